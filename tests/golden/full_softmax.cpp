@@ -1,0 +1,25 @@
+#include "golden/operators.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+namespace {
+
+full_softmax_problem read(const golden_case& golden) {
+  full_softmax_problem p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
+  read_softmax_options(golden, p.options);
+  p.options.bias = golden.optional_array("bias");
+  return p;
+}
+
+}  // namespace
+
+golden_operator golden_full_softmax() {
+  return {"full_softmax",
+          softmax_keys,
+          with(softmax_arrays, {"bias"}),
+          [](const golden_case& golden) { return expected(read(golden)); },
+          [](const golden_case& golden) { return run<double>(read(golden)); },
+          [](const golden_case& golden) { return run<float>(read(golden)); }};
+}
+
+}  // namespace testing

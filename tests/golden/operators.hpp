@@ -1,0 +1,45 @@
+#pragma once
+// The table of operators the golden test knows. An operator joins with one entry.
+#include <functional>
+#include <set>
+#include <string>
+
+#include "reference/softmax.hpp"
+#include "support/case_file.hpp"
+
+namespace testing {
+
+struct golden_operator {
+  std::string name;
+  std::set<std::string> keys, arrays;  // what its cases may hold; anything else fails
+  std::function<reference::result(const golden_case&)> by_reference, in_double, in_float;
+};
+
+golden_operator golden_full_softmax();
+golden_operator golden_sliding_window();
+
+inline std::vector<golden_operator> golden_operators() { return {golden_full_softmax(), golden_sliding_window()}; }
+
+// What the exact operators' cases have in common.
+inline const std::set<std::string> softmax_keys = {"operator", "source",  "tolerance",     "causal",
+                                                   "scale",    "lengths", "query_lengths", "key_lengths",
+                                                   "softcap"};
+inline const std::set<std::string> softmax_arrays = {"q", "k", "v", "out", "lse", "alibi_slopes", "sinks"};
+
+inline std::set<std::string> with(std::set<std::string> names, const std::set<std::string>& more) {
+  names.insert(more.begin(), more.end());
+  return names;
+}
+
+inline void read_softmax_options(const golden_case& golden, reference::softmax_options& options) {
+  options.causal = golden.flag("causal", false);
+  if (golden.has("scale")) options.scale = golden.number("scale");
+  if (golden.has("softcap")) options.softcap = golden.number("softcap");
+  options.lengths = golden.integers("lengths");
+  options.query_lengths = golden.integers("query_lengths");
+  options.key_lengths = golden.integers("key_lengths");
+  options.alibi_slopes = golden.vector("alibi_slopes");
+  options.sinks = golden.vector("sinks");
+}
+
+}  // namespace testing

@@ -1,0 +1,42 @@
+#pragma once
+// The operators with every argument as a plain view, compiled once for all tests (call_*.cpp):
+// instantiating them is most of what building the tests costs.
+#include <functional>
+
+#include <attn/core/execution.hpp>
+#include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/kv_cache.hpp>
+#include <attn/softmax/sliding_window.hpp>
+#include <attn/softmax/sliding_window_cache.hpp>
+
+namespace testing {
+
+template <class S>
+using real = attn::compute_type<S>;
+template <class S>
+using in_view = attn::tensor_view<const S>;
+template <class S>
+using out_view = attn::tensor_view<S>;
+template <class S>
+using score_of = std::function<real<S>(real<S>, attn::index, attn::index, attn::index, attn::index)>;
+
+// S is float, double, Eigen::half or Eigen::bfloat16. An empty score means none.
+template <class S>
+struct compiled_full_softmax {
+  using options = attn::full_softmax_options<S>;
+  static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
+                   attn::execution&);
+  static void step(attn::kv_cache<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&,
+                   const score_of<S>&, attn::execution&);
+};
+
+template <class S>
+struct compiled_sliding_window {
+  using options = attn::sliding_window_options<S>;
+  static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
+                   attn::execution&);
+  static void step(attn::sliding_window_cache<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
+                   const options&, attn::execution&);
+};
+
+}  // namespace testing

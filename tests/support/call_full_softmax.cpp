@@ -1,0 +1,29 @@
+#include "support/call.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_full_softmax<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
+                                    const score_of<S>& score, attn::execution& execution) {
+  if (score)
+    attn::full_softmax(q, k, v, out, chosen, score, execution);
+  else
+    attn::full_softmax(q, k, v, out, chosen, execution);
+}
+
+template <class S>
+void compiled_full_softmax<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_view<S> k, in_view<S> v,
+                                    out_view<S> out, const options& chosen, const score_of<S>& score,
+                                    attn::execution& execution) {
+  if (score)
+    attn::full_softmax_step(cache, q, k, v, out, chosen, score, execution);
+  else
+    attn::full_softmax_step(cache, q, k, v, out, chosen, execution);
+}
+
+template struct compiled_full_softmax<float>;
+template struct compiled_full_softmax<double>;
+template struct compiled_full_softmax<Eigen::half>;
+template struct compiled_full_softmax<Eigen::bfloat16>;
+
+}  // namespace testing

@@ -1,0 +1,141 @@
+#pragma once
+// Runs a problem through the library in float, double, Eigen::half or Eigen::bfloat16.
+#include "support/call.hpp"
+#include "support/measure.hpp"
+#include "support/problem.hpp"
+
+namespace testing {
+
+// The result is rounded once to the storage type, which changes each element by at most its unit
+// roundoff; all arithmetic before is that of float, and so is lse.
+template <>
+struct tolerance<Eigen::half> {
+  static constexpr double out = 0x1p-11 + 2e-6, lse = 2e-6;
+};
+template <>
+struct tolerance<Eigen::bfloat16> {
+  static constexpr double out = 0x1p-8 + 2e-6, lse = 2e-6;
+};
+
+template <class T>
+in_view<T> view(const tensor<T>& x) {
+  return {x.data.data(), x.extents};
+}
+template <class T>
+out_view<T> view(tensor<T>& x) {
+  return {x.data.data(), x.extents};
+}
+// [batch, head, length, 1] as [batch, head, length].
+template <class T>
+attn::tensor_view<T, 3> row_view(tensor<T>& x) {
+  return {x.data.data(), {x.batch(), x.heads(), x.length()}};
+}
+
+// The inputs as the storage type holds them, parameters as the compute type does.
+template <class S>
+void round_options(reference::softmax_options& options) {
+  if (options.scale) options.scale = static_cast<double>(static_cast<real<S>>(*options.scale));
+  if (options.softcap) options.softcap = static_cast<double>(static_cast<real<S>>(*options.softcap));
+  options.alibi_slopes = cast<double>(cast<real<S>>(options.alibi_slopes));
+  options.sinks = cast<double>(cast<real<S>>(options.sinks));
+}
+template <class S>
+tensor<double> rounded(const tensor<double>& x) {
+  return cast<double>(cast<S>(x));
+}
+template <class S>
+full_softmax_problem rounded(full_softmax_problem p) {
+  p.q = rounded<S>(p.q), p.k = rounded<S>(p.k), p.v = rounded<S>(p.v);
+  p.options.bias = rounded<real<S>>(p.options.bias);
+  round_options<S>(p.options);
+  return p;
+}
+template <class S>
+sliding_window_problem rounded(sliding_window_problem p) {
+  p.q = rounded<S>(p.q), p.k = rounded<S>(p.k), p.v = rounded<S>(p.v);
+  p.options.q_global = rounded<S>(p.options.q_global);
+  p.options.k_global = rounded<S>(p.options.k_global);
+  p.options.v_global = rounded<S>(p.options.v_global);
+  round_options<S>(p.options);
+  return p;
+}
+
+// The library's options for a problem, and the memory they point to.
+template <class S, class Options>
+class stored_options {
+ public:
+  explicit stored_options(const Options& from)
+      : from_(from), slopes_(cast<real<S>>(from.alibi_slopes)), sinks_(cast<real<S>>(from.sinks)) {
+    if (from_.scale) options.scale = static_cast<real<S>>(*from_.scale);
+    if (from_.softcap) options.softcap = static_cast<real<S>>(*from_.softcap);
+    options.causal = from_.causal;
+    options.lengths = from_.lengths;
+    options.query_lengths = from_.query_lengths;
+    options.key_lengths = from_.key_lengths;
+    options.alibi_slopes = slopes_;
+    options.sinks = sinks_;
+    if (from_.score)
+      score = [f = from_.score](real<S> s, index b, index h, index i, index j) {
+        return static_cast<real<S>>(f(static_cast<double>(s), b, h, i, j));
+      };
+    if constexpr (windowed) {
+      options.left = from_.left, options.right = from_.right;
+      options.dilation = from_.dilation;
+      options.global_positions = from_.global_positions;
+      const tensor<double>* given[3] = {&from_.q_global, &from_.k_global, &from_.v_global};
+      attn::tensor_view<const S>* views[3] = {&options.q_global, &options.k_global, &options.v_global};
+      for (int n = 0; n < 3; ++n)
+        if (!given[n]->empty()) *views[n] = view(std::as_const(global_[n] = cast<S>(*given[n])));
+    } else if (!from_.bias.empty()) {
+      bias_ = cast<real<S>>(from_.bias);
+      options.bias = view(std::as_const(bias_));
+    }
+  }
+  stored_options(const stored_options&) = delete;
+
+ private:
+  static constexpr bool windowed = std::is_same_v<Options, reference::sliding_window_options>;
+  Options from_;
+  std::vector<real<S>> slopes_, sinks_;
+  tensor<real<S>> bias_;
+  tensor<S> global_[3];
+
+ public:
+  std::conditional_t<windowed, attn::sliding_window_options<S>, attn::full_softmax_options<S>> options;
+  score_of<S> score;
+};
+
+template <class S, class Options>
+using compiled = std::conditional_t<std::is_same_v<Options, reference::sliding_window_options>,
+                                    compiled_sliding_window<S>, compiled_full_softmax<S>>;
+
+// out and lse start as rubbish: rows that should be zero must have been written.
+template <class S, class Options>
+reference::result run(const problem<Options>& p, attn::execution& execution) {
+  stored_options<S, Options> stored(p.options);
+  const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);
+  tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
+  tensor<real<S>> lse(q.batch(), q.heads(), q.length(), 1, real<S>(7));
+  stored.options.lse = row_view(lse);
+  compiled<S, Options>::call(view(q), view(k), view(v), view(out), stored.options, stored.score, execution);
+  return {cast<double>(out), cast<double>(lse)};
+}
+template <class S, class Options>
+reference::result run(const problem<Options>& p) {
+  attn::execution serial;
+  return run<S>(p, serial);
+}
+
+struct errors {
+  double out, lse;
+};
+
+// Against the reference on the same rounded inputs.
+template <class S, class Options>
+errors errors_of(const problem<Options>& p) {
+  const problem<Options> given = rounded<S>(p);
+  const reference::result actual = run<S>(given), wanted = expected(given);
+  return {relative_error(actual.out, wanted.out), relative_error(actual.lse, wanted.lse)};
+}
+
+}  // namespace testing
