@@ -1,0 +1,5 @@
+// attn: everything. Each header also stands alone.
+#pragma once
+
+#include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/merge.hpp>

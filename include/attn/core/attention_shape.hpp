@@ -1,0 +1,90 @@
+// attn: the shapes every attention operator shares, and the true lengths of its sequences.
+//   q [B, H, Lq, D]   k [B, Hkv, Lk, D]   v [B, Hkv, Lk, Dv]   out [B, H, Lq, Dv]   Hkv divides H
+#pragma once
+
+#include <attn/core/check.hpp>
+
+namespace attn {
+namespace detail {
+
+struct attention_shape {
+  index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, dim = 0, dim_v = 0;
+
+  index group() const { return kv_heads ? heads / kv_heads : 0; }
+};
+
+/// Checks the four views against one another and returns what they agree on. The batch and head extents of all four are
+/// named by q; k names the key length, v the value dim.
+template <class S>
+attention_shape check_attention(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+                                const tensor_view<const S>& v, const tensor_view<S>& out) {
+  at.readable("q", q);
+  at.readable("k", k);
+  at.readable("v", v);
+  at.writable("out", out);
+  attention_shape s{q.extent(0), q.extent(1), k.extent(1), q.extent(2), k.extent(2), q.extent(3), v.extent(3)};
+  at.equal("key batch = query batch", s.batch, k.extent(0));
+  at.equal("value batch = query batch", s.batch, v.extent(0));
+  at.equal("value heads = key heads", s.kv_heads, v.extent(1));
+  if (s.heads > 0 && (s.kv_heads == 0 || s.heads % s.kv_heads != 0))
+    at.refuse(text("key heads that divide the query heads ", s.heads), s.kv_heads);
+  at.equal("key dim = query dim", s.dim, k.extent(3));
+  at.equal("value length = key length", s.keys, v.extent(2));
+  at.equal("out batch = query batch", s.batch, out.extent(0));
+  at.equal("out heads = query heads", s.heads, out.extent(1));
+  at.equal("out length = query length", s.queries, out.extent(2));
+  at.equal("out dim = value dim", s.dim_v, out.extent(3));
+  at.apart("out", out, "q", q);
+  at.apart("out", out, "k", k);
+  at.apart("out", out, "v", v);
+  return s;
+}
+
+/// True lengths per batch item: what is given, else the extents.
+struct sequence_lengths {
+  index full_queries = 0, full_keys = 0;
+  std::span<const index> given_queries, given_keys;
+
+  index queries(index batch) const {
+    return given_queries.empty() ? full_queries : given_queries[static_cast<std::size_t>(batch)];
+  }
+  index keys(index batch) const {
+    return given_keys.empty() ? full_keys : given_keys[static_cast<std::size_t>(batch)];
+  }
+};
+
+inline void check_length_list(const door& at, const char* what, std::span<const index> list, index batch,
+                              index longest) {
+  if (list.empty()) return;
+  at.equal(text("one of ", what, " per batch item:").c_str(), batch, static_cast<index>(list.size()));
+  for (index n : list)
+    if (n < 0 || n > longest) at.refuse(text(what, " from 0 to ", longest), n);
+}
+
+/// `lengths` holds for queries and keys alike; `query_lengths` and `key_lengths` for one side each.
+template <class Options>
+sequence_lengths check_lengths(const door& at, const attention_shape& s, const Options& options) {
+  if (!options.lengths.empty()) {
+    if (!options.query_lengths.empty() || !options.key_lengths.empty())
+      at.refuse("either lengths, or query_lengths and key_lengths", "both");
+    if (s.queries != s.keys)
+      at.refuse(text("query_lengths and key_lengths where query length ", s.queries, " and key length ", s.keys,
+                     " differ"),
+                "lengths");
+  }
+  const auto queries = options.lengths.empty() ? options.query_lengths : options.lengths;
+  const auto keys = options.lengths.empty() ? options.key_lengths : options.lengths;
+  const bool both = !options.lengths.empty();
+  check_length_list(at, both ? "lengths" : "query_lengths", queries, s.batch, s.queries);
+  check_length_list(at, both ? "lengths" : "key_lengths", keys, s.batch, s.keys);
+  return {s.queries, s.keys, queries, keys};
+}
+
+/// One setting a head, or none.
+template <class T>
+void check_per_head(const door& at, const char* what, std::span<const T> list, index heads) {
+  if (!list.empty()) at.equal(text("one of ", what, " per head:").c_str(), heads, static_cast<index>(list.size()));
+}
+
+}  // namespace detail
+}  // namespace attn

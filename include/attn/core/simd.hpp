@@ -1,0 +1,147 @@
+// attn: the one file that touches Eigen's packet layer. A packet<T> is the widest vector of this build (SSE2 to AVX-512,
+// NEON, or a lone scalar where Eigen vectorises nothing); everything above is written once for any width.
+#pragma once
+
+#include <attn/core/tensor_view.hpp>
+
+#include <bit>
+#include <cstdint>
+#include <utility>
+
+#if defined(__GNUC__)
+#define ATTN_INLINE inline __attribute__((always_inline))
+#else
+#define ATTN_INLINE inline
+#endif
+
+namespace attn::detail {
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wignored-attributes"  // vector types as template arguments
+#endif
+
+template <class T>
+using packet = typename Eigen::internal::packet_traits<T>::type;
+
+/// Lanes of a packet.
+template <class T>
+inline constexpr int width = Eigen::internal::unpacket_traits<packet<T>>::size;
+
+/// Vector registers of the instruction set: what a register-blocked tile may spend.
+inline constexpr int registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS;
+
+template <class T>
+ATTN_INLINE packet<T> load(const T* p) {
+  return Eigen::internal::ploadu<packet<T>>(p);
+}
+template <class T>
+ATTN_INLINE void store(T* p, const packet<T>& x) {
+  Eigen::internal::pstoreu(p, x);
+}
+template <class T>
+ATTN_INLINE packet<T> broadcast(T x) {
+  return Eigen::internal::pset1<packet<T>>(x);
+}
+template <class T>
+ATTN_INLINE packet<T> zero() {
+  return Eigen::internal::pset1<packet<T>>(T(0));
+}
+template <class P>
+ATTN_INLINE P add(const P& a, const P& b) {
+  return Eigen::internal::padd(a, b);
+}
+template <class P>
+ATTN_INLINE P sub(const P& a, const P& b) {
+  return Eigen::internal::psub(a, b);
+}
+template <class P>
+ATTN_INLINE P mul(const P& a, const P& b) {
+  return Eigen::internal::pmul(a, b);
+}
+template <class P>
+ATTN_INLINE P div(const P& a, const P& b) {
+  return Eigen::internal::pdiv(a, b);
+}
+/// a * b + c
+template <class P>
+ATTN_INLINE P fma(const P& a, const P& b, const P& c) {
+  return Eigen::internal::pmadd(a, b, c);
+}
+/// The larger one; a where either is NaN.
+template <class P>
+ATTN_INLINE P max(const P& a, const P& b) {
+  return Eigen::internal::pmax(a, b);
+}
+template <class P>
+ATTN_INLINE P min(const P& a, const P& b) {
+  return Eigen::internal::pmin(a, b);
+}
+template <class P>
+ATTN_INLINE P abs(const P& a) {
+  return Eigen::internal::pabs(a);
+}
+/// a < b ? x : y, lane by lane.
+template <class P>
+ATTN_INLINE P if_less(const P& a, const P& b, const P& x, const P& y) {
+  return Eigen::internal::pselect(Eigen::internal::pcmp_lt(a, b), x, y);
+}
+template <class P>
+ATTN_INLINE auto sum_lanes(const P& a) {
+  return Eigen::internal::predux(a);
+}
+template <class P>
+ATTN_INLINE auto max_lanes(const P& a) {
+  return Eigen::internal::predux_max(a);
+}
+
+/// width x width elements, transposed in registers.
+template <class T>
+struct packet_square {
+  Eigen::internal::PacketBlock<packet<T>, width<T>> rows;
+
+  ATTN_INLINE void transpose() { Eigen::internal::ptranspose(rows); }
+  ATTN_INLINE packet<T>& operator[](int i) { return rows.packet[i]; }
+};
+
+template <class T>
+struct float_bits;
+template <>
+struct float_bits<float> {
+  using integer = std::int32_t;
+  static constexpr int mantissa = 23, bias = 127;
+};
+template <>
+struct float_bits<double> {
+  using integer = std::int64_t;
+  static constexpr int mantissa = 52, bias = 1023;
+};
+
+/// Shifts the bits of every lane up past the mantissa: turns the integer in a lane's lowest bits into an exponent.
+/// Eigen 3.4 has no 64-bit integer packets on x86, so the compiler's own vectors do it.
+template <class T>
+ATTN_INLINE packet<T> bits_to_exponent(const packet<T>& x) {
+  using integer = typename float_bits<T>::integer;
+  if constexpr (width<T> == 1) {
+    return std::bit_cast<T>(static_cast<integer>(
+        static_cast<std::make_unsigned_t<integer>>(std::bit_cast<integer>(x)) << float_bits<T>::mantissa));
+  } else {
+    typedef integer lanes __attribute__((vector_size(sizeof(packet<T>))));
+    return (packet<T>)((lanes)x << float_bits<T>::mantissa);
+  }
+}
+
+/// f(std::integral_constant<int, 0>), ..., f(std::integral_constant<int, N - 1>): a loop the compiler has no choice but
+/// to unroll, so that arrays indexed by it live in registers.
+template <int N, class F>
+ATTN_INLINE void unroll(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
+}  // namespace attn::detail

@@ -1,0 +1,222 @@
+// attn: the one view type of the library.
+//
+// A tensor_view<T> is a non-owning, strided window on the caller's memory with the axes [batch, head, length, dim];
+// tensor_view<T, 3> drops dim and carries one number a query (the log-sum-exp). Nothing is copied, any stride is
+// accepted; unit stride in the last axis is the fast path. It is made, implicitly where no information is missing, from
+//   - a pointer with extents (contiguous, last axis fastest), or with extents and strides (in elements),
+//   - an Eigen matrix, map, block or ref with direct access, row- or column-major: [length, dim], batch 1, head 1,
+//   - [batch, length, head, dim] memory: blhd_view; an Eigen matrix [length, heads * dim]: split_heads,
+//   - std::mdspan of rank 2 to 4, where the standard library has it.
+#pragma once
+
+#include <Eigen/Core>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+#if __has_include(<mdspan>)
+#include <mdspan>
+#endif
+
+namespace attn {
+
+using index = std::ptrdiff_t;
+
+/// Element types: float and double compute in themselves; the 16-bit ones are storage types that compute in float.
+template <class T>
+concept element = std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, Eigen::half> ||
+                  std::same_as<T, Eigen::bfloat16>;
+
+/// The type arithmetic on elements of type S is done in.
+template <class S>
+using compute_type = std::conditional_t<std::same_as<S, double>, double, float>;
+
+template <class T, int Rank = 4>
+class tensor_view;
+
+namespace detail {
+
+/// Eigen expressions that own or refer to memory: a pointer and two strides.
+template <class M>
+concept eigen_memory = requires(std::remove_reference_t<M>& m) {
+  { m.rows() } -> std::convertible_to<index>;
+  { m.innerStride() } -> std::convertible_to<index>;
+  { m.outerStride() } -> std::convertible_to<index>;
+  m.data();
+  { std::remove_reference_t<M>::IsRowMajor };
+  { std::remove_reference_t<M>::IsVectorAtCompileTime };
+};
+
+template <class M>
+using eigen_element = std::remove_pointer_t<decltype(std::declval<std::remove_reference_t<M>&>().data())>;
+
+template <class>
+inline constexpr bool is_view = false;
+template <class T, int Rank>
+inline constexpr bool is_view<tensor_view<T, Rank>> = true;
+
+}  // namespace detail
+
+template <class T, int Rank>
+class tensor_view {
+  static_assert(Rank >= 2 && Rank <= 4);
+
+ public:
+  using element_type = T;
+  using value_type = std::remove_const_t<T>;
+  using extents_type = std::array<index, Rank>;
+  static constexpr int rank = Rank;
+
+  /// The null view: every extent 0. As an optional argument it means "not given".
+  constexpr tensor_view() = default;
+
+  constexpr tensor_view(T* data, const extents_type& extents) : data_(data), extents_(extents) {
+    index stride = 1;
+    for (int axis = Rank - 1; axis >= 0; --axis) {
+      strides_[axis] = stride;
+      stride *= extents_[axis];
+    }
+  }
+
+  constexpr tensor_view(T* data, const extents_type& extents, const extents_type& strides)
+      : data_(data), extents_(extents), strides_(strides) {}
+
+  template <class U>
+    requires(std::is_const_v<T> && std::same_as<U, value_type>)
+  constexpr tensor_view(const tensor_view<U, Rank>& other)
+      : data_(other.data()), extents_(other.extents()), strides_(other.strides()) {}
+
+  /// A matrix fills the last two axes; with Rank 3 a vector fills the last one.
+  template <detail::eigen_memory M>
+    requires std::convertible_to<detail::eigen_element<M>*, T*>
+  constexpr tensor_view(M&& m) : data_(m.data()) {
+    using matrix = std::remove_reference_t<M>;
+    extents_.fill(1);
+    if constexpr (Rank == 3 && matrix::IsVectorAtCompileTime) {
+      extents_[2] = m.rows() * m.cols();
+      strides_[2] = m.innerStride();
+    } else {
+      extents_[Rank - 2] = m.rows();
+      extents_[Rank - 1] = m.cols();
+      strides_[Rank - 2] = matrix::IsRowMajor ? m.outerStride() : m.innerStride();
+      strides_[Rank - 1] = matrix::IsRowMajor ? m.innerStride() : m.outerStride();
+    }
+  }
+
+#if defined(__cpp_lib_mdspan)
+  /// The last axes of the span become the last axes of the view; the leading ones have extent 1.
+  template <class U, class Extents, class Layout, class Accessor>
+    requires(std::convertible_to<U*, T*> && Extents::rank() >= 2 && Extents::rank() <= Rank &&
+             std::same_as<typename std::mdspan<U, Extents, Layout, Accessor>::data_handle_type, U*>)
+  constexpr tensor_view(const std::mdspan<U, Extents, Layout, Accessor>& span) : data_(span.data_handle()) {
+    extents_.fill(1);
+    for (std::size_t axis = 0; axis < Extents::rank(); ++axis) {
+      extents_[Rank - Extents::rank() + axis] = static_cast<index>(span.extent(axis));
+      strides_[Rank - Extents::rank() + axis] = static_cast<index>(span.stride(axis));
+    }
+  }
+#endif
+
+  constexpr T* data() const { return data_; }
+  constexpr index extent(int axis) const { return extents_[axis]; }
+  constexpr index stride(int axis) const { return strides_[axis]; }
+  constexpr const extents_type& extents() const { return extents_; }
+  constexpr const extents_type& strides() const { return strides_; }
+  constexpr explicit operator bool() const { return data_ != nullptr; }
+
+  constexpr index size() const {
+    index n = 1;
+    for (index e : extents_) n *= e;
+    return n;
+  }
+  constexpr bool empty() const { return size() == 0; }
+
+  template <std::convertible_to<index>... I>
+    requires(sizeof...(I) == Rank)
+  constexpr T& operator()(I... i) const {
+    index offset = 0;
+    int axis = 0;
+    ((offset += static_cast<index>(i) * strides_[axis++]), ...);
+    return data_[offset];
+  }
+
+  /// The elements [begin, begin + count) of one axis.
+  constexpr tensor_view slice(int axis, index begin, index count) const {
+    tensor_view part = *this;
+    if (data_) part.data_ += begin * strides_[axis];
+    part.extents_[axis] = count;
+    return part;
+  }
+
+ private:
+  T* data_ = nullptr;
+  extents_type extents_{};
+  extents_type strides_{};
+};
+
+/// What every operator takes: a view or anything a view can be made of.
+template <class X>
+concept viewable = detail::is_view<std::remove_cvref_t<X>> || detail::eigen_memory<X>
+#if defined(__cpp_lib_mdspan)
+                   || requires(const std::remove_cvref_t<X>& x) {
+                        x.data_handle();
+                        x.mapping();
+                      }
+#endif
+    ;
+
+/// The view of a viewable argument; its element type is const where the argument is.
+template <viewable X>
+constexpr auto as_view(X&& x) {
+  using object = std::remove_cvref_t<X>;
+  if constexpr (detail::is_view<object>) {
+    return x;
+  } else if constexpr (detail::eigen_memory<X>) {
+    return tensor_view<detail::eigen_element<X>>(x);
+  } else {
+    return tensor_view<typename object::element_type>(x);
+  }
+}
+
+/// The element type of a viewable argument, without const.
+template <class X>
+using element_of = typename decltype(as_view(std::declval<X>()))::value_type;
+
+/// Contiguous [batch, length, head, dim] memory, as most frameworks' projections leave it.
+template <class T>
+constexpr tensor_view<T> blhd_view(T* data, index batch, index length, index heads, index dim) {
+  return {data, {batch, heads, length, dim}, {length * heads * dim, dim, heads * dim, 1}};
+}
+
+/// An Eigen matrix [length, heads * dim] as [1, heads, length, dim]; `heads` divides the columns.
+template <detail::eigen_memory M>
+constexpr auto split_heads(M&& m, index heads) {
+  using view = tensor_view<detail::eigen_element<M>>;
+  const view whole(m);
+  eigen_assert(heads > 0 && whole.extent(3) % heads == 0);
+  const index dim = whole.extent(3) / heads;
+  return view(whole.data(), {1, heads, whole.extent(2), dim},
+              {0, dim * whole.stride(3), whole.stride(2), whole.stride(3)});
+}
+
+namespace detail {
+
+/// One head, or any other plain 2-D piece: what kernels see.
+template <class T>
+struct matrix_view {
+  T* data = nullptr;
+  index rows = 0, cols = 0;
+  index row_stride = 0, col_stride = 1;
+
+  T* row(index i) const { return data + i * row_stride; }
+};
+
+template <class T>
+matrix_view<T> head_of(const tensor_view<T>& x, index batch, index head) {
+  T* origin = x.data() ? x.data() + batch * x.stride(0) + head * x.stride(1) : nullptr;
+  return {origin, x.extent(2), x.extent(3), x.stride(2), x.stride(3)};
+}
+
+}  // namespace detail
+}  // namespace attn

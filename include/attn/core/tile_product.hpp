@@ -1,0 +1,149 @@
+// attn: the register-blocked product every operator's cost goes into, and the packed form its operands take.
+//
+//   C[m, n] = sum over k of A[m, k] * B[k, n]
+//
+// One tile of C, tile_rows x panel_width<T>, stays in registers while k runs: per step two vectors of B are loaded and
+// tile_rows numbers of A broadcast, so nearly every instruction is a multiply-add. B comes in panels: [k][panel_width],
+// contiguous, padded with zeros. Every element of C is one chain of multiply-adds in the order of k, whatever the tile,
+// so results do not depend, to the last bit, on how rows and columns fall into tiles.
+//
+//   1. pack_panels         rows of a matrix become k:        B = X      (X [k, n], e.g. values)
+//   2. pack_panels_across  rows of a matrix become columns:  B = X^T    (X [n, k], e.g. keys)
+//   3. pack_rows           the A operand as [k][tile_rows]   (queries)
+//   4. tile_product        one tile
+//   5. rows_product        up to tile_rows rows against a run of panels
+#pragma once
+
+#include <attn/core/simd.hpp>
+
+#include <algorithm>
+
+namespace attn::detail {
+
+/// Rows of the largest tile: with two vectors a row, 24 of 32 registers accumulate, or 12 of 16.
+inline constexpr int tile_rows = registers >= 32 ? 12 : 6;
+/// Tiles come in these heights; a remainder of rows is padded to the next.
+inline constexpr int tile_step = tile_rows / 3;
+
+/// Columns of a panel: two vectors.
+template <class T>
+inline constexpr int panel_width = 2 * width<T>;
+
+constexpr index round_up(index n, index step) { return (n + step - 1) / step * step; }
+
+// Packing -------------------------------------------------------------------------------------------------------------
+
+/// A packet of `count` elements from p on, converted to T; zeros after them.
+template <class T, class S>
+ATTN_INLINE packet<T> load_part(const S* p, index stride, index count) {
+  if constexpr (std::same_as<T, S>) {
+    if (stride == 1 && count >= width<T>) return load<T>(p);
+  }
+  alignas(64) T lanes[width<T>];
+  const index n = std::min<index>(count, width<T>);
+  for (index i = 0; i < n; ++i) lanes[i] = static_cast<T>(p[i * stride]);
+  for (index i = n; i < width<T>; ++i) lanes[i] = T(0);
+  return load<T>(lanes);
+}
+
+/// width x width elements of X^T from row r0, column c0 on, zeros outside: lane i of packet j is X[r0 + i, c0 + j].
+/// row(i) points at row i of X, for i < rows.
+template <class T, class Row>
+ATTN_INLINE packet_square<T> load_across(Row&& row, index r0, index rows, index c0, index cols, index col_stride) {
+  packet_square<T> square;
+  unroll<width<T>>([&](auto i) {
+    square[i] = r0 + i < rows ? load_part<T>(row(r0 + i) + c0 * col_stride, col_stride, cols - c0) : zero<T>();
+  });
+  square.transpose();
+  return square;
+}
+
+/// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width].
+/// Takes round_up(rows, panel_width) * cols elements.
+template <class T, class Row>
+void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* panels) {
+  constexpr int w = width<T>, wide = panel_width<T>;
+  for (index r = 0; r < rows; r += wide, panels += cols * wide)
+    for (index c = 0; c < cols; c += w)
+      for (int half = 0; half < wide; half += w) {
+        packet_square<T> square = load_across<T>(row, r + half, rows, c, cols, col_stride);
+        const int n = static_cast<int>(std::min<index>(w, cols - c));
+        for (int j = 0; j < n; ++j) store<T>(panels + (c + j) * wide + half, square[j]);
+      }
+}
+
+/// Packs rows [first, first + rows) of X into panels [capacity][panel_width] whose rows are X's: panel p holds columns
+/// p * panel_width ... of all rows. `panels` takes capacity * round_up(cols, panel_width) elements. Tells whether every
+/// number packed is finite.
+template <class T, class Row>
+bool pack_panels(Row&& row, index first, index rows, index cols, index col_stride, T* panels, index capacity) {
+  constexpr int w = width<T>, wide = panel_width<T>;
+  packet<T> trace = zero<T>();  // 0 * x is NaN for an x that is not finite, and stays
+  for (index r = first; r < first + rows; ++r) {
+    const auto* x = row(r);
+    for (index c = 0; c < cols; c += w) {
+      const packet<T> part = load_part<T>(x + c * col_stride, col_stride, cols - c);
+      trace = fma(part, zero<T>(), trace);
+      store<T>(panels + (c / wide) * capacity * wide + r * wide + c % wide, part);
+    }
+  }
+  return sum_lanes(trace) == T(0);
+}
+
+/// Packs `rows` <= tile_rows rows as [col][tile_rows], each element times `factor`; absent rows are zero. Takes
+/// tile_rows * cols elements and writes up to width<T> beyond them.
+template <class T, class Row>
+void pack_rows(Row&& row, index rows, index cols, index col_stride, T factor, T* packed) {
+  constexpr int w = width<T>;
+  const packet<T> scale = broadcast<T>(factor);
+  // Packets overlap the next column where tile_rows < w, and the packet before where w does not divide tile_rows.
+  for (int r = 0; r < tile_rows; r += w) {
+    const int r0 = r > 0 ? std::min(r, tile_rows - w) : 0;
+    for (index c = 0; c < cols; c += w) {
+      packet_square<T> square = load_across<T>(row, r0, rows, c, cols, col_stride);
+      const int n = static_cast<int>(std::min<index>(w, cols - c));
+      for (int j = 0; j < n; ++j) store<T>(packed + (c + j) * tile_rows + r0, mul(square[j], scale));
+    }
+  }
+}
+
+// Products ------------------------------------------------------------------------------------------------------------
+
+/// The A operand: where element (m, k) lies. Both strides are known to the compiler, which turns them into addresses.
+template <class T, int RowStride, int DepthStride>
+struct left_operand {
+  const T* data;
+  ATTN_INLINE T at(int m, index k) const { return data[m * RowStride + k * DepthStride]; }
+};
+
+template <class T>
+using packed_rows = left_operand<T, 1, tile_rows>;
+
+/// acc[m][n] = sum over k < depth of a(m, k) * panel[k][n] for M rows and N vectors; done(m, n, sum) takes each result.
+template <class T, int M, int N, class A, class Done>
+ATTN_INLINE void tile_product(A a, const T* panel, index depth, Done&& done) {
+  packet<T> acc[M][N];
+  unroll<M>([&](auto m) { unroll<N>([&](auto n) { acc[m][n] = zero<T>(); }); });
+  for (index k = 0; k < depth; ++k) {
+    packet<T> b[N];
+    unroll<N>([&](auto n) { b[n] = load<T>(panel + k * panel_width<T> + n * width<T>); });
+    unroll<M>([&](auto m) {
+      const packet<T> x = broadcast<T>(a.at(m, k));
+      unroll<N>([&](auto n) { acc[m][n] = fma(x, b[n], acc[m][n]); });
+    });
+  }
+  unroll<M>([&](auto m) { unroll<N>([&](auto n) { done(m, n, acc[m][n]); }); });
+}
+
+/// Calls f(integral_constant<int, M>) with the tile height M that holds `rows` <= tile_rows rows.
+template <class F>
+ATTN_INLINE void with_tile_height(index rows, F&& f) {
+  if (rows > 2 * tile_step)
+    f(std::integral_constant<int, tile_rows>{});
+  else if (rows > tile_step)
+    f(std::integral_constant<int, 2 * tile_step>{});
+  else
+    f(std::integral_constant<int, tile_step>{});
+}
+
+}  // namespace attn::detail

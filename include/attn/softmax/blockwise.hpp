@@ -1,0 +1,203 @@
+// attn: the one blockwise kernel of exact softmax attention.
+//
+// A row_block holds up to max_rows queries of one head and what is known so far of their softmax: the running maximum m,
+// the denominator l and the unnormalised output o (online softmax: Milakov & Gimelshein 2018, Rabe & Staats 2021,
+// Dao 2022). attend() takes it through packed keys, any number of times, in any order of disjoint key sets:
+//
+//   for every block of keys, for every tile of rows:
+//     1. scores   S = Q K^T           tile_product, rows x panels
+//     2. terms    softcap, bias, ...  only where asked for; keys outside a row's span become -infinity
+//     3. softmax  m, P = 2^(S - m), l
+//     4. output   o = o 2^(m_old - m) + P V
+//
+// A tile's scores (18 KiB) never leave the first-level cache; a block of keys and values is reused from the second-level
+// cache by all tiles. Which keys a row sees is a span of slots per row: the kernel knows no pattern. Panels no row of a
+// tile sees are not touched. A key whose weight is exactly 0 contributes nothing, whatever its value: not even NaN.
+#pragma once
+
+#include <attn/softmax/score_terms.hpp>
+
+namespace attn::detail {
+
+/// Slots [begin, end) a query sees.
+struct key_span {
+  index begin = 0, end = 0;
+};
+
+inline constexpr index max_rows = 96;     // a multiple of every tile height
+inline constexpr index key_block = 256;   // keys a tile takes at a time ...
+inline constexpr index key_buffer = 384;  // ... unless this many hold all
+inline constexpr int score_stride = key_buffer + 16;  // rows of a tile fall into different cache sets
+
+template <class T>
+struct row_block {
+  static constexpr index wide = panel_width<T>;
+
+  T* queries = nullptr;  // per tile [dim][tile_rows]
+  T* scores = nullptr;   // [tile_rows][score_stride]
+  T* out = nullptr;      // [max_rows][out_stride]
+  T* sum = nullptr;      // [max_rows][width]: l, kept per lane until the end
+  T* top = nullptr;      // [max_rows]: m, in base 2
+  key_span* span = nullptr;
+  index dim = 0, dim_v = 0, out_stride = 0;
+  index rows = 0;
+  index_map where;  // which query a row is
+
+  static row_block layout(carver& memory, index dim, index dim_v) {
+    row_block block;
+    block.dim = dim;
+    block.dim_v = dim_v;
+    block.out_stride = round_up(dim_v, wide);
+    block.queries = memory.take<T>(max_rows * dim + width<T>);
+    block.scores = memory.take<T>(tile_rows * score_stride);
+    block.out = memory.take<T>(max_rows * block.out_stride);
+    block.sum = memory.take<T>(max_rows * width<T>);
+    block.top = memory.take<T>(max_rows);
+    block.span = memory.take<key_span>(max_rows);
+    return block;
+  }
+
+  /// Takes `count` queries, rows which[...] of q, that have seen nothing yet.
+  template <class S>
+  void begin(const matrix_view<const S>& q, const index_map& which, index count, T factor) {
+    rows = count;
+    where = which;
+    for (index r = 0; r < rows; r += tile_rows) {
+      const auto row = [&](index i) { return q.row(where[r + i]); };
+      pack_rows<T>(row, std::min<index>(tile_rows, rows - r), dim, q.col_stride, factor, queries + r * dim);
+    }
+    const index padded = round_up(rows, tile_rows);
+    std::fill_n(out, padded * out_stride, T(0));
+    std::fill_n(sum, padded * width<T>, T(0));
+    std::fill_n(top, padded, -std::numeric_limits<T>::infinity());
+    std::fill_n(span, padded, key_span{});
+  }
+};
+
+/// Attends one tile of M >= its rows, the rows [r0, r0 + M) of the block, to the slots [from, to) its spans reach into.
+template <class T, int M, class Terms>
+void attend_tile(const row_block<T>& block, index r0, const key_slab<T>& slab, index from, index to,
+                 const Terms& terms) {
+  constexpr index wide = panel_width<T>;
+  constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
+  const key_span* span = block.span + r0;
+  index low = to, high = from;
+  for (int m = 0; m < M; ++m) {
+    if (span[m].begin >= span[m].end) continue;
+    low = std::min(low, std::max(span[m].begin, from));
+    high = std::max(high, std::min(span[m].end, to));
+  }
+  if (low >= high) return;
+  const index first = low / wide * wide, count = round_up(high, wide) - first;
+  T* const s = block.scores;
+
+  const packed_rows<T> q{block.queries + r0 * block.dim};
+  for (index n = 0; n < count; n += wide)
+    tile_product<T, M, 2>(q, slab.key_panel(first + n), block.dim, [&](auto m, auto half, const auto& x) {
+      store<T>(s + m * score_stride + n + half * width<T>, x);
+    });
+
+  for (int m = 0; m < M; ++m) {
+    T* const row = s + m * score_stride;
+    const index begin = std::clamp(span[m].begin - first, index(0), count);
+    const index end = std::clamp(span[m].end - first, begin, count);
+    if (terms.any() && begin < end) terms.apply(row + begin, end - begin, block.where[r0 + m], slab.where, first + begin);
+    std::fill(row, row + begin, minus_infinity);
+    std::fill(row + end, row + count, minus_infinity);
+  }
+
+  // The old maximum turns into the factor that rescales what is there.
+  alignas(64) T top[tile_rows], rescale[round_up(tile_rows, width<T>)] = {};
+  for (int m = 0; m < M; ++m) {
+    packet<T> highest = broadcast<T>(minus_infinity);
+    for (index n = 0; n < count; n += wide)
+      highest = max(highest, max(load<T>(s + m * score_stride + n), load<T>(s + m * score_stride + n + width<T>)));
+    const T old = block.top[r0 + m], now = std::max(old, max_lanes(highest));
+    block.top[r0 + m] = now;
+    top[m] = now == minus_infinity ? T(0) : now;  // a row that has seen no key: 2^(-infinity - 0) = 0
+    rescale[m] = old - top[m];
+  }
+  for (int m = 0; m < M; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
+  for (int m = 0; m < M; ++m) {
+    T* const row = s + m * score_stride;
+    const packet<T> reference = broadcast<T>(top[m]);
+    packet<T> sum = mul(load<T>(block.sum + (r0 + m) * width<T>), broadcast<T>(rescale[m]));
+    for (index n = 0; n < count; n += width<T>) {
+      const packet<T> weight = exp2_weight<T>(sub(load<T>(row + n), reference));
+      store<T>(row + n, weight);
+      sum = add(sum, weight);
+    }
+    store<T>(block.sum + (r0 + m) * width<T>, sum);
+  }
+
+  T* const out = block.out + r0 * block.out_stride;
+  const left_operand<T, score_stride, 1> weights{s + low - first};
+  const index out_stride = block.out_stride;
+  if (slab.all_finite(low, high)) [[likely]] {
+    for (index col = 0; col < block.dim_v; col += wide) {
+      const auto update = [&](auto m, auto half, const auto& x) {
+        T* const o = out + m * out_stride + col + half * width<T>;
+        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
+      };
+      if (col + width<T> < block.dim_v)
+        tile_product<T, M, 2>(weights, slab.value_panel(col, low), high - low, update);
+      else
+        tile_product<T, M, 1>(weights, slab.value_panel(col, low), high - low, update);
+    }
+    return;
+  }
+  for (int m = 0; m < M; ++m)
+    for (index col = 0; col < block.dim_v; col += width<T>) {
+      packet<T> x = zero<T>();
+      for (index n = low; n < high; ++n) {
+        const T weight = weights.at(m, n - low);
+        if (weight == T(0)) continue;
+        x = fma(broadcast<T>(weight), load<T>(slab.value_panel(col / wide * wide, n) + col % wide), x);
+      }
+      T* const o = out + m * out_stride + col;
+      store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
+    }
+}
+
+/// Takes the block through the slots of `slab` its rows' spans name.
+template <class T, class Terms>
+void attend(const row_block<T>& block, const key_slab<T>& slab, const Terms& terms) {
+  index begin = slab.capacity, end = 0;
+  for (index r = 0; r < block.rows; ++r) {
+    if (block.span[r].begin >= block.span[r].end) continue;
+    begin = std::min(begin, block.span[r].begin);
+    end = std::max(end, block.span[r].end);
+  }
+  if (begin >= end) return;
+  begin = begin / panel_width<T> * panel_width<T>;
+  const index step = end - begin <= key_buffer ? key_buffer : key_block;
+  for (; begin < end; begin += step)
+    for (index r = 0; r < block.rows; r += tile_rows)
+      with_tile_height(block.rows - r, [&](auto height) {
+        attend_tile<T, height.value>(block, r, slab, begin, std::min(begin + step, end), terms);
+      });
+}
+
+/// Divides by the denominator, `sink` (a logit without a value, base e) included, and writes row r to out.row(which[r])
+/// and its log-sum-exp to lse(which[r]) where wanted. A row that has seen no key becomes 0, its lse -infinity or the sink.
+template <class T, class S>
+void finish(const row_block<T>& block, const matrix_view<S>& out, const T* sink, T* lse, index lse_stride) {
+  for (index r = 0; r < block.rows; ++r) {
+    T top = block.top[r], sum = sum_lanes(load<T>(block.sum + r * width<T>)), factor = T(1);
+    if (sink) {
+      const T logit = *sink * log2_e<T>, higher = std::max(top, logit);
+      if (higher != -std::numeric_limits<T>::infinity()) {
+        factor = std::exp2(top - higher);
+        sum = sum * factor + std::exp2(logit - higher);
+        top = higher;
+      }
+    }
+    if (lse) lse[block.where[r] * lse_stride] = (top + std::log2(sum)) * ln_2<T>;
+    const T* o = block.out + r * block.out_stride;
+    S* to = out.row(block.where[r]);
+    const T normal = sum == T(0) ? T(0) : factor / sum;
+    for (index d = 0; d < block.dim_v; ++d) to[d * out.col_stride] = static_cast<S>(o[d] * normal);
+  }
+}
+
+}  // namespace attn::detail

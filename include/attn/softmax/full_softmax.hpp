@@ -1,0 +1,172 @@
+// attn: exact softmax attention.
+//
+//   out_i = sum_j softmax_j(scale q_i.k_j + bias_ij) v_j                      Vaswani et al. 2017, "Attention is all you need"
+//
+//   attn::full_softmax(q, k, v, out);                                         // Eigen matrices [length, dim]: one head
+//   attn::full_softmax(q, k, v, out, {.causal = true, .lse = lse}, threads);
+//   attn::full_softmax(q, k, v, out, {}, [&](float s, index b, index h, index i, index j) { return s - slope[h] * (i - j); });
+//
+// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
+//          Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Cost     2 B H Lq Lk (D + Dv) operations, half of it when causal. Scratch: the packed keys and values of one key head
+//          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+#pragma once
+
+#include <attn/softmax/blockwise.hpp>
+#include <attn/softmax/merge.hpp>
+
+namespace attn {
+
+/// Options of full_softmax for elements of type S.
+template <element S>
+struct full_softmax_options {
+  using real = compute_type<S>;
+
+  /// Factor of q.k; 1 / sqrt(D) unless given.
+  std::optional<real> scale{};
+  /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to there.
+  bool causal = false;
+  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk or 1]; -infinity masks a key.
+  tensor_view<const real> bias{};
+  /// c tanh(s / c) on scale q.k, before bias and ALiBi.
+  std::optional<real> softcap{};
+  /// ALiBi (Press 2021): -slope |distance of positions|, one slope a head.
+  std::span<const real> alibi_slopes{};
+  /// Attention sinks: a logit per head that joins the denominator and has no value.
+  std::span<const real> sinks{};
+  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
+  tensor_view<real, 3> lse{};
+};
+
+namespace detail {
+
+/// Zeros for the rows of padding of one head.
+template <class T, class S>
+void clear_rows(const matrix_view<S>& out, index begin, index end, T* lse, index lse_stride) {
+  for (index i = begin; i < end; ++i) {
+    for (index d = 0; d < out.cols; ++d) out.row(i)[d * out.col_stride] = static_cast<S>(T(0));
+    if (lse) lse[i * lse_stride] = -std::numeric_limits<T>::infinity();
+  }
+}
+
+template <class S, class Score>
+void full_softmax(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+                  const tensor_view<const S>& v, const tensor_view<S>& out, const full_softmax_options<S>& options,
+                  Score& score, execution& where) {
+  using T = compute_type<S>;
+  const attention_shape shape = check_attention(at, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(at, shape, options);
+  check_softmax_options(at, shape, options, q, k, v, out);
+  if (options.bias) {
+    at.readable("bias", options.bias);
+    at.broadcasts("bias batch", shape.batch, options.bias.extent(0));
+    at.broadcasts("bias heads", shape.heads, options.bias.extent(1));
+    at.broadcasts("bias query length", shape.queries, options.bias.extent(2));
+    at.broadcasts("bias key length", shape.keys, options.bias.extent(3));
+    at.apart("out", out, "bias", options.bias);
+    at.apart("lse", options.lse, "bias", options.bias);
+  }
+  const score_terms<T, Score> terms{options.softcap, options.bias, options.alibi_slopes, &score,
+                                    scale_or_default(options.scale, shape.dim)};
+
+  // Pairs of batch item and key head go in waves: as many as keep the threads busy, one when serial. A wave is packed,
+  // then attended.
+  const index pairs = shape.batch * shape.kv_heads, group = shape.group();
+  const index pair_bytes = std::max<index>(1, shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T)));
+  const index threads = where.threads();
+  const index wave = threads == 1 ? 1 : std::clamp<index>((index(8) << 20) / pair_bytes, threads, std::max(pairs, threads));
+  constexpr index pack_step = 512;
+  const index row_blocks = (shape.queries + max_rows - 1) / max_rows, packs = (shape.keys + pack_step - 1) / pack_step;
+
+  for (index pair0 = 0; pair0 < pairs; pair0 += wave) {
+    const index now = std::min(wave, pairs - pair0);
+    auto slabs = where.shared_scratch([&](carver& memory) {
+      auto* list = memory.take<key_slab<T>>(now);
+      for (index n = 0; n < now; ++n) {
+        const auto slab = key_slab<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
+        if (list) list[n] = slab;
+      }
+      return list;
+    });
+    where.for_each(now * packs, [&](index task, int) {
+      const index n = task / packs, b = (pair0 + n) / shape.kv_heads, h = (pair0 + n) % shape.kv_heads;
+      const index begin = task % packs * pack_step, end = std::min(begin + pack_step, lengths.keys(b));
+      if (begin < end) slabs[n].pack(head_of(k, b, h), head_of(v, b, h), begin, end);
+    });
+    // The last row blocks of a causal call are the longest: they go first.
+    where.for_each(now * group * row_blocks, [&](index task, int worker) {
+      const index i0 = (row_blocks - 1 - task / (now * group)) * max_rows;
+      const index n = task % (now * group) / group, b = (pair0 + n) / shape.kv_heads;
+      const index h = (pair0 + n) % shape.kv_heads * group + task % group;
+      const index queries = lengths.queries(b), keys = lengths.keys(b), shift = keys - queries;
+      const index i1 = std::min(i0 + max_rows, queries), stop = std::min(i0 + max_rows, shape.queries);
+      T* const lse = options.lse ? &options.lse(b, h, 0) : nullptr;
+      const matrix_view<S> to = head_of(out, b, h);
+      if (i0 < i1) {
+        auto block = where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+        const auto head_terms = terms.for_head(b, h, shift);
+        block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
+        for (index i = i0; i < i1; ++i)
+          block.span[i - i0] = {0, options.causal ? std::clamp(i + shift + 1, index(0), keys) : keys};
+        attend(block, slabs[n], head_terms);
+        finish(block, to, options.sinks.empty() ? nullptr : &options.sinks[static_cast<std::size_t>(h)], lse,
+               options.lse.stride(2));
+      }
+      clear_rows(to, std::max(i0, i1), stop, lse, options.lse.stride(2));
+    });
+  }
+}
+
+/// The types of a call, checked where the compiler can.
+template <class Q, class K, class V, class O>
+constexpr void require_one_element_type() {
+  static_assert(element<element_of<Q>>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  static_assert(std::same_as<element_of<Q>, element_of<K>> && std::same_as<element_of<Q>, element_of<V>> &&
+                    std::same_as<element_of<Q>, element_of<O>>,
+                "attn: q, k, v and out must have one element type");
+  static_assert(!std::is_const_v<typename decltype(as_view(std::declval<O>()))::element_type>,
+                "attn: out must be writable, but its elements are const");
+}
+
+}  // namespace detail
+
+/// Exact softmax attention; `score(s, batch, head, i, j)` may replace the score s of query row i and key row j, after
+/// every other term; -infinity masks the key.
+template <viewable Q, viewable K, viewable V, viewable O, class Score>
+  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+void full_softmax(const Q& q, const K& k, const V& v, O&& out, const full_softmax_options<element_of<const Q&>>& options,
+                  Score&& score, execution& where) {
+  detail::require_one_element_type<const Q&, const K&, const V&, O>();
+  using S = element_of<const Q&>;
+  static_assert(detail::score_function<std::remove_reference_t<Score>, compute_type<S>> ||
+                    std::same_as<std::remove_cvref_t<Score>, detail::no_score>,
+                "attn: score must be callable as score(s, batch, head, i, j) and return a number");
+  detail::full_softmax<S>(detail::door("full_softmax"), as_view(q), as_view(k), as_view(v), as_view(out), options, score,
+                          where);
+}
+
+template <viewable Q, viewable K, viewable V, viewable O, class Score>
+  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+void full_softmax(const Q& q, const K& k, const V& v, O&& out, const full_softmax_options<element_of<const Q&>>& options,
+                  Score&& score) {
+  execution serial;
+  full_softmax(q, k, v, out, options, score, serial);
+}
+
+template <viewable Q, viewable K, viewable V, viewable O>
+void full_softmax(const Q& q, const K& k, const V& v, O&& out, const full_softmax_options<element_of<const Q&>>& options,
+                  execution& where) {
+  full_softmax(q, k, v, out, options, detail::no_score{}, where);
+}
+
+template <viewable Q, viewable K, viewable V, viewable O>
+void full_softmax(const Q& q, const K& k, const V& v, O&& out,
+                  const full_softmax_options<element_of<const Q&>>& options = {}) {
+  execution serial;
+  full_softmax(q, k, v, out, options, detail::no_score{}, serial);
+}
+
+}  // namespace attn

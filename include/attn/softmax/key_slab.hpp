@@ -1,0 +1,63 @@
+// attn: keys and values of one head, or a stretch of it, packed for the blockwise kernel.
+#pragma once
+
+#include <attn/core/execution.hpp>
+#include <attn/core/tile_product.hpp>
+
+namespace attn::detail {
+
+/// Which row of the sequence a slot stands for: first + step * slot, or a list.
+struct index_map {
+  index first = 0, step = 1;
+  const index* list = nullptr;
+
+  index operator[](index slot) const { return list ? list[slot] : first + step * slot; }
+};
+
+/// Slots [0, count) of keys and values. Keys lie across panels [dim][panel_width]; values in panels
+/// [capacity][panel_width]. `finite` knows, for every panel_width slots, whether a value in them is not finite: such
+/// values are multiplied only into the rows that see them.
+template <class T>
+struct key_slab {
+  static constexpr index wide = panel_width<T>;
+
+  T* keys = nullptr;
+  T* values = nullptr;
+  bool* finite = nullptr;
+  index capacity = 0, dim = 0, dim_v = 0;
+  index_map where;
+
+  /// Memory for `slots` slots; (slots + panel) * (dim + dim_v + panel) numbers at most.
+  static key_slab layout(carver& memory, index slots, index dim, index dim_v) {
+    key_slab slab;
+    slab.capacity = round_up(slots, wide);
+    slab.dim = dim;
+    slab.dim_v = dim_v;
+    slab.keys = memory.take<T>(slab.capacity * dim);
+    slab.values = memory.take<T>(slab.capacity * round_up(dim_v, wide));
+    slab.finite = memory.take<bool>(slab.capacity / wide);
+    return slab;
+  }
+
+  /// Fills slots [begin, end) from the rows `where` names; begin is a multiple of the panel width.
+  template <class S>
+  void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
+    const auto key_row = [&](index slot) { return k.row(where[begin + slot]); };
+    pack_panels_across<T>(key_row, end - begin, dim, k.col_stride, keys + begin * dim);
+    const auto value_row = [&](index slot) { return v.row(where[slot]); };
+    for (index slot = begin; slot < end; slot += wide)
+      finite[slot / wide] = pack_panels<T>(value_row, slot, std::min(wide, end - slot), dim_v, v.col_stride, values, capacity);
+  }
+
+  const T* key_panel(index slot) const { return keys + slot * dim; }
+  const T* value_panel(index col, index slot) const { return values + col * capacity + slot * wide; }
+  T value(index slot, index col) const { return value_panel(col / wide * wide, slot)[col % wide]; }
+
+  bool all_finite(index begin, index end) const {
+    bool all = true;
+    for (index panel = begin / wide; panel * wide < end; ++panel) all &= finite[panel];
+    return all;
+  }
+};
+
+}  // namespace attn::detail

@@ -1,0 +1,57 @@
+// attn: partial results of softmax attention over disjoint sets of keys, merged exactly.
+#pragma once
+
+#include <attn/core/check.hpp>
+#include <attn/core/tensor_view.hpp>
+
+#include <cmath>
+
+namespace attn {
+
+/// (out, lse) becomes the attention over the union of the two key sets:
+///   lse' = log(e^lse + e^other_lse),   out' = e^(lse - lse') out + e^(other_lse - lse') other_out
+/// Associative; (0, -infinity) is neutral. out, other_out [B, H, L, Dv]; lse, other_lse [B, H, L] as the operators write
+/// them; a sink belongs to one part only. Cost O(B H L Dv), no scratch. Throws std::invalid_argument where shapes differ
+/// or a view written shares memory with another.
+template <viewable O, viewable P>
+void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<element_of<O>>, 3>> lse, const P& other_out,
+                   std::type_identity_t<tensor_view<const compute_type<element_of<O>>, 3>> other_lse) {
+  using S = element_of<O>;
+  using T = compute_type<S>;
+  static_assert(std::same_as<S, element_of<const P&>>, "attn: out and other_out must have one element type");
+  const tensor_view<S> into = as_view(out);
+  const tensor_view<const S> from = as_view(other_out);
+  const detail::door at("merge_softmax");
+  at.writable("out", into);
+  at.writable("lse", lse);
+  at.readable("other_out", from);
+  at.readable("other_lse", other_lse);
+  constexpr const char* axes[] = {"batch", "heads", "length", "dim"};
+  for (int axis = 0; axis < 4; ++axis)
+    at.equal(detail::text("other_out ", axes[axis], " = out ", axes[axis]).c_str(), into.extent(axis), from.extent(axis));
+  for (int axis = 0; axis < 3; ++axis) {
+    at.equal(detail::text("lse ", axes[axis], " = out ", axes[axis]).c_str(), into.extent(axis), lse.extent(axis));
+    at.equal(detail::text("other_lse ", axes[axis], " = out ", axes[axis]).c_str(), into.extent(axis),
+             other_lse.extent(axis));
+  }
+  at.apart("out", into, "lse", lse);
+  at.apart("out", into, "other_out", from);
+  at.apart("out", into, "other_lse", other_lse);
+  at.apart("lse", lse, "other_out", from);
+  at.apart("lse", lse, "other_lse", other_lse);
+
+  for (index b = 0; b < into.extent(0); ++b)
+    for (index h = 0; h < into.extent(1); ++h)
+      for (index i = 0; i < into.extent(2); ++i) {
+        const T mine = lse(b, h, i), theirs = other_lse(b, h, i);
+        if (theirs == -std::numeric_limits<T>::infinity()) continue;
+        const T top = std::max(mine, theirs), keep = std::exp(mine - top), take = std::exp(theirs - top);
+        const T sum = keep + take;
+        lse(b, h, i) = top + std::log(sum);
+        for (index d = 0; d < into.extent(3); ++d)
+          into(b, h, i, d) = static_cast<S>(
+              (static_cast<T>(into(b, h, i, d)) * keep + static_cast<T>(from(b, h, i, d)) * take) / sum);
+      }
+}
+
+}  // namespace attn

@@ -1,0 +1,114 @@
+// attn: what may be done to a score between the product and the softmax, in this order:
+//   softcap c tanh(s / c),  + bias,  + ALiBi (-slope |distance|),  the caller's score(s, batch, head, i, j).
+// Nothing of it costs anything where it is not asked for: with no term given, the kernel never looks at a score.
+#pragma once
+
+#include <attn/core/attention_shape.hpp>
+#include <attn/core/exp.hpp>
+#include <attn/softmax/key_slab.hpp>
+
+#include <cmath>
+#include <optional>
+
+namespace attn {
+namespace detail {
+
+/// Stands where the caller gives no score function.
+struct no_score {};
+
+template <class F, class T>
+concept score_function = requires(F& f, T s, index i) {
+  { f(s, i, i, i, i) } -> std::convertible_to<T>;
+};
+
+template <class T>
+inline constexpr T log2_e = T(1.442695040888963407359924681001892137L);
+template <class T>
+inline constexpr T ln_2 = T(0.693147180559945309417232121458176568L);
+
+/// The terms of one call; for_head() narrows them to one head.
+template <class T, class Score>
+struct score_terms {
+  std::optional<T> softcap;
+  tensor_view<const T> bias;
+  std::span<const T> slopes;
+  Score* score = nullptr;
+  T scale = T(1);
+
+  index batch = 0, head = 0, query_shift = 0;  // query i stands at i + query_shift
+
+  static constexpr bool scored = !std::same_as<std::remove_const_t<Score>, no_score>;
+
+  bool any() const { return scored || softcap || bias || !slopes.empty(); }
+
+  /// What queries are multiplied by as they are packed. Scores enter the softmax in base 2; where a term needs them in
+  /// base e, the change of base follows the terms.
+  T query_factor() const { return any() ? scale : scale * log2_e<T>; }
+
+  score_terms for_head(index b, index h, index shift) const {
+    score_terms one = *this;
+    one.batch = b;
+    one.head = h;
+    one.query_shift = shift;
+    return one;
+  }
+
+  /// s[n] holds scale * q_i.k of the keys at slots slot + n, n < count, and becomes log2(e) times the final score.
+  void apply(T* s, index count, index i, const index_map& where, index slot) const {
+    if (softcap) {
+      const auto cap = broadcast<T>(*softcap), uncap = broadcast<T>(T(1) / *softcap);
+      map_packets(s, s, count, [&](const auto& x) { return mul(cap, tanh<T>(mul(x, uncap))); });
+    }
+    if (bias) {
+      const index stride = bias.extent(3) == 1 ? 0 : bias.stride(3);
+      const T* row = bias.data() + (bias.extent(0) == 1 ? 0 : batch) * bias.stride(0) +
+                     (bias.extent(1) == 1 ? 0 : head) * bias.stride(1) + (bias.extent(2) == 1 ? 0 : i) * bias.stride(2);
+      if (stride == 1 && !where.list && where.step == 1) {
+        const T* b = row + where[slot];
+        for (index n = 0; n < count; ++n) s[n] += b[n];
+      } else {
+        for (index n = 0; n < count; ++n) s[n] += row[where[slot + n] * stride];
+      }
+    }
+    if (!slopes.empty()) {
+      const T slope = slopes[static_cast<std::size_t>(head)];
+      for (index n = 0; n < count; ++n) s[n] -= slope * static_cast<T>(std::abs(i + query_shift - where[slot + n]));
+    }
+    if constexpr (scored) {
+      for (index n = 0; n < count; ++n) s[n] = static_cast<T>((*score)(s[n], batch, head, i, where[slot + n]));
+    }
+    for (index n = 0; n < count; ++n) s[n] *= log2_e<T>;
+  }
+};
+
+/// 1 / sqrt(dim) unless given.
+template <class T>
+T scale_or_default(const std::optional<T>& scale, index dim) {
+  return scale ? *scale : T(1) / std::sqrt(static_cast<T>(std::max<index>(dim, 1)));
+}
+
+/// The checks every softmax operator shares: lse, softcap, slopes, sinks.
+template <class S, class Options>
+void check_softmax_options(const door& at, const attention_shape& s, const Options& options,
+                           const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
+                           const tensor_view<S>& out) {
+  if (options.scale && !std::isfinite(*options.scale)) at.refuse("a finite scale", *options.scale);
+  if (options.softcap && !(*options.softcap > 0 && std::isfinite(*options.softcap)))
+    at.refuse("a finite softcap > 0", *options.softcap);
+  check_per_head(at, "alibi_slopes", options.alibi_slopes, s.heads);
+  check_per_head(at, "sinks", options.sinks, s.heads);
+  if (!options.lse) {
+    if (!options.lse.extents()[0] && !options.lse.extents()[1] && !options.lse.extents()[2]) return;
+  }
+  at.writable("lse", options.lse);
+  at.equal("lse batch = query batch", s.batch, options.lse.extent(0));
+  at.equal("lse heads = query heads", s.heads, options.lse.extent(1));
+  at.equal("lse length = query length", s.queries, options.lse.extent(2));
+  at.apart("lse", options.lse, "q", q);
+  at.apart("lse", options.lse, "k", k);
+  at.apart("lse", options.lse, "v", v);
+  at.apart("lse", options.lse, "out", out);
+}
+
+}  // namespace detail
+}  // namespace attn
