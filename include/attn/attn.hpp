@@ -3,3 +3,4 @@
 
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/merge.hpp>
+#include <attn/softmax/sliding_window.hpp>

@@ -179,18 +179,17 @@ void attend(const row_block<T>& block, const key_slab<T>& slab, const Terms& ter
 }
 
 /// Divides by the denominator, `sink` (a logit without a value, base e) included, and writes row r to out.row(which[r])
-/// and its log-sum-exp to lse(which[r]) where wanted. A row that has seen no key becomes 0, its lse -infinity or the sink.
+/// and its log-sum-exp to lse(which[r]) where wanted. A row that has seen no key becomes 0 and its lse -infinity, sink or
+/// not.
 template <class T, class S>
 void finish(const row_block<T>& block, const matrix_view<S>& out, const T* sink, T* lse, index lse_stride) {
   for (index r = 0; r < block.rows; ++r) {
     T top = block.top[r], sum = sum_lanes(load<T>(block.sum + r * width<T>)), factor = T(1);
-    if (sink) {
+    if (sink && top != -std::numeric_limits<T>::infinity()) {
       const T logit = *sink * log2_e<T>, higher = std::max(top, logit);
-      if (higher != -std::numeric_limits<T>::infinity()) {
-        factor = std::exp2(top - higher);
-        sum = sum * factor + std::exp2(logit - higher);
-        top = higher;
-      }
+      factor = std::exp2(top - higher);
+      sum = sum * factor + std::exp2(logit - higher);
+      top = higher;
     }
     if (lse) lse[block.where[r] * lse_stride] = (top + std::log2(sum)) * ln_2<T>;
     const T* o = block.out + r * block.out_stride;

@@ -29,7 +29,7 @@ struct full_softmax_options {
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
   std::span<const index> lengths{}, query_lengths{}, key_lengths{};
-  /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk or 1]; -infinity masks a key.
+  /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   tensor_view<const real> bias{};
   /// c tanh(s / c) on scale q.k, before bias and ALiBi.
   std::optional<real> softcap{};
@@ -65,7 +65,7 @@ void full_softmax(const door& at, const tensor_view<const S>& q, const tensor_vi
     at.broadcasts("bias batch", shape.batch, options.bias.extent(0));
     at.broadcasts("bias heads", shape.heads, options.bias.extent(1));
     at.broadcasts("bias query length", shape.queries, options.bias.extent(2));
-    at.broadcasts("bias key length", shape.keys, options.bias.extent(3));
+    at.equal("bias key length = key length", shape.keys, options.bias.extent(3));
     at.apart("out", out, "bias", options.bias);
     at.apart("lse", options.lse, "bias", options.bias);
   }
@@ -131,6 +131,12 @@ constexpr void require_one_element_type() {
                 "attn: out must be writable, but its elements are const");
 }
 
+template <class Score, class T>
+constexpr void require_score() {
+  static_assert(score_function<std::remove_reference_t<Score>, T> || std::same_as<std::remove_cvref_t<Score>, no_score>,
+                "attn: score must be callable as score(s, batch, head, i, j) and return a number");
+}
+
 }  // namespace detail
 
 /// Exact softmax attention; `score(s, batch, head, i, j)` may replace the score s of query row i and key row j, after
@@ -141,9 +147,7 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out, const full_softma
                   Score&& score, execution& where) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  static_assert(detail::score_function<std::remove_reference_t<Score>, compute_type<S>> ||
-                    std::same_as<std::remove_cvref_t<Score>, detail::no_score>,
-                "attn: score must be callable as score(s, batch, head, i, j) and return a number");
+  detail::require_score<Score, compute_type<S>>();
   detail::full_softmax<S>(detail::door("full_softmax"), as_view(q), as_view(k), as_view(v), as_view(out), options, score,
                           where);
 }

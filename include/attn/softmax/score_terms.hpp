@@ -60,7 +60,7 @@ struct score_terms {
       map_packets(s, s, count, [&](const auto& x) { return mul(cap, tanh<T>(mul(x, uncap))); });
     }
     if (bias) {
-      const index stride = bias.extent(3) == 1 ? 0 : bias.stride(3);
+      const index stride = bias.stride(3);
       const T* row = bias.data() + (bias.extent(0) == 1 ? 0 : batch) * bias.stride(0) +
                      (bias.extent(1) == 1 ? 0 : head) * bias.stride(1) + (bias.extent(2) == 1 ? 0 : i) * bias.stride(2);
       if (stride == 1 && !where.list && where.step == 1) {

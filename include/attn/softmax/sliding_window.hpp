@@ -1,0 +1,296 @@
+// attn: sliding-window attention with dilation and global tokens.
+//
+//   out_i = softmax attention (full_softmax.hpp) over the keys the query sees: with the query at position p = i + Lk - Lq,
+//   key j with -left d <= j - p <= right d and (j - p) mod d = 0, d the dilation, and every global key.
+//   A global query sees every key.       Beltagy, Peters, Cohan 2020, "Longformer"; sliding windows from Child 2019 on
+//
+//   attn::sliding_window(q, k, v, out, {.left = 128, .right = 0});
+//   attn::sliding_window(q, k, v, out, {.left = 64, .right = 64, .dilation = per_head, .global_positions = first});
+//
+// Shapes   as full_softmax.
+// Cost     2 B H (D + Dv) operations for every pair of query and key it sees; keys that nobody sees are not touched.
+//          Scratch a thread: about (2 (left + right) + 500 + global positions) (D + Dv) numbers, whatever the length.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+#pragma once
+
+#include <attn/softmax/full_softmax.hpp>
+
+namespace attn {
+
+/// A window without an end on that side.
+inline constexpr index unlimited = std::numeric_limits<index>::max();
+
+/// Options of sliding_window for elements of type S.
+template <element S>
+struct sliding_window_options {
+  using real = compute_type<S>;
+
+  /// Keys seen beside the query itself, >= 0, or `unlimited`; a window of 2 w + 1 keys is left = right = w.
+  index left = 128, right = 128;
+  /// Nothing after the query's own position, not even a global key.
+  bool causal = false;
+  /// Factor of q.k; 1 / sqrt(D) unless given.
+  std::optional<real> scale{};
+  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  /// Every how manyth key the window takes, >= 1: none given (1), one for all heads, or one per head.
+  std::span<const index> dilation{};
+  /// Positions seen by every query, and whose queries see every key. Any order; once is enough; those beyond the length
+  /// are ignored.
+  std::span<const index> global_positions{};
+  /// Own projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
+  tensor_view<const S> q_global{}, k_global{}, v_global{};
+  /// c tanh(s / c) on scale q.k.
+  std::optional<real> softcap{};
+  /// ALiBi: -slope |distance of positions|, one slope a head.
+  std::span<const real> alibi_slopes{};
+  /// A logit per head that joins the denominator and has no value.
+  std::span<const real> sinks{};
+  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
+  tensor_view<real, 3> lse{};
+};
+
+namespace detail {
+
+/// Scratch of one chunk: keys and queries of one residue class, without the global ones, which go their own way.
+template <class T>
+struct window_scratch {
+  row_block<T> block;
+  key_slab<T> keys, global_keys;
+  index* key_list = nullptr;  // rows of k that are in the slab
+  index* rank = nullptr;      // how many of them lie before an entry of the class
+  index* row_list = nullptr;  // rows of q that are in the block
+
+  static window_scratch layout(carver& memory, index chunk, index reach, index globals, index dim, index dim_v) {
+    window_scratch s;
+    s.block = row_block<T>::layout(memory, dim, dim_v);
+    s.keys = key_slab<T>::layout(memory, chunk + reach, dim, dim_v);
+    s.global_keys = key_slab<T>::layout(memory, globals, dim, dim_v);
+    s.key_list = memory.take<index>(globals ? chunk + reach : 0);
+    s.rank = memory.take<index>(globals ? chunk + reach + 1 : 0);
+    s.row_list = memory.take<index>(globals ? max_rows : 0);
+    return s;
+  }
+};
+
+/// One call, after its checks.
+template <class S, class Score>
+struct window_call {
+  using T = compute_type<S>;
+
+  const tensor_view<const S>&q, &k, &v;
+  const tensor_view<S>& out;
+  const sliding_window_options<S>& options;
+  attention_shape shape;
+  sequence_lengths lengths;
+  score_terms<T, Score> terms;
+  std::span<const index> globals;  // ascending, each once
+  index left, right, chunk;        // window in keys of a class, cut to what can occur; queries a task takes
+
+  index dilation(index h) const {
+    const auto& d = options.dilation;
+    return d.empty() ? 1 : d[d.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+  }
+  bool is_global(index position) const { return std::binary_search(globals.begin(), globals.end(), position); }
+
+  /// Global positions before `end`.
+  index globals_before(index end) const {
+    return std::lower_bound(globals.begin(), globals.end(), end) - globals.begin();
+  }
+
+  /// Chunks of one residue class of head h, for the longest query.
+  index chunks(index h) const { return ((shape.queries + dilation(h) - 1) / dilation(h) + chunk - 1) / chunk; }
+
+  void write(const row_block<T>& block, index b, index h) const {
+    finish(block, head_of(out, b, h), options.sinks.empty() ? nullptr : &options.sinks[static_cast<std::size_t>(h)],
+           options.lse ? &options.lse(b, h, 0) : nullptr, options.lse.stride(2));
+  }
+
+  /// Attends one chunk of the queries of head h whose positions are r modulo its dilation d. In such a class positions
+  /// are r + d t, and the window is the undilated one in t.
+  void attend_chunk(index b, index h, index r, index piece, window_scratch<T>& s) const {
+    const index d = dilation(h), n = lengths.keys(b), shift = n - lengths.queries(b), kv = h / shape.group();
+    const index keys = n > r ? (n - r + d - 1) / d : 0;               // of the class
+    const index first = shift > r ? (shift - r + d - 1) / d : -((r - shift) / d);  // t of its first query
+    const index t0 = first + piece * chunk, t1 = std::min(t0 + chunk, keys);  // the last key has the last query
+    if (t0 >= t1) return;
+    const index k0 = std::clamp(t0 - left, index(0), keys), k1 = std::clamp(t1 + right, k0, keys);
+
+    index count = k1 - k0;
+    s.keys.where = {r + d * k0, d, nullptr};
+    if (!globals.empty()) {
+      count = 0;
+      for (index t = k0; t < k1; ++t) {
+        s.rank[t - k0] = count;
+        if (!is_global(r + d * t)) s.key_list[count++] = r + d * t;
+      }
+      s.rank[k1 - k0] = count;
+      s.keys.where.list = s.key_list;
+      s.global_keys.where.list = globals.data();
+      s.global_keys.pack(head_of(k, b, kv), head_of(v, b, kv), 0, globals_before(n));
+    }
+    s.keys.pack(head_of(k, b, kv), head_of(v, b, kv), 0, count);
+
+    const auto head_terms = terms.for_head(b, h, shift);
+    const auto slot = [&](index t) {
+      const index at = std::clamp(t, k0, k1) - k0;
+      return globals.empty() ? at : s.rank[at];
+    };
+    for (index t = t0; t < t1; t += max_rows) {
+      const index stop = std::min(t + max_rows, t1);
+      index rows = stop - t;
+      index_map where{r + d * t - shift, d, nullptr};
+      if (!globals.empty()) {
+        rows = 0;
+        for (index u = t; u < stop; ++u)
+          if (!is_global(r + d * u)) s.row_list[rows++] = r + d * u - shift;
+        where.list = s.row_list;
+      }
+      s.block.begin(head_of(q, b, h), where, rows, terms.query_factor());
+      for (index row = 0; row < rows; ++row) {
+        const index u = (where[row] + shift - r) / d;
+        s.block.span[row] = {slot(u - left), slot(u + right + 1)};
+      }
+      attend(s.block, s.keys, head_terms);
+      if (!globals.empty()) {
+        for (index row = 0; row < rows; ++row)
+          s.block.span[row] = {0, globals_before(options.causal ? std::min(n, where[row] + shift + 1) : n)};
+        attend(s.block, s.global_keys, head_terms);
+      }
+      write(s.block, b, h);
+    }
+  }
+
+  /// Attends up to max_rows global queries, from entry `begin` of the list on, to every key.
+  void attend_globals(index b, index h, index begin, window_scratch<T>& s) const {
+    const index n = lengths.keys(b), shift = n - lengths.queries(b), kv = h / shape.group();
+    const index end = std::min(begin + max_rows, globals_before(n));
+    index rows = 0;
+    for (index g = begin; g < end; ++g)
+      if (globals[static_cast<std::size_t>(g)] >= shift) s.row_list[rows++] = globals[static_cast<std::size_t>(g)] - shift;
+    if (rows == 0) return;
+    const bool own = static_cast<bool>(options.q_global);
+    const auto head_terms = terms.for_head(b, h, shift);
+    s.block.begin(head_of(own ? options.q_global : q, b, h), {0, 1, s.row_list}, rows, terms.query_factor());
+    const index stop = options.causal ? s.row_list[rows - 1] + shift + 1 : n, step = s.keys.capacity;
+    for (index at = 0; at < stop; at += step) {
+      const index count = std::min(step, stop - at);
+      s.keys.where = {at, 1, nullptr};
+      s.keys.pack(head_of(own ? options.k_global : k, b, kv), head_of(own ? options.v_global : v, b, kv), 0, count);
+      for (index row = 0; row < rows; ++row)
+        s.block.span[row] = {0, options.causal ? std::clamp(s.row_list[row] + shift + 1 - at, index(0), count) : count};
+      attend(s.block, s.keys, head_terms);
+    }
+    write(s.block, b, h);
+  }
+};
+
+template <class S>
+void check_window_options(const door& at, const attention_shape& shape, const sliding_window_options<S>& options,
+                          const tensor_view<S>& out) {
+  at.at_least("left", 0, options.left);
+  at.at_least("right", 0, options.right);
+  if (options.dilation.size() > 1) check_per_head(at, "dilation", options.dilation, shape.heads);
+  for (index d : options.dilation) at.at_least("dilation", 1, d);
+  for (index position : options.global_positions) at.at_least("global positions", 0, position);
+  const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
+  if (own == 0) return;
+  if (own != 3) at.refuse("q_global, k_global and v_global together", text("only ", own, " of them"));
+  const attention_shape globals = check_attention(at, options.q_global, options.k_global, options.v_global, out);
+  at.equal("q_global dim = query dim", shape.dim, globals.dim);
+  at.equal("k_global heads = key heads", shape.kv_heads, globals.kv_heads);
+  at.equal("k_global length = key length", shape.keys, globals.keys);
+  if (options.lse) {
+    at.apart("lse", options.lse, "q_global", options.q_global);
+    at.apart("lse", options.lse, "k_global", options.k_global);
+    at.apart("lse", options.lse, "v_global", options.v_global);
+  }
+}
+
+template <class S, class Score>
+void sliding_window(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+                    const tensor_view<const S>& v, const tensor_view<S>& out, const sliding_window_options<S>& options,
+                    Score& score, execution& where) {
+  using T = compute_type<S>;
+  const attention_shape shape = check_attention(at, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(at, shape, options);
+  check_softmax_options(at, shape, options, q, k, v, out);
+  check_window_options(at, shape, options, out);
+
+  // The list of globals, sorted once for all.
+  const index listed = static_cast<index>(options.global_positions.size());
+  index* const list = where.shared_scratch([&](carver& memory) { return memory.take<index>(listed); });
+  std::copy(options.global_positions.begin(), options.global_positions.end(), list);
+  std::sort(list, list + listed);
+  const index globals = std::unique(list, list + listed) - list;
+
+  // Longer windows take longer chunks: what a chunk packs and its neighbours pack again stays below twice its own.
+  const index all = shape.queries + shape.keys, left = std::min(options.left, all);
+  const index right = options.causal ? 0 : std::min(options.right, all);
+  const index chunk = round_up(std::clamp<index>(left + right, 4 * max_rows, 20 * max_rows), max_rows);
+  const window_call<S, Score> call{q, k, v, out, options, shape, lengths,
+                                   {options.softcap, {}, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim)},
+                                   {list, static_cast<std::size_t>(globals)}, left, right, chunk};
+  const index reach = std::min(left + right, shape.keys);
+  const auto layout = [&](carver& memory) {
+    return window_scratch<T>::layout(memory, chunk, reach, globals, shape.dim, shape.dim_v);
+  };
+
+  index pieces = 0;  // of the head that has most
+  for (index h = 0; h < shape.heads; ++h) pieces = std::max(pieces, call.chunks(h) * call.dilation(h));
+  const index heads = shape.batch * shape.heads, global_blocks = (globals + max_rows - 1) / max_rows;
+  // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
+  where.for_each(heads * (global_blocks + pieces + 1), [&](index task, int worker) {
+    const index b = task % heads / shape.heads, h = task % heads % shape.heads, d = call.dilation(h);
+    index piece = task / heads;
+    if (piece < global_blocks) {
+      auto scratch = where.scratch(worker, layout);
+      return call.attend_globals(b, h, piece * max_rows, scratch);
+    }
+    piece -= global_blocks;
+    if (piece == pieces)
+      return clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, options.lse ? &options.lse(b, h, 0) : nullptr,
+                        options.lse.stride(2));
+    if (piece >= call.chunks(h) * d) return;
+    auto scratch = where.scratch(worker, layout);
+    call.attend_chunk(b, h, piece % d, piece / d, scratch);
+  });
+}
+
+}  // namespace detail
+
+/// Sliding-window attention; `score(s, batch, head, i, j)` may replace the score s of query row i and key row j, after
+/// every other term; -infinity masks the key.
+template <viewable Q, viewable K, viewable V, viewable O, class Score>
+  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+void sliding_window(const Q& q, const K& k, const V& v, O&& out,
+                    const sliding_window_options<element_of<const Q&>>& options, Score&& score, execution& where) {
+  detail::require_one_element_type<const Q&, const K&, const V&, O>();
+  using S = element_of<const Q&>;
+  detail::require_score<Score, compute_type<S>>();
+  detail::sliding_window<S>(detail::door("sliding_window"), as_view(q), as_view(k), as_view(v), as_view(out), options,
+                            score, where);
+}
+
+template <viewable Q, viewable K, viewable V, viewable O, class Score>
+  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+void sliding_window(const Q& q, const K& k, const V& v, O&& out,
+                    const sliding_window_options<element_of<const Q&>>& options, Score&& score) {
+  execution serial;
+  sliding_window(q, k, v, out, options, score, serial);
+}
+
+template <viewable Q, viewable K, viewable V, viewable O>
+void sliding_window(const Q& q, const K& k, const V& v, O&& out,
+                    const sliding_window_options<element_of<const Q&>>& options, execution& where) {
+  sliding_window(q, k, v, out, options, detail::no_score{}, where);
+}
+
+template <viewable Q, viewable K, viewable V, viewable O>
+void sliding_window(const Q& q, const K& k, const V& v, O&& out,
+                    const sliding_window_options<element_of<const Q&>>& options = {}) {
+  execution serial;
+  sliding_window(q, k, v, out, options, detail::no_score{}, serial);
+}
+
+}  // namespace attn
