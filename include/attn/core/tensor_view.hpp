@@ -123,7 +123,8 @@ class tensor_view {
   constexpr index stride(int axis) const { return strides_[axis]; }
   constexpr const extents_type& extents() const { return extents_; }
   constexpr const extents_type& strides() const { return strides_; }
-  constexpr explicit operator bool() const { return data_ != nullptr; }
+  /// Given at all? Only the null view is not; a view of shape [1, 2, 0, 64] without memory is.
+  constexpr explicit operator bool() const { return data_ != nullptr || extents_ != extents_type{}; }
 
   constexpr index size() const {
     index n = 1;

@@ -97,9 +97,7 @@ void check_softmax_options(const door& at, const attention_shape& s, const Optio
     at.refuse("a finite softcap > 0", *options.softcap);
   check_per_head(at, "alibi_slopes", options.alibi_slopes, s.heads);
   check_per_head(at, "sinks", options.sinks, s.heads);
-  if (!options.lse) {
-    if (!options.lse.extents()[0] && !options.lse.extents()[1] && !options.lse.extents()[2]) return;
-  }
+  if (!options.lse) return;
   at.writable("lse", options.lse);
   at.equal("lse batch = query batch", s.batch, options.lse.extent(0));
   at.equal("lse heads = query heads", s.heads, options.lse.extent(1));
