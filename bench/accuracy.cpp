@@ -1,0 +1,137 @@
+#include "accuracy.hpp"
+
+#include <cmath>
+#include <stdexcept>
+
+#include "npy.hpp"
+
+namespace bench {
+namespace {
+
+using matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+matrix rows(const std::vector<float>& x, index head, index length, index dim) {
+  using map = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
+  return map(x.data() + head * length * dim, length, dim).cast<double>();
+}
+
+/// Plain softmax, a few queries at a time so that long inputs fit into memory.
+Eigen::MatrixXd attend(const matrix& q, const matrix& k, const matrix& v, bool causal) {
+  constexpr index block = 256;
+  const double scale = 1 / std::sqrt(static_cast<double>(q.cols()));
+  Eigen::MatrixXd out(q.rows(), v.cols());
+  for (index begin = 0; begin < q.rows(); begin += block) {
+    const index count = std::min(block, q.rows() - begin);
+    Eigen::MatrixXd weights = q.middleRows(begin, count) * k.transpose() * scale;
+    for (index i = 0; i < count; ++i) {
+      const index seen = causal ? begin + i + 1 : k.rows();
+      auto row = weights.row(i);
+      row.tail(k.rows() - seen).setZero();
+      row.head(seen) = (row.head(seen).array() - row.head(seen).maxCoeff()).exp();
+      row /= row.sum();
+    }
+    out.middleRows(begin, count) = weights * v;
+  }
+  return out;
+}
+
+Eigen::MatrixXd mean_of_seen(const matrix& v, bool causal) {
+  if (!causal) return v.colwise().mean().replicate(v.rows(), 1);
+  Eigen::MatrixXd out(v.rows(), v.cols());
+  Eigen::RowVectorXd sum = Eigen::RowVectorXd::Zero(v.cols());
+  for (index i = 0; i < v.rows(); ++i) out.row(i) = (sum += v.row(i)) / static_cast<double>(i + 1);
+  return out;
+}
+
+std::vector<float> load(const std::string& path, std::array<index, 4>& shape) {
+  const array x = read_npy(path);
+  if (x.shape.size() != 4)
+    throw std::runtime_error("attn_bench: " + path + ": expected [batch, heads, length, dim]; found " +
+                             std::to_string(x.shape.size()) + " dimensions");
+  std::copy_n(x.shape.begin(), 4, shape.begin());
+  return {x.values.begin(), x.values.end()};
+}
+
+}  // namespace
+
+dataset::dataset(const std::string& folder) {
+  std::array<index, 4> q{}, k{}, v{};
+  q_ = load(folder + "/q.npy", q);
+  k_ = load(folder + "/k.npy", k);
+  v_ = load(folder + "/v.npy", v);
+  if (k[0] != q[0] || v[0] != q[0] || k[1] < 1 || q[1] % k[1] != 0 || v[1] != k[1] || k[2] != q[2] || v[2] != q[2] ||
+      k[3] != q[3] || q_.empty() || v_.empty())
+    throw std::runtime_error("attn_bench: " + folder + ": expected q, k, v of one batch, length and dim, and heads of k " +
+                             "and v that divide those of q");
+  batch_ = q[0], heads_ = q[1], kv_heads_ = k[1], length_ = q[2], dim_ = q[3], dim_v_ = v[3];
+}
+
+problem dataset::problem_for(bool causal, const flags& set) const {
+  return {length_, heads_, kv_heads_, dim_, dim_v_, causal, set};
+}
+
+const dataset::answers& dataset::exact(bool causal) const {
+  answers& known = exact_[causal];
+  if (known.empty())
+    for (index head = 0; head < batch_ * heads_; ++head) {
+      const index kv_head = head / heads_ * kv_heads_ + head % heads_ / (heads_ / kv_heads_);
+      known.push_back(attend(rows(q_, head, length_, dim_), rows(k_, kv_head, length_, dim_),
+                             rows(v_, kv_head, length_, dim_v_), causal));
+    }
+  return known;
+}
+
+double dataset::distance(const std::vector<float>& out, bool causal) const {
+  double wrong = 0, whole = 0;
+  for (index head = 0; head < batch_ * heads_; ++head) {
+    const Eigen::MatrixXd& expected = exact(causal)[static_cast<std::size_t>(head)];
+    wrong += (rows(out, head, length_, dim_v_) - expected).squaredNorm();
+    whole += expected.squaredNorm();
+  }
+  return std::sqrt(wrong / whole);
+}
+
+input dataset::batch_item(const std::vector<float>& x, index item, index heads, index dim) const {
+  return {x.data() + item * heads * length_ * dim, {1, heads, length_, dim}};
+}
+
+double dataset::error(const operator_entry& entry, bool causal, const flags& set) const {
+  std::vector<float> out(static_cast<std::size_t>(batch_ * heads_ * length_ * dim_v_));
+  attn::execution serial;
+  const runner run = entry.prepare(problem_for(causal, set));
+  for (index item = 0; item < batch_; ++item)
+    run(batch_item(q_, item, heads_, dim_), batch_item(k_, item, kv_heads_, dim_), batch_item(v_, item, kv_heads_, dim_v_),
+        {out.data() + item * heads_ * length_ * dim_v_, {1, heads_, length_, dim_v_}}, serial);
+  return distance(out, causal);
+}
+
+double dataset::error(const decode_entry& entry, const flags& set) const {
+  std::vector<float> out(static_cast<std::size_t>(batch_ * heads_ * length_ * dim_v_));
+  attn::execution serial;
+  for (index item = 0; item < batch_; ++item) {
+    const input q = batch_item(q_, item, heads_, dim_), k = batch_item(k_, item, kv_heads_, dim_),
+                v = batch_item(v_, item, kv_heads_, dim_v_);
+    const output o(out.data() + item * heads_ * length_ * dim_v_, {1, heads_, length_, dim_v_});
+    const auto state = entry.prepare(problem_for(true, set));
+    for (index t = 0; t < length_; ++t)
+      state->step(q.slice(2, t, 1), k.slice(2, t, 1), v.slice(2, t, 1), o.slice(2, t, 1), serial);
+  }
+  return distance(out, true);
+}
+
+double dataset::mean_error(bool causal) const {
+  std::vector<float> out;
+  for (index head = 0; head < batch_ * heads_; ++head) {
+    const index kv_head = head / heads_ * kv_heads_ + head % heads_ / (heads_ / kv_heads_);
+    const matrix mean = mean_of_seen(rows(v_, kv_head, length_, dim_v_), causal);
+    out.insert(out.end(), mean.data(), mean.data() + mean.size());
+  }
+  return distance(out, causal);
+}
+
+std::string dataset::shape() const {
+  return "[" + std::to_string(batch_) + ", " + std::to_string(heads_) + ", " + std::to_string(length_) + ", " +
+         std::to_string(dim_) + "]";
+}
+
+}  // namespace bench

@@ -1,0 +1,39 @@
+// attn_bench: how far an operator's answer on real queries, keys and values lies from full softmax.
+#pragma once
+
+#include <Eigen/Core>
+
+#include <string>
+#include <vector>
+
+#include "table.hpp"
+
+namespace bench {
+
+/// Real queries, keys and values with what they should give. Errors are relative, in the Frobenius norm, over all heads.
+class dataset {
+ public:
+  using answers = std::vector<Eigen::MatrixXd>;  // one [length, dim_v] a batch item and head
+
+  /// Reads q.npy, k.npy, v.npy of `folder`; throws std::runtime_error where they do not fit together.
+  explicit dataset(const std::string& folder);
+
+  double error(const operator_entry&, bool causal, const flags&) const;
+  /// Token by token, against causal full softmax.
+  double error(const decode_entry&, const flags&) const;
+  /// Of answering every query with the mean of the values it may see: what "knows nothing" scores.
+  double mean_error(bool causal) const;
+  std::string shape() const;
+
+ private:
+  problem problem_for(bool causal, const flags&) const;
+  const answers& exact(bool causal) const;
+  double distance(const std::vector<float>& out, bool causal) const;
+  input batch_item(const std::vector<float>& x, index item, index heads, index dim) const;
+
+  index batch_, heads_, kv_heads_, length_, dim_, dim_v_;
+  std::vector<float> q_, k_, v_;
+  mutable answers exact_[2];  // computed when first asked for
+};
+
+}  // namespace bench

@@ -1,0 +1,128 @@
+#include "flags.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <stdexcept>
+#include <variant>
+
+namespace bench {
+namespace {
+
+struct known_flag {
+  const char* name;
+  std::variant<flags::index flags::*, double flags::*, std::string flags::*, bool flags::*> member;
+  double least;
+  const char* help;
+};
+
+const known_flag known[] = {
+    {"heads", &flags::heads, 1, "heads (when decoding: key/value heads, each shared by 4 query heads)"},
+    {"dim", &flags::dim, 1, "size of a head"},
+    {"threads", &flags::threads, 1, "threads of the execution"},
+    {"window", &flags::window, 0, "sliding_window: keys on each side of the query"},
+    {"input", &flags::input, 0, "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on"},
+    {"min-length", &flags::min_length, 1, "shortest length; lengths double from here"},
+    {"max-length", &flags::max_length, 0, "longest length; 0: 16384, and 1048576 for what is linear"},
+    {"max-seconds", &flags::max_seconds, 0, "leave out lengths at which a single run would take longer"},
+    {"budget", &flags::budget, 0, "repeat the sweep up to 5 times while it fits into this many seconds"},
+    {"smoke", &flags::smoke, 0, "short lengths, one short repetition: does everything still run?"},
+    {"help", &flags::help, 0, "this text"},
+};
+
+template <class T>
+T number(const std::string& name, const std::string& text, double least) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !(static_cast<double>(value) >= least))
+    throw std::invalid_argument("attn_bench: --" + name + " expects a number >= " + std::to_string(static_cast<int>(least)) +
+                                "; found \"" + text + "\"");
+  return value;
+}
+
+bool boolean(const std::string& name, const std::string& text) {
+  if (text == "true" || text == "1") return true;
+  if (text == "false" || text == "0") return false;
+  throw std::invalid_argument("attn_bench: --" + name + " expects true or false; found \"" + text + "\"");
+}
+
+struct setter {
+  flags& set;
+  const known_flag& flag;
+  const std::string& text;
+  void operator()(flags::index flags::*m) const { set.*m = number<flags::index>(flag.name, text, flag.least); }
+  void operator()(double flags::*m) const { set.*m = number<double>(flag.name, text, flag.least); }
+  void operator()(std::string flags::*m) const { set.*m = text; }
+  void operator()(bool flags::*m) const { set.*m = boolean(flag.name, text); }
+};
+
+std::string shown(const flags& set, const known_flag& flag) {
+  struct printer {
+    const flags& f;
+    std::string operator()(flags::index flags::*m) const { return std::to_string(f.*m); }
+    std::string operator()(double flags::*m) const {
+      char text[32];
+      return {text, std::to_chars(text, text + sizeof text, f.*m).ptr};
+    }
+    std::string operator()(std::string flags::*m) const { return (f.*m).empty() ? "DIR" : f.*m; }
+    std::string operator()(bool flags::*m) const { return f.*m ? "true" : "false"; }
+  };
+  return std::visit(printer{set}, flag.member);
+}
+
+}  // namespace
+
+flags take_flags(std::vector<std::string>& arguments) {
+  flags set;
+  std::erase_if(arguments, [&](const std::string& argument) {
+    for (const known_flag& flag : known) {
+      const std::string head = std::string("--") + flag.name;
+      const bool alone = argument == head && std::holds_alternative<bool flags::*>(flag.member);
+      if (!alone && !argument.starts_with(head + "=")) continue;
+      const std::string text = alone ? "true" : argument.substr(head.size() + 1);
+      std::visit(setter{set, flag, text}, flag.member);
+      return true;
+    }
+    return false;
+  });
+  return set;
+}
+
+bool is_given(const std::vector<std::string>& arguments, const std::string& name) {
+  std::string variable = name;
+  std::ranges::transform(variable, variable.begin(), [](unsigned char c) { return std::toupper(c); });
+  return std::getenv(variable.c_str()) != nullptr ||
+         std::ranges::any_of(arguments, [head = "--" + name](const std::string& a) {
+           return a.starts_with(head) && (a.size() == head.size() || a[head.size()] == '=');
+         });
+}
+
+std::string value_of(const std::vector<std::string>& arguments, const std::string& name, const std::string& otherwise) {
+  const std::string head = "--" + name + "=";
+  std::string value = otherwise;
+  for (const std::string& a : arguments)
+    if (a.starts_with(head)) value = a.substr(head.size());
+  return value;
+}
+
+std::string flags_help() {
+  std::string text = "attn_bench measures the operators of attn: time, memory, share of the machine's peak, error.\n\n";
+  for (const known_flag& flag : known) {
+    std::string left = std::string("  --") + flag.name;
+    if (!std::holds_alternative<bool flags::*>(flag.member)) left += "=" + shown({}, flag);
+    left.resize(std::max<std::size_t>(left.size() + 2, 24), ' ');
+    text += left + flag.help + "\n";
+  }
+  return text + "\nand those of Google Benchmark:\n\n";
+}
+
+std::string describe(const flags& set, const std::vector<std::string>& names) {
+  std::string text;
+  for (const known_flag& flag : known)
+    if (std::ranges::find(names, flag.name) != names.end())
+      text += (text.empty() ? "" : ", ") + std::string(flag.name) + "=" + shown(set, flag);
+  return text;
+}
+
+}  // namespace bench

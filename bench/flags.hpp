@@ -1,0 +1,38 @@
+// attn_bench: its own flags, beside Google Benchmark's.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace bench {
+
+struct flags {
+  using index = std::ptrdiff_t;
+  index heads = 8, dim = 64, threads = 1;
+  index window = 128;
+  std::string input;         // folder with q.npy, k.npy, v.npy instead of the shipped data
+  index min_length = 256;
+  index max_length = 0;      // 0: what the operator's growth suggests
+  double max_seconds = 2;    // a single run that would take longer is left out
+  double budget = 240;       // seconds the sweep may take; more than one repetition only within it
+  bool smoke = false;
+  bool help = false;
+};
+
+/// Takes the flags it knows out of `arguments` and leaves the rest to Google Benchmark.
+/// Throws std::invalid_argument for a value that is none.
+flags take_flags(std::vector<std::string>& arguments);
+
+/// Whether Google Benchmark's flag `name` was given, as an argument or in the environment.
+bool is_given(const std::vector<std::string>& arguments, const std::string& name);
+
+/// The value given to it as an argument, or `otherwise`.
+std::string value_of(const std::vector<std::string>& arguments, const std::string& name, const std::string& otherwise);
+
+std::string flags_help();
+
+/// "window=128, rank=256": the values of the named flags.
+std::string describe(const flags& set, const std::vector<std::string>& names);
+
+}  // namespace bench

@@ -1,0 +1,75 @@
+#include "npy.hpp"
+
+#include <Eigen/Core>
+
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+
+namespace bench {
+namespace {
+
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  throw std::runtime_error("attn_bench: " + path + ": " + what);
+}
+
+/// What follows 'key': in the header, which is the text of a Python dictionary.
+std::string after(const std::string& path, const std::string& header, const std::string& key) {
+  const auto at = header.find("'" + key + "'");
+  const auto colon = at == std::string::npos ? at : header.find(':', at);
+  const auto begin = colon == std::string::npos ? colon : header.find_first_not_of(' ', colon + 1);
+  if (begin == std::string::npos) fail(path, "no " + key + " in the header");
+  return header.substr(begin);
+}
+
+template <class T>
+std::vector<double> convert(const std::string& path, const std::string& bytes, std::size_t begin, std::size_t count) {
+  if (bytes.size() - begin != count * sizeof(T))
+    fail(path, "expected " + std::to_string(count * sizeof(T)) + " bytes of data; found " + std::to_string(bytes.size() - begin));
+  std::vector<double> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    T value;
+    std::memcpy(&value, bytes.data() + begin + i * sizeof(T), sizeof(T));
+    values[i] = static_cast<double>(value);
+  }
+  return values;
+}
+
+}  // namespace
+
+array read_npy(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(path, "cannot be read");
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  if (bytes.size() < 12 || bytes.compare(0, 6, "\x93NUMPY") != 0) fail(path, "is not a .npy file");
+
+  const bool long_header = bytes[6] >= 2;  // format version 1 has two bytes for the header's length, later ones four
+  std::size_t header_bytes = 0;
+  for (std::size_t i = 0; i < (long_header ? 4U : 2U); ++i)
+    header_bytes |= std::size_t{static_cast<std::uint8_t>(bytes[8 + i])} << (8 * i);
+  const std::size_t data = (long_header ? 12 : 10) + header_bytes;
+  if (data > bytes.size()) fail(path, "ends within its header");
+  const std::string header = bytes.substr(0, data);
+
+  array result;
+  if (!after(path, header, "fortran_order").starts_with("False")) fail(path, "expected C order; found Fortran order");
+  std::string shape = after(path, header, "shape");
+  shape = shape.substr(0, shape.find(')'));
+  std::size_t count = 1;
+  for (std::size_t at = 0; (at = shape.find_first_of("0123456789", at)) != std::string::npos;) {
+    std::size_t digits = 0;
+    result.shape.push_back(std::stoll(shape.substr(at), &digits));
+    count *= static_cast<std::size_t>(result.shape.back());
+    at += digits;
+  }
+  const std::string type = after(path, header, "descr").substr(0, 5);
+  if (type == "'<f2'") result.values = convert<Eigen::half>(path, bytes, data, count);
+  else if (type == "'<f4'") result.values = convert<float>(path, bytes, data, count);
+  else if (type == "'<f8'") result.values = convert<double>(path, bytes, data, count);
+  else fail(path, "expected float16, float32 or float64 ('<f2', '<f4', '<f8'); found " + type);
+  return result;
+}
+
+}  // namespace bench

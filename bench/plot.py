@@ -1,0 +1,335 @@
+#!/usr/bin/python3
+"""Draws the curves of attn_bench: plot.py RESULTS.json [FOLDER]
+
+Writes time, memory, error and decode pictures as PNG and SVG. An operator has one colour in all of them: a hue for its
+family and a shade for itself. Causal is dashed. Needs matplotlib.
+"""
+import json
+import math
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+COLOURS = {
+    "full_softmax": "#1a1a1a", "sliding_window": "#1f77d0", "block": "#0b4f8a", "strided": "#56b4e9",
+    "bigbird": "#00838f", "lsh": "#5c6bc0",
+    "linformer": "#e07b00", "nystrom": "#b34700", "long_short": "#f2b134",
+    "linear": "#2e8b3d", "performer": "#7cb518", "rfa": "#0f5c2e",
+    "aft_full": "#8e3bb0", "aft_local": "#c774d8", "aft_simple": "#5b2a86", "aft_conv": "#e377c2",
+    "fnet": "#d1344b",
+}
+SPARE = ["#8c6d5a", "#7f7f7f", "#a3a300", "#c05780", "#3d7a7a", "#9a6324"]
+INK, FAINT = "#333333", "#c9c9c9"
+USUAL = 4096
+
+plt.rcParams.update({
+    "font.family": "DejaVu Sans", "font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#888888",
+    "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.color": "#ececec", "grid.linewidth": 0.8, "axes.axisbelow": True, "svg.fonttype": "none",
+    "figure.facecolor": "white", "savefig.facecolor": "white",
+})
+
+
+def colour(name):
+    if name not in COLOURS:
+        COLOURS[name] = SPARE[sum(map(ord, name)) % len(SPARE)]
+    return COLOURS[name]
+
+
+class Curve:
+    """One operator, causal or not, or its decoding: figures by length, each the best of its repetitions."""
+
+    def __init__(self, name):
+        self.name = name
+        self.decode = name.endswith("_decode")
+        self.causal = name.endswith("_causal")
+        self.operator = name.removesuffix("_decode").removesuffix("_causal")
+        self.colour = colour(self.operator)
+        self.dashes = (0, (4, 2)) if self.causal else "solid"
+        self.at = {}  # length -> row
+
+    def add(self, length, row):
+        if length not in self.at or row["best_ms"] < self.at[length]["best_ms"]:
+            self.at[length] = row
+
+    def line(self, key, factor=1.0):
+        lengths = sorted(self.at)
+        return lengths, [self.at[n][key] * factor for n in lengths]
+
+    def shown_length(self):
+        return USUAL if USUAL in self.at else max(self.at)
+
+    def usual(self):
+        return self.at[self.shown_length()]
+
+
+def read(path):
+    results = json.loads(Path(path).read_text())
+    curves = {}
+    for row in results["benchmarks"]:
+        if row.get("run_type") == "iteration" and "best_ms" in row:
+            name, length = row["name"].split("/")[:2]
+            curves.setdefault(name, Curve(name)).add(int(length), row)
+    return results["context"], list(curves.values())
+
+
+# --- how numbers are written --------------------------------------------------------------------------------------------
+def short(value, units):
+    for limit, size, unit in units:
+        if value < limit:
+            break
+    figure = value / size
+    return f"{figure:.2g} {unit}" if figure < 10 else f"{figure:.0f} {unit}"
+
+
+def seconds(ms):
+    return short(ms, [(1, 1e-3, "µs"), (1e3, 1, "ms"), (math.inf, 1e3, "s")])
+
+
+def memory(size):
+    return short(size, [(1 << 10, 1, "B"), (1 << 20, 1 << 10, "KiB"), (1 << 30, 1 << 20, "MiB"), (math.inf, 1 << 30, "GiB")])
+
+
+def tokens(n):
+    n = int(n)
+    return str(n) if n < 1024 else f"{n >> 10}K" if n < 1 << 20 else f"{n >> 20}M"
+
+
+def length_axis(axes, curves, label):
+    lengths = sorted({n for c in curves for n in c.at})
+    low, high = lengths[0], lengths[-1]
+    step = 1 if len(lengths) <= 7 else 2
+    ticks = [low << i for i in range(0, 40, step) if low << i <= high]
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(low / 1.25, high * 1.25)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FixedFormatter([tokens(t) for t in ticks]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(label)
+
+
+def value_axis(axis, written, base=10):
+    axis.set_major_locator(LogLocator(base=base, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: written(v)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def title(figure, text, context, curves=()):
+    shape = f"{context.get('heads')} heads of {context.get('dim')}, {context.get('threads')} thread(s), float"
+    where = f"{context.get('processor')}, {context.get('compiler')}: {context.get('peak_gflops')} Gflop/s a core"
+    figure.text(0.012, 0.975, text, fontsize=14, fontweight="bold", va="top", color="#111111")
+    figure.text(0.012, 0.925, f"{shape}  ·  {where}", fontsize=9, va="top", color="#666666")
+
+
+def save(figure, folder, name):
+    for kind in ("png", "svg"):
+        figure.savefig(folder / f"{name}.{kind}", dpi=160)
+    plt.close(figure)
+
+
+# --- curves with a key beside them --------------------------------------------------------------------------------------
+def key_table(figure, axes, curves, key, written, what):
+    """The legend is a small table right of the plot, in the order in which the curves cross the usual length."""
+    rows = defaultdict(dict)
+    for c in curves:
+        rows[c.operator][c.causal] = c
+    order = sorted(rows.values(), key=lambda r: -max(c.usual()[key] for c in r.values()))
+    box = axes.get_position()
+    left = box.x1 + 0.025
+    height = min(0.052, (box.height - 0.07) / max(len(order), 1))
+    lengths = {c.shown_length() for c in curves}
+    at = tokens(lengths.pop()) if len(lengths) == 1 else "the longest"
+    top = box.y1
+
+    def put(x, y, text, **style):
+        figure.text(x, y, text, va="center", fontsize=9, **style)
+
+    put(left + 0.215, top, f"{what} at {at}", color="#666666", ha="right")
+    put(left + 0.272, top, "causal", color="#666666", ha="right")
+    for i, row in enumerate(order):
+        y = top - 0.05 - i * height
+        c = next(iter(row.values()))
+        figure.add_artist(plt.Line2D([left, left + 0.022], [y, y], color=c.colour, linewidth=3, solid_capstyle="butt"))
+        put(left + 0.03, y, c.operator, color=c.colour, fontweight="bold")
+        for causal, x in ((False, 0.215), (True, 0.272)):
+            if causal in row:
+                put(left + x, y, written(row[causal].usual()[key]), color=INK, ha="right")
+    y = top - 0.05 - len(order) * height - 0.02
+    for i, (text, dashes) in enumerate((("every query sees all it may", "solid"), ("causal", (0, (4, 2))))):
+        figure.add_artist(plt.Line2D([left, left + 0.03], [y - i * 0.04] * 2, color="#777777", linewidth=1.6, linestyle=dashes))
+        put(left + 0.04, y - i * 0.04, text, color="#777777")
+
+
+def guides(axes, curves, key):
+    """Faint lines of slope 1 and 2 through the lower left, to read the exponents by."""
+    low, high = axes.get_xlim()
+    bottom, top = axes.get_ylim()
+    start = min(c.line(key)[1][0] for c in curves) * 0.6
+    for power, text in ((1, "∝ L"), (2, "∝ L²")):
+        end = min(high, low * (top / start) ** (1 / power))
+        axes.plot([low, end], [start, start * (end / low) ** power], color=FAINT, linewidth=1, linestyle=":", zorder=0)
+        axes.annotate(text, (end, start * (end / low) ** power), xytext=(-8, -10), textcoords="offset points",
+                      fontsize=8.5, color="#9a9a9a", ha="right", va="top")
+    axes.set_xlim(low, high)
+    axes.set_ylim(bottom, top)
+
+
+def curve_picture(context, curves, folder, name, heading, key, written, what, base):
+    figure = plt.figure(figsize=(11, 6.2))
+    axes = figure.add_axes((0.075, 0.09, 0.60, 0.77))
+    axes.set_yscale("log", base=base)
+    for c in curves:
+        x, y = c.line(key)
+        axes.plot(x, y, color=c.colour, linestyle=c.dashes, linewidth=2, marker="o", markersize=3.2)
+    length_axis(axes, curves, "length (tokens)")
+    if base == 10:
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom * 0.7, top)
+        guides(axes, curves, key)
+    value_axis(axes.yaxis, written, base)
+    if any(USUAL in c.at for c in curves):
+        axes.axvline(USUAL, color=FAINT, linewidth=1, zorder=0)
+    title(figure, heading, context)
+    key_table(figure, axes, curves, key, written, what)
+    save(figure, folder, name)
+
+
+# --- error against time -------------------------------------------------------------------------------------------------
+def spread(points, gap):
+    """Moves labels apart vertically: for each wanted height (ascending) the height it gets."""
+    placed = []
+    for y in points:
+        placed.append(max(y, placed[-1] + gap) if placed else y)
+    shift = sum(p - y for p, y in zip(placed, points)) / max(len(points), 1)
+    return [p - shift for p in placed]
+
+
+def label_points(axes, points):
+    """Names beside their points, moved apart where they would collide."""
+    to_pixels, to_data = axes.transData, axes.transData.inverted()
+    gap = 13 * axes.figure.dpi / 72
+    columns = []  # groups of points whose labels could touch
+    for x, y, c in sorted(((*to_pixels.transform((x, y)), c) for x, y, c in points), key=lambda p: p[0]):
+        if columns and x - columns[-1][-1][0] < 110 * axes.figure.dpi / 72:
+            columns[-1].append((x, y, c))
+        else:
+            columns.append([(x, y, c)])
+    for column in columns:
+        column.sort(key=lambda p: p[1])
+        for (x, y, c), label_y in zip(column, spread([p[1] for p in column], gap)):
+            at = to_data.transform((x, y))
+            offset = ((9) * 1.0, (label_y - y) * 72 / axes.figure.dpi)
+            line = {"arrowstyle": "-", "color": c.colour, "linewidth": 0.6, "shrinkB": 3} if abs(offset[1]) > 4 else None
+            axes.annotate(c.operator, at, xytext=offset, textcoords="offset points", fontsize=8.5, color=c.colour,
+                          fontweight="bold", va="center", arrowprops=line)
+
+
+def error_picture(context, curves, folder):
+    curves = [c for c in curves if "rel_error" in c.usual()]
+    if not curves:
+        return
+    layers = [s for s in ("", "_1") if "rel_error" + s in curves[0].usual()]
+    figure = plt.figure(figsize=(11, 6.2))
+    rows = figure.add_gridspec(2, len(layers), height_ratios=(5, 1), left=0.075, right=0.985, bottom=0.09, top=0.83,
+                               hspace=0.12, wspace=0.12)
+    times = [c.usual()["best_ms"] for c in curves]
+    approximate = [c.usual()["rel_error" + s] for c in curves for s in layers if c.usual()["rel_error" + s] > 1e-4]
+    floor = min(approximate, default=0.1)
+    names = [n.strip() for n in context.get("error_data", "").split(",")]
+    for column, suffix in enumerate(layers):
+        upper, lower = figure.add_subplot(rows[0, column]), figure.add_subplot(rows[1, column])
+        for axes in (upper, lower):
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set_xlim(min(times) / 1.6, max(times) * (6 if len(layers) > 1 else 3))
+        upper.set_ylim(min(floor / 1.8, 0.08), 2)
+        lower.set_ylim(2e-8, 2e-5)
+        upper.tick_params(labelbottom=False)
+        upper.spines["bottom"].set_visible(False)
+        base = context.get("mean_error" + suffix)
+        if base:
+            upper.axhline(float(base), color="#999999", linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=0)
+            upper.annotate(f"mean of all values: {float(base):.2f}", (0.005, float(base)), xycoords=("axes fraction", "data"),
+                           xytext=(0, 3), textcoords="offset points", fontsize=8.5, color="#777777")
+        by_operator = defaultdict(list)
+        for c in curves:
+            row = c.usual()
+            error = max(row["rel_error" + suffix], 3e-8)
+            axes = upper if error > 1e-4 else lower
+            axes.plot(row["best_ms"], error, "o", markersize=8, color=c.colour, markeredgewidth=1.8,
+                      markerfacecolor="white" if c.causal else c.colour)
+            by_operator[c.operator].append((row["best_ms"], error, axes, c))
+        for axes in (upper, lower):
+            for members in by_operator.values():
+                here = [(x, y) for x, y, a, _ in members if a is axes]
+                axes.plot(*zip(*here), color=members[0][3].colour, linewidth=1, linestyle=(0, (2, 2)), zorder=1) if here else None
+            # the rightmost of an operator's points bears its name
+            best = [max(((x, y, c) for x, y, a, c in m if a is axes), key=lambda p: p[0], default=None) for m in by_operator.values()]
+            label_points(axes, [p for p in best if p])
+            value_axis(axes.xaxis, seconds)
+        upper.yaxis.set_major_locator(FixedLocator([0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1, 2]))
+        upper.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        upper.yaxis.set_minor_locator(NullLocator())
+        lower.yaxis.set_major_locator(FixedLocator([1e-7, 1e-6, 1e-5]))
+        lower.yaxis.set_minor_locator(NullLocator())
+        lower.set_xlabel(f"time at {tokens(curves[0].shown_length())} tokens")
+        upper.set_title(names[column] if column < len(names) else "", fontsize=10, color="#666666", loc="left")
+        if column == 0:
+            upper.set_ylabel("relative error against full softmax")
+            lower.set_ylabel("rounding\nonly")
+    title(figure, "Error against time: lower and further left is better", context)
+    figure.text(0.985, 0.925, "filled: every query sees all it may   hollow: causal", fontsize=9, va="top", ha="right", color="#666666")
+    save(figure, folder, "error")
+
+
+# --- decoding -------------------------------------------------------------------------------------------------------------
+def decode_picture(context, curves, folder):
+    figure = plt.figure(figsize=(11, 4.8))
+    left, right = figure.add_axes((0.075, 0.12, 0.36, 0.68)), figure.add_axes((0.52, 0.12, 0.36, 0.68))
+    for axes, key, name in ((left, "best_ms", "time of one token"), (right, "of_read_bandwidth", "cache read, as a share of memory bandwidth")):
+        ends = []
+        for c in sorted(curves, key=lambda c: c.line(key)[1][-1]):
+            x, y = c.line(key)
+            axes.plot(x, y, color=c.colour, linewidth=2, marker="o", markersize=3.2)
+            ends.append((x[-1], y[-1], c))
+        length_axis(axes, curves, "tokens in the cache")
+        axes.set_title(name, fontsize=10, color="#666666", loc="left")
+        if key == "best_ms":
+            axes.set_yscale("log")
+            value_axis(axes.yaxis, seconds)
+        else:
+            axes.set_ylim(0, max(1.0, max(max(c.line(key)[1]) for c in curves) * 1.05))
+            gap = 13 * figure.dpi / 72
+            pixels = [axes.transData.transform((x, y))[1] for x, y, _ in ends]
+            for (x, y, c), label in zip(ends, spread(pixels, gap)):
+                axes.annotate(c.operator, (x, y), xytext=(8, (label - axes.transData.transform((x, y))[1]) * 72 / figure.dpi),
+                              textcoords="offset points", color=c.colour, fontsize=9, fontweight="bold", va="center")
+    title(figure, "Decoding: one more token", context)
+    heads = context.get("heads", "8")
+    figure.text(0.985, 0.925, f"{4 * int(heads)} query heads over {heads} key/value heads", fontsize=9, va="top", ha="right", color="#666666")
+    save(figure, folder, "decode")
+
+
+def main():
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    context, curves = read(sys.argv[1])
+    folder = Path(sys.argv[2] if len(sys.argv) == 3 else Path(sys.argv[1]).parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    whole, decode = [c for c in curves if not c.decode], [c for c in curves if c.decode]
+    if whole:
+        curve_picture(context, whole, folder, "time", "Time against length", "best_ms", seconds, "time", 10)
+        curve_picture(context, whole, folder, "memory", "Scratch memory against length", "scratch_bytes", memory, "scratch", 2)
+        error_picture(context, whole, folder)
+    if decode:
+        decode_picture(context, decode, folder)
+
+
+if __name__ == "__main__":
+    main()

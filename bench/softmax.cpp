@@ -1,0 +1,114 @@
+// Exact softmax over a set of keys.
+#include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/kv_cache.hpp>
+#include <attn/softmax/sliding_window.hpp>
+#include <attn/softmax/sliding_window_cache.hpp>
+
+#include <algorithm>
+
+#include "table.hpp"
+
+namespace bench {
+namespace {
+
+// Per seen pair: one product with the key, one with the value.
+double pair_flops(const problem& p, double pairs) {
+  return 2.0 * pairs * static_cast<double>((p.dim + p.dim_v) * p.heads);
+}
+
+double full_pairs(const problem& p) {
+  const auto n = static_cast<double>(p.length);
+  return p.causal ? n * (n + 1) / 2 : n * n;
+}
+
+double window_pairs(const problem& p) {
+  const auto n = static_cast<double>(p.length), w = static_cast<double>(std::min(p.set.window, p.length - 1));
+  const double one_side = n * w - w * (w + 1) / 2;
+  return n + one_side * (p.causal ? 1 : 2);
+}
+
+double token_bytes(const problem& p) {
+  return static_cast<double>(p.kv_heads * (p.dim + p.dim_v)) * sizeof(float);
+}
+
+double seen_by_last(const problem& p) { return static_cast<double>(std::min(p.length, p.set.window + 1)); }
+
+struct full_softmax_stream final : stream {
+  attn::kv_cache<float> cache;
+
+  explicit full_softmax_stream(const problem& p) : cache(1, p.kv_heads, p.dim, p.dim_v) { cache.reserve(p.length); }
+  std::unique_ptr<stream> copy() const override { return std::make_unique<full_softmax_stream>(*this); }
+  void feed(input k, input v) override { cache.append(k, v); }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    attn::full_softmax_step(cache, q, k, v, out, {}, exec);
+  }
+  void rewind(index tokens) override { cache.truncate(tokens); }
+};
+
+struct sliding_window_stream final : stream {
+  attn::sliding_window_cache<float> cache;
+
+  explicit sliding_window_stream(const problem& p) : cache(1, p.kv_heads, p.dim, p.dim_v, {.left = p.set.window}) {}
+  std::unique_ptr<stream> copy() const override { return std::make_unique<sliding_window_stream>(*this); }
+  void feed(input k, input v) override {
+    std::vector<float> unused(static_cast<std::size_t>(v.size()));
+    attn::sliding_window_step(cache, k, k, v, output(unused.data(), v.extents()));
+  }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    attn::sliding_window_step(cache, q, k, v, out, {}, exec);
+  }
+  void rewind(index) override {}
+};
+
+runner prepare_full(const problem& p) {
+  return [causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+    attn::full_softmax(q, k, v, out, {.causal = causal}, exec);
+  };
+}
+
+runner prepare_window(const problem& p) {
+  return [w = p.set.window, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+    attn::sliding_window(q, k, v, out, {.left = w, .right = w, .causal = causal}, exec);
+  };
+}
+
+}  // namespace
+
+family softmax_family() {
+  return {
+      .operators =
+          {{.name = "full_softmax",
+            .cost = growth::quadratic,
+            .has_causal = true,
+            .exact = true,
+            .uses = {},
+            .flops = [](const problem& p) { return pair_flops(p, full_pairs(p)); },
+            .prepare = prepare_full},
+           {.name = "sliding_window",
+            .cost = growth::linear,
+            .has_causal = true,
+            .exact = false,
+            .uses = {"window"},
+            .flops = [](const problem& p) { return pair_flops(p, window_pairs(p)); },
+            .prepare = prepare_window}},
+      .decoders =
+          {{.name = "full_softmax_decode",
+            .exact = true,
+            .uses = {},
+            .flops = [](const problem& p) { return pair_flops(p, static_cast<double>(p.length)); },
+            .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes(p); },
+            .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+              return std::make_unique<full_softmax_stream>(p);
+            }},
+           {.name = "sliding_window_decode",
+            .exact = false,
+            .uses = {"window"},
+            .flops = [](const problem& p) { return pair_flops(p, seen_by_last(p)); },
+            .cache_bytes = [](const problem& p) { return seen_by_last(p) * token_bytes(p); },
+            .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+              return std::make_unique<sliding_window_stream>(p);
+            }}},
+  };
+}
+
+}  // namespace bench

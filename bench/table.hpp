@@ -1,0 +1,75 @@
+// attn_bench: the table of operators.
+//
+// An operator joins by one entry in the file of its family (softmax.cpp); a new family is one more file, named in
+// families() and CMakeLists.txt. Everything else, the lengths, the names, the counters, the error on real data, the final
+// table and the pictures, follows from the entry.
+#pragma once
+
+#include <attn/core/execution.hpp>
+#include <attn/core/tensor_view.hpp>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "flags.hpp"
+
+namespace bench {
+
+using attn::index;
+using input = attn::tensor_view<const float>;
+using output = attn::tensor_view<float>;
+
+/// One shape an operator is run at: q [1, heads, length, dim], k and v [1, kv_heads, length, dim or dim_v].
+struct problem {
+  index length, heads, kv_heads, dim, dim_v;
+  bool causal;
+  const flags& set;
+};
+
+enum class growth { linear, quadratic };
+
+using runner = std::function<void(input q, input k, input v, output out, attn::execution&)>;
+
+struct operator_entry {
+  std::string name;
+  growth cost;
+  bool has_causal;                // also benchmarked as <name>_causal
+  bool exact;                     // computes full softmax: its error must be rounding alone
+  std::vector<std::string> uses;  // the flags it depends on, besides heads, dim and threads
+  double (*flops)(const problem&);  // what the formula needs, a multiply-add counting two, exponentials none
+  runner (*prepare)(const problem&);  // parameters (projections, features) are made here, outside the timing
+  double (*parameter_bytes)(const problem&) = nullptr;
+};
+
+/// Decoding: a state that has seen some tokens and is fed one more at a time.
+struct stream {
+  virtual ~stream() = default;
+  virtual std::unique_ptr<stream> copy() const = 0;
+  /// Takes in tokens whose answers nobody asks for.
+  virtual void feed(input k, input v) = 0;
+  virtual void step(input q, input k, input v, output out, attn::execution&) = 0;
+  /// Goes back to `tokens` tokens if they make the next step dearer; a state of constant size has nothing to do.
+  virtual void rewind(index tokens) = 0;
+};
+
+struct decode_entry {
+  std::string name;
+  bool exact;
+  std::vector<std::string> uses;
+  double (*flops)(const problem&);        // of one step that ends with problem.length tokens seen
+  double (*cache_bytes)(const problem&);  // of the state that one step has to read
+  std::unique_ptr<stream> (*prepare)(const problem&);
+};
+
+struct family {
+  std::vector<operator_entry> operators;
+  std::vector<decode_entry> decoders;
+};
+
+family softmax_family();
+
+inline std::vector<family> families() { return {softmax_family()}; }
+
+}  // namespace bench

@@ -1,0 +1,121 @@
+#include "variant.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "inputs.hpp"
+#include "machine.hpp"
+
+namespace bench {
+namespace {
+
+constexpr index longest_linear = 1 << 20, longest_quadratic = 1 << 14, longest_cache = 1 << 16;
+constexpr index queries_per_kv_head = 4;  // of the decoders
+
+input random_view(role r, index heads, index length, index dim) {
+  return {normal_numbers(r, static_cast<std::size_t>(heads * length * dim)), {1, heads, length, dim}};
+}
+
+output result_view(index heads, index length, index dim) {
+  return {result_memory(static_cast<std::size_t>(heads * length * dim)), {1, heads, length, dim}};
+}
+
+double bytes(const problem& p) {
+  return sizeof(float) * static_cast<double>(p.length) * static_cast<double>(p.heads + p.kv_heads) *
+         static_cast<double>(p.dim + p.dim_v);
+}
+
+variant make_variant(const operator_entry& entry, bool causal, const flags& set) {
+  const auto at = [causal, &set](index length) -> problem {
+    return {length, set.heads, set.heads, set.dim, set.dim, causal, set};
+  };
+  const std::string suffix = causal ? "_causal" : "";
+  variant x;
+  x.name = entry.name + suffix;
+  x.rival = "full_softmax" + suffix;
+  x.label = describe(set, entry.uses);
+  x.exact = entry.exact;
+  x.longest = entry.cost == growth::linear ? longest_linear : longest_quadratic;
+  x.flops = [&entry, at](index length) { return entry.flops(at(length)); };
+  x.memory_bytes = [&entry, at](index length) {
+    const problem p = at(length);
+    return bytes(p) + (entry.parameter_bytes ? entry.parameter_bytes(p) : 0);
+  };
+  x.prepare = [&entry, at](index length) -> workload {
+    const problem p = at(length);
+    const input q = random_view(role::query, p.heads, length, p.dim), k = random_view(role::key, p.kv_heads, length, p.dim),
+                v = random_view(role::value, p.kv_heads, length, p.dim_v);
+    const output out = result_view(p.heads, length, p.dim_v);
+    return {[=, run = entry.prepare(p)](attn::execution& exec) { run(q, k, v, out, exec); }, out.data()};
+  };
+  x.error = [&entry, causal, &set](const dataset& data) { return data.error(entry, causal, set); };
+  x.mean_error = [causal](const dataset& data) { return data.mean_error(causal); };
+  return x;
+}
+
+/// A model has a cache for every layer and comes back to each only after all the others. One cache alone would stay in
+/// the processor's; so as many take turns as it takes to find each of them in memory.
+std::vector<std::unique_ptr<stream>> make_layers(const decode_entry& entry, const problem& p) {
+  std::vector<std::unique_ptr<stream>> layers;
+  layers.push_back(entry.prepare(p));
+  constexpr index chunk = 4096;
+  for (index begin = 0; begin < p.length - 1; begin += chunk) {
+    const index count = std::min(chunk, p.length - 1 - begin);
+    layers[0]->feed(random_view(role::key, p.kv_heads, p.length, p.dim).slice(2, begin, count),
+                    random_view(role::value, p.kv_heads, p.length, p.dim_v).slice(2, begin, count));
+  }
+  const double enough = 4 * static_cast<double>(last_level_cache_bytes()) / entry.cache_bytes(p);
+  const auto count = static_cast<std::size_t>(std::clamp(std::ceil(enough), 1.0, 1024.0));
+  while (layers.size() < count) layers.push_back(layers[0]->copy());
+  return layers;
+}
+
+variant make_variant(const decode_entry& entry, const flags& set) {
+  const auto at = [&set](index length) -> problem {
+    return {length, queries_per_kv_head * set.heads, set.heads, set.dim, set.dim, true, set};
+  };
+  variant x;
+  x.name = entry.name;
+  x.rival = "full_softmax_decode";
+  x.label = describe(set, entry.uses);
+  x.exact = entry.exact;
+  x.longest = longest_cache;
+  x.flops = [&entry, at](index length) { return entry.flops(at(length)); };
+  x.cache_bytes = [&entry, at](index length) { return entry.cache_bytes(at(length)); };
+  x.memory_bytes = [at](index length) {
+    return 4 * (bytes(at(length)) + static_cast<double>(last_level_cache_bytes()));
+  };
+  x.prepare = [&entry, at](index length) -> workload {
+    const problem p = at(length);
+    const auto layers = std::make_shared<std::vector<std::unique_ptr<stream>>>(make_layers(entry, p));
+    const input q = random_view(role::query, p.heads, 1, p.dim), k = random_view(role::key, p.kv_heads, 1, p.dim),
+                v = random_view(role::value, p.kv_heads, 1, p.dim_v);
+    const output out = result_view(p.heads, 1, p.dim_v);
+    return {[=, turn = std::size_t{0}](attn::execution& exec) mutable {
+              stream& layer = *(*layers)[turn++ % layers->size()];
+              layer.rewind(length - 1);
+              layer.step(q, k, v, out, exec);
+            },
+            out.data()};
+  };
+  x.error = [&entry, &set](const dataset& data) { return data.error(entry, set); };
+  x.mean_error = [](const dataset& data) { return data.mean_error(true); };
+  return x;
+}
+
+}  // namespace
+
+std::vector<variant> make_variants(const flags& set) {
+  static const std::vector<family> all = families();
+  std::vector<variant> variants;
+  for (const family& f : all) {
+    for (const operator_entry& entry : f.operators) {
+      variants.push_back(make_variant(entry, false, set));
+      if (entry.has_causal) variants.push_back(make_variant(entry, true, set));
+    }
+    for (const decode_entry& entry : f.decoders) variants.push_back(make_variant(entry, set));
+  }
+  return variants;
+}
+
+}  // namespace bench
