@@ -178,24 +178,30 @@ void attend(const row_block<T>& block, const key_slab<T>& slab, const Terms& ter
       });
 }
 
-/// Divides by the denominator, `sink` (a logit without a value, base e) included, and writes row r to out.row(which[r])
-/// and its log-sum-exp to lse(which[r]) where wanted. A row that has seen no key becomes 0 and its lse -infinity, sink or
-/// not.
+/// Ends one row: o, the sum of weights `sum` and the maximum `top` (base 2) of the keys seen become output and natural
+/// log-sum-exp, `sink` (a logit without a value, base e) included. A row that has seen no key becomes 0 and its lse
+/// -infinity, sink or not.
+template <class T, class S>
+void finish_row(const T* o, T sum, T top, const T* sink, index dim_v, S* out, index stride, T* lse) {
+  T factor = T(1);
+  if (sink && top != -std::numeric_limits<T>::infinity()) {
+    const T logit = *sink * log2_e<T>, higher = std::max(top, logit);
+    factor = std::exp2(top - higher);
+    sum = sum * factor + std::exp2(logit - higher);
+    top = higher;
+  }
+  if (lse) *lse = (top + std::log2(sum)) * ln_2<T>;
+  const T normal = sum == T(0) ? T(0) : factor / sum;
+  for (index d = 0; d < dim_v; ++d) out[d * stride] = static_cast<S>(o[d] * normal);
+}
+
+/// Ends the block: its rows go to out.row(which[r]) and lse[which[r] * lse_stride].
 template <class T, class S>
 void finish(const row_block<T>& block, const matrix_view<S>& out, const T* sink, T* lse, index lse_stride) {
   for (index r = 0; r < block.rows; ++r) {
-    T top = block.top[r], sum = sum_lanes(load<T>(block.sum + r * width<T>)), factor = T(1);
-    if (sink && top != -std::numeric_limits<T>::infinity()) {
-      const T logit = *sink * log2_e<T>, higher = std::max(top, logit);
-      factor = std::exp2(top - higher);
-      sum = sum * factor + std::exp2(logit - higher);
-      top = higher;
-    }
-    if (lse) lse[block.where[r] * lse_stride] = (top + std::log2(sum)) * ln_2<T>;
-    const T* o = block.out + r * block.out_stride;
-    S* to = out.row(block.where[r]);
-    const T normal = sum == T(0) ? T(0) : factor / sum;
-    for (index d = 0; d < block.dim_v; ++d) to[d * out.col_stride] = static_cast<S>(o[d] * normal);
+    const index i = block.where[r];
+    finish_row(block.out + r * block.out_stride, sum_lanes(load<T>(block.sum + r * width<T>)), block.top[r], sink,
+               block.dim_v, out.row(i), out.col_stride, lse ? lse + i * lse_stride : nullptr);
   }
 }
 

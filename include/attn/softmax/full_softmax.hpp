@@ -9,11 +9,13 @@
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
 //          Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     2 B H Lq Lk (D + Dv) operations, half of it when causal. Scratch: the packed keys and values of one key head
-//          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk.
+//          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to four queries, as in
+//          decoding, the keys are read in place and scratch does not depend on Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
 #include <attn/softmax/blockwise.hpp>
+#include <attn/softmax/few_queries.hpp>
 #include <attn/softmax/merge.hpp>
 
 namespace attn {
@@ -52,11 +54,137 @@ void clear_rows(const matrix_view<S>& out, index begin, index end, T* lse, index
   }
 }
 
+/// Up to this many queries a head are attended where the keys lie (few_queries.hpp); more are worth packing the keys for.
+inline constexpr index few_queries = 4;
+
+/// One call, after its checks.
+template <class S, class Score>
+struct full_call {
+  using T = compute_type<S>;
+
+  const tensor_view<const S>&q, &k, &v;
+  const tensor_view<S>& out;
+  const full_softmax_options<S>& options;
+  attention_shape shape;
+  sequence_lengths lengths;
+  score_terms<T, Score> terms;
+
+  bool few(index b) const { return lengths.queries(b) <= few_queries; }
+  index end_of(index b, index i) const {
+    const index keys = lengths.keys(b);
+    return options.causal ? std::clamp(i + keys - lengths.queries(b) + 1, index(0), keys) : keys;
+  }
+  const T* sink(index h) const { return options.sinks.empty() ? nullptr : &options.sinks[static_cast<std::size_t>(h)]; }
+  T* lse(index b, index h) const { return options.lse ? &options.lse(b, h, 0) : nullptr; }
+
+  /// Pairs [first, first + count) of batch item and key head, by the blockwise kernel: packed, then attended.
+  void attend_pairs(index first, index count, execution& where) const {
+    constexpr index pack_step = 512;
+    const index group = shape.group(), packs = (shape.keys + pack_step - 1) / pack_step;
+    const index row_blocks = (shape.queries + max_rows - 1) / max_rows;
+    const auto slabs = where.shared_scratch([&](carver& memory) {
+      auto* list = memory.take<key_slab<T>>(count);
+      for (index n = 0; n < count; ++n) {
+        const auto slab = key_slab<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
+        if (list) list[n] = slab;
+      }
+      return list;
+    });
+    where.for_each(count * packs, [&](index task, int) {
+      const index n = task / packs, b = (first + n) / shape.kv_heads, h = (first + n) % shape.kv_heads;
+      const index begin = task % packs * pack_step, end = std::min(begin + pack_step, lengths.keys(b));
+      if (begin < end && !few(b)) slabs[n].pack(head_of(k, b, h), head_of(v, b, h), begin, end);
+    });
+    // The last row blocks of a causal call are the longest: they go first.
+    where.for_each(count * group * row_blocks, [&](index task, int worker) {
+      const index i0 = (row_blocks - 1 - task / (count * group)) * max_rows;
+      const index n = task % (count * group) / group, b = (first + n) / shape.kv_heads;
+      const index h = (first + n) % shape.kv_heads * group + task % group;
+      const index queries = lengths.queries(b), i1 = std::min(i0 + max_rows, queries);
+      if (i0 < i1 && !few(b)) {
+        auto block = where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+        block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
+        for (index i = i0; i < i1; ++i) block.span[i - i0] = {0, end_of(b, i)};
+        attend(block, slabs[n], terms.for_head(b, h, lengths.keys(b) - queries));
+        finish(block, head_of(out, b, h), sink(h), lse(b, h), options.lse.stride(2));
+      }
+      clear_rows(head_of(out, b, h), std::max(i0, queries), std::min(i0 + max_rows, shape.queries), lse(b, h),
+                 options.lse.stride(2));
+    });
+  }
+
+  /// The batch items with few queries, by the streaming kernel: waves of chunks of keys, merged in order.
+  void attend_few(execution& where) const {
+    const index most = std::min(few_queries, shape.queries), most_rows = shape.group() * most;
+    const index chunks = std::max<index>(1, (shape.keys + stream_chunk - 1) / stream_chunk);
+    const index tasks = shape.batch * shape.kv_heads * chunks, wave = where.threads() == 1 ? 1 : 4 * where.threads();
+    const auto states = where.shared_scratch([&](carver& memory) {
+      auto* list = memory.take<stream_state<T>>(wave + 1);
+      for (index n = 0; n <= wave; ++n) {
+        const auto state = stream_state<T>::layout(memory, most_rows, shape.dim_v);
+        if (list) list[n] = state;
+      }
+      return list;
+    });
+    stream_state<T>& total = states[wave];
+    for (index first = 0; first < tasks; first += wave) {
+      const index count = std::min(wave, tasks - first);
+      where.for_each(count, [&](index n, int worker) {
+        const index pair = (first + n) / chunks, b = pair / shape.kv_heads, h = pair % shape.kv_heads;
+        if (!few(b)) return;
+        const index begin = (first + n) % chunks * stream_chunk, end = std::min(begin + stream_chunk, lengths.keys(b));
+        states[n].rows = shape.group() * lengths.queries(b);
+        states[n].clear();
+        if (begin >= end) return;
+        stream_queries<T> rows;
+        const auto scratch = where.scratch(worker, [&](carver& memory) {
+          rows = stream_queries<T>::layout(memory, most_rows, shape.dim);
+          return stream_scratch<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
+        });
+        rows.begin(q, b, h * shape.group(), states[n].rows, lengths.queries(b), terms.query_factor());
+        attend_stream(rows, head_of(k, b, h), head_of(v, b, h), begin, end,
+                      terms.for_head(b, 0, lengths.keys(b) - lengths.queries(b)), [&](index i) { return end_of(b, i); },
+                      scratch, states[n]);
+      });
+      for (index n = 0; n < count; ++n) {
+        const index pair = (first + n) / chunks, chunk = (first + n) % chunks, b = pair / shape.kv_heads;
+        if (!few(b)) continue;
+        if (chunk == 0) {
+          total.rows = states[n].rows;
+          total.clear();
+        }
+        total.merge(states[n]);
+        if (chunk + 1 < chunks) continue;
+        for (index r = 0; r < total.rows; ++r) {
+          const index h = pair % shape.kv_heads * shape.group() + r / lengths.queries(b), i = r % lengths.queries(b);
+          finish_row(total.out + r * total.stride, total.sum[r], total.top[r], sink(h), shape.dim_v, &out(b, h, i, 0),
+                     out.stride(3), lse(b, h) ? lse(b, h) + i * options.lse.stride(2) : nullptr);
+        }
+      }
+    }
+  }
+
+  void run(execution& where) const {
+    index few_items = 0;
+    for (index b = 0; b < shape.batch; ++b) few_items += few(b);
+    if (few_items > 0) attend_few(where);
+    // A wave of pairs keeps the threads busy; serial, it is one pair.
+    const index pairs = shape.batch * shape.kv_heads, threads = where.threads();
+    const index bytes = std::max<index>(1, shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T)));
+    const index wave = threads == 1 ? 1 : std::clamp<index>((index(8) << 20) / bytes, threads, std::max(pairs, threads));
+    if (few_items < shape.batch || shape.queries > few_queries)
+      for (index first = 0; first < pairs; first += wave) attend_pairs(first, std::min(wave, pairs - first), where);
+    else
+      for (index b = 0; b < shape.batch; ++b)
+        for (index h = 0; h < shape.heads; ++h)
+          clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, lse(b, h), options.lse.stride(2));
+  }
+};
+
 template <class S, class Score>
 void full_softmax(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
                   const tensor_view<const S>& v, const tensor_view<S>& out, const full_softmax_options<S>& options,
                   Score& score, execution& where) {
-  using T = compute_type<S>;
   const attention_shape shape = check_attention(at, q, k, v, out);
   const sequence_lengths lengths = check_lengths(at, shape, options);
   check_softmax_options(at, shape, options, q, k, v, out);
@@ -69,55 +197,10 @@ void full_softmax(const door& at, const tensor_view<const S>& q, const tensor_vi
     at.apart("out", out, "bias", options.bias);
     at.apart("lse", options.lse, "bias", options.bias);
   }
+  using T = compute_type<S>;
   const score_terms<T, Score> terms{options.softcap, options.bias, options.alibi_slopes, &score,
                                     scale_or_default(options.scale, shape.dim)};
-
-  // Pairs of batch item and key head go in waves: as many as keep the threads busy, one when serial. A wave is packed,
-  // then attended.
-  const index pairs = shape.batch * shape.kv_heads, group = shape.group();
-  const index pair_bytes = std::max<index>(1, shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T)));
-  const index threads = where.threads();
-  const index wave = threads == 1 ? 1 : std::clamp<index>((index(8) << 20) / pair_bytes, threads, std::max(pairs, threads));
-  constexpr index pack_step = 512;
-  const index row_blocks = (shape.queries + max_rows - 1) / max_rows, packs = (shape.keys + pack_step - 1) / pack_step;
-
-  for (index pair0 = 0; pair0 < pairs; pair0 += wave) {
-    const index now = std::min(wave, pairs - pair0);
-    auto slabs = where.shared_scratch([&](carver& memory) {
-      auto* list = memory.take<key_slab<T>>(now);
-      for (index n = 0; n < now; ++n) {
-        const auto slab = key_slab<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
-        if (list) list[n] = slab;
-      }
-      return list;
-    });
-    where.for_each(now * packs, [&](index task, int) {
-      const index n = task / packs, b = (pair0 + n) / shape.kv_heads, h = (pair0 + n) % shape.kv_heads;
-      const index begin = task % packs * pack_step, end = std::min(begin + pack_step, lengths.keys(b));
-      if (begin < end) slabs[n].pack(head_of(k, b, h), head_of(v, b, h), begin, end);
-    });
-    // The last row blocks of a causal call are the longest: they go first.
-    where.for_each(now * group * row_blocks, [&](index task, int worker) {
-      const index i0 = (row_blocks - 1 - task / (now * group)) * max_rows;
-      const index n = task % (now * group) / group, b = (pair0 + n) / shape.kv_heads;
-      const index h = (pair0 + n) % shape.kv_heads * group + task % group;
-      const index queries = lengths.queries(b), keys = lengths.keys(b), shift = keys - queries;
-      const index i1 = std::min(i0 + max_rows, queries), stop = std::min(i0 + max_rows, shape.queries);
-      T* const lse = options.lse ? &options.lse(b, h, 0) : nullptr;
-      const matrix_view<S> to = head_of(out, b, h);
-      if (i0 < i1) {
-        auto block = where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
-        const auto head_terms = terms.for_head(b, h, shift);
-        block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-        for (index i = i0; i < i1; ++i)
-          block.span[i - i0] = {0, options.causal ? std::clamp(i + shift + 1, index(0), keys) : keys};
-        attend(block, slabs[n], head_terms);
-        finish(block, to, options.sinks.empty() ? nullptr : &options.sinks[static_cast<std::size_t>(h)], lse,
-               options.lse.stride(2));
-      }
-      clear_rows(to, std::max(i0, i1), stop, lse, options.lse.stride(2));
-    });
-  }
+  full_call<S, Score>{q, k, v, out, options, shape, lengths, terms}.run(where);
 }
 
 /// The types of a call, checked where the compiler can.

@@ -63,11 +63,13 @@ struct score_terms {
       const index stride = bias.stride(3);
       const T* row = bias.data() + (bias.extent(0) == 1 ? 0 : batch) * bias.stride(0) +
                      (bias.extent(1) == 1 ? 0 : head) * bias.stride(1) + (bias.extent(2) == 1 ? 0 : i) * bias.stride(2);
+      // A masked key is not seen, whatever its score: also where that is NaN.
+      const auto masked = [](T x, T y) { return y == -std::numeric_limits<T>::infinity() ? y : x + y; };
       if (stride == 1 && !where.list && where.step == 1) {
         const T* b = row + where[slot];
-        for (index n = 0; n < count; ++n) s[n] += b[n];
+        for (index n = 0; n < count; ++n) s[n] = masked(s[n], b[n]);
       } else {
-        for (index n = 0; n < count; ++n) s[n] += row[where[slot + n] * stride];
+        for (index n = 0; n < count; ++n) s[n] = masked(s[n], row[where[slot + n] * stride]);
       }
     }
     if (!slopes.empty()) {
