@@ -61,7 +61,8 @@ dataset::dataset(const std::string& folder) {
   v_ = load(folder + "/v.npy", v);
   if (k[0] != q[0] || v[0] != q[0] || k[1] < 1 || q[1] % k[1] != 0 || v[1] != k[1] || k[2] != q[2] || v[2] != q[2] ||
       k[3] != q[3] || q_.empty() || v_.empty())
-    throw std::runtime_error("attn_bench: " + folder + ": expected q, k, v of one batch, length and dim, and heads of k " +
+    throw std::runtime_error("attn_bench: " + folder +
+                             ": expected q, k, v of one batch, length and dim, and heads of k " +
                              "and v that divide those of q");
   batch_ = q[0], heads_ = q[1], kv_heads_ = k[1], length_ = q[2], dim_ = q[3], dim_v_ = v[3];
 }
@@ -100,7 +101,8 @@ double dataset::error(const operator_entry& entry, bool causal, const flags& set
   attn::execution serial;
   const runner run = entry.prepare(problem_for(causal, set));
   for (index item = 0; item < batch_; ++item)
-    run(batch_item(q_, item, heads_, dim_), batch_item(k_, item, kv_heads_, dim_), batch_item(v_, item, kv_heads_, dim_v_),
+    run(batch_item(q_, item, heads_, dim_), batch_item(k_, item, kv_heads_, dim_),
+        batch_item(v_, item, kv_heads_, dim_v_),
         {out.data() + item * heads_ * length_ * dim_v_, {1, heads_, length_, dim_v_}}, serial);
   return distance(out, causal);
 }
@@ -127,11 +129,6 @@ double dataset::mean_error(bool causal) const {
     out.insert(out.end(), mean.data(), mean.data() + mean.size());
   }
   return distance(out, causal);
-}
-
-std::string dataset::shape() const {
-  return "[" + std::to_string(batch_) + ", " + std::to_string(heads_) + ", " + std::to_string(length_) + ", " +
-         std::to_string(dim_) + "]";
 }
 
 }  // namespace bench

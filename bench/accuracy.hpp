@@ -10,7 +10,8 @@
 
 namespace bench {
 
-/// Real queries, keys and values with what they should give. Errors are relative, in the Frobenius norm, over all heads.
+/// Real queries, keys and values with what they should give. Errors are relative, in the Frobenius norm, over all
+/// heads.
 class dataset {
  public:
   using answers = std::vector<Eigen::MatrixXd>;  // one [length, dim_v] a batch item and head
@@ -23,7 +24,6 @@ class dataset {
   double error(const decode_entry&, const flags&) const;
   /// Of answering every query with the mean of the values it may see: what "knows nothing" scores.
   double mean_error(bool causal) const;
-  std::string shape() const;
 
  private:
   problem problem_for(bool causal, const flags&) const;

@@ -36,8 +36,8 @@ T number(const std::string& name, const std::string& text, double least) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || !(static_cast<double>(value) >= least))
-    throw std::invalid_argument("attn_bench: --" + name + " expects a number >= " + std::to_string(static_cast<int>(least)) +
-                                "; found \"" + text + "\"");
+    throw std::invalid_argument("attn_bench: --" + name + " expects a number >= " +
+                                std::to_string(static_cast<int>(least)) + "; found \"" + text + "\"");
   return value;
 }
 
@@ -110,7 +110,7 @@ std::string flags_help() {
   std::string text = "attn_bench measures the operators of attn: time, memory, share of the machine's peak, error.\n\n";
   for (const known_flag& flag : known) {
     std::string left = std::string("  --") + flag.name;
-    if (!std::holds_alternative<bool flags::*>(flag.member)) left += "=" + shown({}, flag);
+    if (!std::holds_alternative<bool flags::*>(flag.member)) left += '=' + shown({}, flag);
     left.resize(std::max<std::size_t>(left.size() + 2, 24), ' ');
     text += left + flag.help + "\n";
   }

@@ -11,11 +11,11 @@ struct flags {
   using index = std::ptrdiff_t;
   index heads = 8, dim = 64, threads = 1;
   index window = 128;
-  std::string input;         // folder with q.npy, k.npy, v.npy instead of the shipped data
+  std::string input;  // folder with q.npy, k.npy, v.npy instead of the shipped data
   index min_length = 256;
-  index max_length = 0;      // 0: what the operator's growth suggests
-  double max_seconds = 2;    // a single run that would take longer is left out
-  double budget = 240;       // seconds the sweep may take; more than one repetition only within it
+  index max_length = 0;    // 0: what the operator's growth suggests
+  double max_seconds = 2;  // a single run that would take longer is left out
+  double budget = 240;     // seconds the sweep may take; more than one repetition only within it
   bool smoke = false;
   bool help = false;
 };

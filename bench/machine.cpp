@@ -37,8 +37,7 @@ template <int... I>
 void multiply_add(std::ptrdiff_t rounds, packet factor, packet term, float* out, std::integer_sequence<int, I...>) {
   namespace ei = Eigen::internal;
   packet sum[] = {ei::pset1<packet>(float(I))...};
-  for (std::ptrdiff_t round = 0; round < rounds; ++round)
-    ((sum[I] = ei::pmadd(sum[I], factor, term)), ...);
+  for (std::ptrdiff_t round = 0; round < rounds; ++round) ((sum[I] = ei::pmadd(sum[I], factor, term)), ...);
   (ei::pstoreu(out + I * width, sum[I]), ...);
 }
 
@@ -76,20 +75,22 @@ float sum_of(const float* x, std::ptrdiff_t n) {
 machine measure_machine() {
   machine m{};
   m.peak_flops = measure_peak_flops();
-  const std::size_t bytes = std::clamp<std::size_t>(4 * last_level_cache_bytes(), std::size_t{64} << 20,
-                                                    std::min<std::size_t>(available_memory_bytes() / 8, std::size_t{1} << 30));
+  const std::size_t bytes =
+      std::clamp<std::size_t>(4 * last_level_cache_bytes(), std::size_t{64} << 20,
+                              std::min<std::size_t>(available_memory_bytes() / 8, std::size_t{1} << 30));
   const auto n = static_cast<std::ptrdiff_t>(bytes / sizeof(float));
   const auto x = std::make_unique<float[]>(static_cast<std::size_t>(n));
   const auto y = std::make_unique<float[]>(static_cast<std::size_t>(n));
   std::fill_n(x.get(), n, 1.F);
   std::fill_n(y.get(), n, 0.F);  // touched, so that no trial pays for the pages
-  m.read_bandwidth = static_cast<double>(bytes) / best_seconds(8, [&] { benchmark::DoNotOptimize(sum_of(x.get(), n)); });
+  m.read_bandwidth =
+      static_cast<double>(bytes) / best_seconds(8, [&] { benchmark::DoNotOptimize(sum_of(x.get(), n)); });
   m.copy_bandwidth = 2.0 * static_cast<double>(bytes) / best_seconds(8, [&] {
-    using array = Eigen::Map<Eigen::ArrayXf>;
-    array(y.get(), n) = array(x.get(), n) * 3.F;
-    benchmark::DoNotOptimize(y.get());
-    benchmark::ClobberMemory();
-  });
+                       using array = Eigen::Map<Eigen::ArrayXf>;
+                       array(y.get(), n) = array(x.get(), n) * 3.F;
+                       benchmark::DoNotOptimize(y.get());
+                       benchmark::ClobberMemory();
+                     });
   return m;
 }
 

@@ -41,7 +41,8 @@ std::vector<dataset> read_data(const flags& set) {
     data.emplace_back(folder + "/use_lite_layer" + std::to_string(layer));
     const double found = data.back().mean_error(false);
     if (!(std::abs(found - mean_error[layer]) < 0.005))
-      throw std::runtime_error("attn_bench: " + folder + " is not the data this was written for: expected an error of " +
+      throw std::runtime_error("attn_bench: " + folder +
+                               " is not the data this was written for: expected an error of " +
                                std::to_string(mean_error[layer]) + " for the mean of the values of layer " +
                                std::to_string(layer) + "; found " + std::to_string(found));
   }
@@ -80,7 +81,9 @@ std::vector<std::string> default_flags(const sweep& s, const flags& set, const s
     min_seconds = std::atof(value_of(given, "benchmark_min_time", "0.1").c_str());
   else
     defaults.push_back("--benchmark_min_time=" + std::to_string(min_seconds) + ATTN_BENCH_SECONDS);
-  repetitions = set.smoke ? 1 : std::clamp(static_cast<int>(set.budget / std::max(s.pass_seconds(min_seconds), 1e-3)), 1, most_repetitions);
+  repetitions = set.smoke ? 1
+                          : std::clamp(static_cast<int>(set.budget / std::max(s.pass_seconds(min_seconds), 1e-3)), 1,
+                                       most_repetitions);
   if (is_given(given, "benchmark_repetitions"))
     repetitions = std::max(1, std::atoi(value_of(given, "benchmark_repetitions", "1").c_str()));
   else
@@ -104,7 +107,8 @@ int run(std::vector<std::string> arguments) {
     for (const std::string& flag : unknown) say("attn_bench: unknown argument %s (--help lists all)", flag.c_str());
     return 1;
   }
-  const bool list_only = value_of(arguments, "benchmark_list_tests", is_given(arguments, "benchmark_list_tests") ? "true" : "false") != "false";
+  const bool list_only = value_of(arguments, "benchmark_list_tests",
+                                  is_given(arguments, "benchmark_list_tests") ? "true" : "false") != "false";
   const std::string format = value_of(arguments, "benchmark_format", "console");
   const std::string filter = value_of(arguments, "benchmark_filter", "");
 
@@ -115,8 +119,8 @@ int run(std::vector<std::string> arguments) {
     m = measure_machine();
     add_context(set, m, data);
     say("%s, %s, %s", processor_name().c_str(), ATTN_BENCH_COMPILER, Eigen::SimdInstructionSetsInUse());
-    say("one core: %.1f Gflop/s of fused multiply-adds; memory: %.1f GB/s read, %.1f GB/s scaled copy", m.peak_flops * 1e-9,
-        m.read_bandwidth * 1e-9, m.copy_bandwidth * 1e-9);
+    say("one core: %.1f Gflop/s of fused multiply-adds; memory: %.1f GB/s read, %.1f GB/s scaled copy",
+        m.peak_flops * 1e-9, m.read_bandwidth * 1e-9, m.copy_bandwidth * 1e-9);
   }
   sweep s(set, m, data);
   s.plan(filter, list_only);
@@ -130,7 +134,8 @@ int run(std::vector<std::string> arguments) {
         repetitions * s.pass_seconds(min_seconds));
 
   line_reporter lines(s, m, set);
-  const std::size_t ran = format == "console" ? benchmark::RunSpecifiedBenchmarks(&lines) : benchmark::RunSpecifiedBenchmarks();
+  const std::size_t ran =
+      format == "console" ? benchmark::RunSpecifiedBenchmarks(&lines) : benchmark::RunSpecifiedBenchmarks();
   clear_status();
   benchmark::Shutdown();
   if (list_only) return 0;

@@ -27,7 +27,8 @@ std::string after(const std::string& path, const std::string& header, const std:
 template <class T>
 std::vector<double> convert(const std::string& path, const std::string& bytes, std::size_t begin, std::size_t count) {
   if (bytes.size() - begin != count * sizeof(T))
-    fail(path, "expected " + std::to_string(count * sizeof(T)) + " bytes of data; found " + std::to_string(bytes.size() - begin));
+    fail(path, "expected " + std::to_string(count * sizeof(T)) + " bytes of data; found " +
+                   std::to_string(bytes.size() - begin));
   std::vector<double> values(count);
   for (std::size_t i = 0; i < count; ++i) {
     T value;
@@ -65,10 +66,14 @@ array read_npy(const std::string& path) {
     at += digits;
   }
   const std::string type = after(path, header, "descr").substr(0, 5);
-  if (type == "'<f2'") result.values = convert<Eigen::half>(path, bytes, data, count);
-  else if (type == "'<f4'") result.values = convert<float>(path, bytes, data, count);
-  else if (type == "'<f8'") result.values = convert<double>(path, bytes, data, count);
-  else fail(path, "expected float16, float32 or float64 ('<f2', '<f4', '<f8'); found " + type);
+  if (type == "'<f2'")
+    result.values = convert<Eigen::half>(path, bytes, data, count);
+  else if (type == "'<f4'")
+    result.values = convert<float>(path, bytes, data, count);
+  else if (type == "'<f8'")
+    result.values = convert<double>(path, bytes, data, count);
+  else
+    fail(path, "expected float16, float32 or float64 ('<f2', '<f4', '<f8'); found " + type);
   return result;
 }
 

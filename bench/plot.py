@@ -14,7 +14,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.transforms import Bbox
 
 COLOURS = {
     "full_softmax": "#1a1a1a", "sliding_window": "#1f77d0", "block": "#0b4f8a", "strided": "#56b4e9",
@@ -29,9 +31,10 @@ INK, FAINT = "#333333", "#c9c9c9"
 USUAL = 4096
 
 plt.rcParams.update({
-    "font.family": "DejaVu Sans", "font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#888888",
-    "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "grid.color": "#ececec", "grid.linewidth": 0.8, "axes.axisbelow": True, "svg.fonttype": "none",
+    "font.family": "DejaVu Sans", "font.size": 10, "text.color": INK, "axes.labelcolor": INK,
+    "axes.edgecolor": "#888888", "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True,
+    "grid.color": "#ececec", "grid.linewidth": 0.8, "axes.axisbelow": True,
     "figure.facecolor": "white", "savefig.facecolor": "white",
 })
 
@@ -55,6 +58,8 @@ class Curve:
         self.at = {}  # length -> row
 
     def add(self, length, row):
+        if "of_read_bandwidth" in row:  # the counter is of the mean time; here as everywhere the best counts
+            row["of_read_bandwidth"] *= row["real_time"] / row["best_ms"]
         if length not in self.at or row["best_ms"] < self.at[length]["best_ms"]:
             self.at[length] = row
 
@@ -79,7 +84,7 @@ def read(path):
     return results["context"], list(curves.values())
 
 
-# --- how numbers are written --------------------------------------------------------------------------------------------
+# --- how numbers are written ------------------------------------------------------------------------------------------
 def short(value, units):
     for limit, size, unit in units:
         if value < limit:
@@ -93,7 +98,7 @@ def seconds(ms):
 
 
 def memory(size):
-    return short(size, [(1 << 10, 1, "B"), (1 << 20, 1 << 10, "KiB"), (1 << 30, 1 << 20, "MiB"), (math.inf, 1 << 30, "GiB")])
+    return short(size, [(2**10, 1, "B"), (2**20, 2**10, "KiB"), (2**30, 2**20, "MiB"), (math.inf, 2**30, "GiB")])
 
 
 def tokens(n):
@@ -120,11 +125,16 @@ def value_axis(axis, written, base=10):
     axis.set_minor_formatter(NullFormatter())
 
 
-def title(figure, text, context, curves=()):
-    shape = f"{context.get('heads')} heads of {context.get('dim')}, {context.get('threads')} thread(s), float"
+def title(figure, text, context):
+    threads = context.get("threads", "1")
+    shape = f"{context.get('heads')} heads of {context.get('dim')}, {threads} thread{'s' * (threads != '1')}, float"
     where = f"{context.get('processor')}, {context.get('compiler')}: {context.get('peak_gflops')} Gflop/s a core"
     figure.text(0.012, 0.975, text, fontsize=14, fontweight="bold", va="top", color="#111111")
     figure.text(0.012, 0.925, f"{shape}  ·  {where}", fontsize=9, va="top", color="#666666")
+
+
+def remark(figure, text):
+    figure.text(0.985, 0.925, text, fontsize=9, va="top", ha="right", color="#666666")
 
 
 def save(figure, folder, name):
@@ -133,7 +143,7 @@ def save(figure, folder, name):
     plt.close(figure)
 
 
-# --- curves with a key beside them --------------------------------------------------------------------------------------
+# --- curves with a key beside them ------------------------------------------------------------------------------------
 def key_table(figure, axes, curves, key, written, what):
     """The legend is a small table right of the plot, in the order in which the curves cross the usual length."""
     rows = defaultdict(dict)
@@ -161,16 +171,17 @@ def key_table(figure, axes, curves, key, written, what):
             if causal in row:
                 put(left + x, y, written(row[causal].usual()[key]), color=INK, ha="right")
     y = top - 0.05 - len(order) * height - 0.02
-    for i, (text, dashes) in enumerate((("every query sees all it may", "solid"), ("causal", (0, (4, 2))))):
-        figure.add_artist(plt.Line2D([left, left + 0.03], [y - i * 0.04] * 2, color="#777777", linewidth=1.6, linestyle=dashes))
-        put(left + 0.04, y - i * 0.04, text, color="#777777")
+    for i, (text, dashes) in enumerate((("bidirectional", "solid"), ("causal", (0, (4, 2))))):
+        at = y - i * 0.04
+        figure.add_artist(plt.Line2D([left, left + 0.03], [at, at], color="#777777", linewidth=1.6, linestyle=dashes))
+        put(left + 0.04, at, text, color="#777777")
 
 
 def guides(axes, curves, key):
     """Faint lines of slope 1 and 2 through the lower left, to read the exponents by."""
     low, high = axes.get_xlim()
     bottom, top = axes.get_ylim()
-    start = min(c.line(key)[1][0] for c in curves) * 0.6
+    start = min(c.line(key)[1][0] for c in curves) * 0.4
     for power, text in ((1, "∝ L"), (2, "∝ L²")):
         end = min(high, low * (top / start) ** (1 / power))
         axes.plot([low, end], [start, start * (end / low) ** power], color=FAINT, linewidth=1, linestyle=":", zorder=0)
@@ -186,11 +197,12 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
     axes.set_yscale("log", base=base)
     for c in curves:
         x, y = c.line(key)
-        axes.plot(x, y, color=c.colour, linestyle=c.dashes, linewidth=2, marker="o", markersize=3.2)
+        axes.plot(x, y, color=c.colour, linestyle=c.dashes, linewidth=1.5 if c.causal else 2.1, marker="o",
+                  markersize=2.5 if c.causal else 3.4, zorder=3 if c.operator == "full_softmax" else 2)
     length_axis(axes, curves, "length (tokens)")
     if base == 10:
         bottom, top = axes.get_ylim()
-        axes.set_ylim(bottom * 0.7, top)
+        axes.set_ylim(bottom * 0.5, top)
         guides(axes, curves, key)
     value_axis(axes.yaxis, written, base)
     if any(USUAL in c.at for c in curves):
@@ -200,34 +212,60 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
     save(figure, folder, name)
 
 
-# --- error against time -------------------------------------------------------------------------------------------------
-def spread(points, gap):
-    """Moves labels apart vertically: for each wanted height (ascending) the height it gets."""
-    placed = []
-    for y in points:
-        placed.append(max(y, placed[-1] + gap) if placed else y)
-    shift = sum(p - y for p, y in zip(placed, points)) / max(len(points), 1)
-    return [p - shift for p in placed]
-
-
+# --- error against time -----------------------------------------------------------------------------------------------
 def label_points(axes, points):
-    """Names beside their points, moved apart where they would collide."""
-    to_pixels, to_data = axes.transData, axes.transData.inverted()
-    gap = 13 * axes.figure.dpi / 72
-    columns = []  # groups of points whose labels could touch
-    for x, y, c in sorted(((*to_pixels.transform((x, y)), c) for x, y, c in points), key=lambda p: p[0]):
-        if columns and x - columns[-1][-1][0] < 110 * axes.figure.dpi / 72:
-            columns[-1].append((x, y, c))
-        else:
-            columns.append([(x, y, c)])
-    for column in columns:
-        column.sort(key=lambda p: p[1])
-        for (x, y, c), label_y in zip(column, spread([p[1] for p in column], gap)):
-            at = to_data.transform((x, y))
-            offset = ((9) * 1.0, (label_y - y) * 72 / axes.figure.dpi)
-            line = {"arrowstyle": "-", "color": c.colour, "linewidth": 0.6, "shrinkB": 3} if abs(offset[1]) > 4 else None
-            axes.annotate(c.operator, at, xytext=offset, textcoords="offset points", fontsize=8.5, color=c.colour,
-                          fontweight="bold", va="center", arrowprops=line)
+    """Names beside the points (x, y, curve), each at the nearest place that covers no point and no other name."""
+    renderer = axes.figure.canvas.get_renderer()
+    inside = axes.get_window_extent(renderer).padded(-1)
+    reach = 6 * axes.figure.dpi / 72
+    taken = []
+    for line in axes.lines:
+        if line.get_marker() == "o":
+            x, y = axes.transData.transform(line.get_xydata()[0])
+            taken.append(Bbox.from_extents(x - reach, y - reach, x + reach, y + reach))
+    places = [(side, up) for up in sorted(range(-132, 133, 6), key=abs) for side in ("left", "right")]
+    for x, y, c in sorted(points, key=lambda p: -p[0]):
+        for side, up in places:
+            out = 10 + 0.5 * abs(up)
+            line = {"arrowstyle": "-", "color": c.colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4,
+                    "relpos": (0 if side == "left" else 1, 0.5)}
+            text = axes.annotate(c.operator, (x, y), xytext=(out if side == "left" else -out, up),
+                                 textcoords="offset points", ha=side, va="center", color=c.colour, fontsize=8.5,
+                                 fontweight="bold", arrowprops=line if abs(up) > 6 else None)
+            text.update_positions(renderer)
+            box = Text.get_window_extent(text, renderer)  # of the words, without the line
+            if inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1) and not box.count_overlaps(taken):
+                taken.append(box)
+                break
+            text.remove()
+
+
+def error_panel(upper, lower, curves, suffix, mean):
+    """One set of real data: approximations above; what is exact but for rounding, below the break of the axis."""
+    if mean:
+        upper.axhline(mean, color="#999999", linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=0)
+    groups = defaultdict(list)  # of one operator in one of the two parts
+    for c in curves:
+        row = c.usual()
+        error = max(row["rel_error" + suffix], 3e-8)
+        axes = upper if error > 1e-4 else lower
+        axes.plot(row["best_ms"], error, "o", markersize=8, color=c.colour, markeredgewidth=1.8,
+                  markerfacecolor="white" if c.causal else c.colour)
+        groups[axes, c.operator].append((row["best_ms"], error, c))
+    for axes in (upper, lower):
+        rightmost = []  # the point that bears the operator's name
+        for (part, _), points in groups.items():
+            if part is axes:
+                rightmost.append(max(points, key=lambda p: p[0]))
+                axes.plot([p[0] for p in points], [p[1] for p in points], color=points[0][2].colour, linewidth=1,
+                          linestyle=(0, (2, 2)), zorder=1)
+        label_points(axes, rightmost)
+        value_axis(axes.xaxis, seconds)
+    upper.yaxis.set_major_locator(FixedLocator([0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1, 2]))
+    upper.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    upper.yaxis.set_minor_locator(NullLocator())
+    lower.yaxis.set_major_locator(FixedLocator([1e-7, 1e-6, 1e-5]))
+    lower.yaxis.set_minor_locator(NullLocator())
 
 
 def error_picture(context, curves, folder):
@@ -235,64 +273,41 @@ def error_picture(context, curves, folder):
     if not curves:
         return
     layers = [s for s in ("", "_1") if "rel_error" + s in curves[0].usual()]
-    figure = plt.figure(figsize=(11, 6.2))
-    rows = figure.add_gridspec(2, len(layers), height_ratios=(5, 1), left=0.075, right=0.985, bottom=0.09, top=0.83,
-                               hspace=0.12, wspace=0.12)
+    names = [name.strip() for name in context.get("error_data", "").split(",")] + ["", ""]
     times = [c.usual()["best_ms"] for c in curves]
-    approximate = [c.usual()["rel_error" + s] for c in curves for s in layers if c.usual()["rel_error" + s] > 1e-4]
-    floor = min(approximate, default=0.1)
-    names = [n.strip() for n in context.get("error_data", "").split(",")]
+    errors = [c.usual()["rel_error" + s] for c in curves for s in layers]
+    figure = plt.figure(figsize=(11, 6.2))
+    grid = figure.add_gridspec(2, len(layers), height_ratios=(5, 1), left=0.075, right=0.985, bottom=0.09, top=0.83,
+                               hspace=0.12, wspace=0.12)
     for column, suffix in enumerate(layers):
-        upper, lower = figure.add_subplot(rows[0, column]), figure.add_subplot(rows[1, column])
+        upper, lower = figure.add_subplot(grid[0, column]), figure.add_subplot(grid[1, column])
         for axes in (upper, lower):
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.set_xlim(min(times) / 1.6, max(times) * (6 if len(layers) > 1 else 3))
-        upper.set_ylim(min(floor / 1.8, 0.08), 2)
+        upper.set_ylim(min(min((e for e in errors if e > 1e-4), default=1) / 1.8, 0.08), 2)
         lower.set_ylim(2e-8, 2e-5)
-        upper.tick_params(labelbottom=False)
+        upper.tick_params(which="both", bottom=False, labelbottom=False)
         upper.spines["bottom"].set_visible(False)
-        base = context.get("mean_error" + suffix)
-        if base:
-            upper.axhline(float(base), color="#999999", linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=0)
-            upper.annotate(f"mean of all values: {float(base):.2f}", (0.005, float(base)), xycoords=("axes fraction", "data"),
-                           xytext=(0, 3), textcoords="offset points", fontsize=8.5, color="#777777")
-        by_operator = defaultdict(list)
-        for c in curves:
-            row = c.usual()
-            error = max(row["rel_error" + suffix], 3e-8)
-            axes = upper if error > 1e-4 else lower
-            axes.plot(row["best_ms"], error, "o", markersize=8, color=c.colour, markeredgewidth=1.8,
-                      markerfacecolor="white" if c.causal else c.colour)
-            by_operator[c.operator].append((row["best_ms"], error, axes, c))
-        for axes in (upper, lower):
-            for members in by_operator.values():
-                here = [(x, y) for x, y, a, _ in members if a is axes]
-                axes.plot(*zip(*here), color=members[0][3].colour, linewidth=1, linestyle=(0, (2, 2)), zorder=1) if here else None
-            # the rightmost of an operator's points bears its name
-            best = [max(((x, y, c) for x, y, a, c in m if a is axes), key=lambda p: p[0], default=None) for m in by_operator.values()]
-            label_points(axes, [p for p in best if p])
-            value_axis(axes.xaxis, seconds)
-        upper.yaxis.set_major_locator(FixedLocator([0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1, 2]))
-        upper.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-        upper.yaxis.set_minor_locator(NullLocator())
-        lower.yaxis.set_major_locator(FixedLocator([1e-7, 1e-6, 1e-5]))
-        lower.yaxis.set_minor_locator(NullLocator())
+        mean = float(context.get("mean_error" + suffix, 0))
+        error_panel(upper, lower, curves, suffix, mean)
+        upper.set_title(names[column] + (f"   ·····  knows nothing: mean of the values, {mean:.2f}" if mean else ""),
+                        fontsize=10, color="#666666", loc="left")
         lower.set_xlabel(f"time at {tokens(curves[0].shown_length())} tokens")
-        upper.set_title(names[column] if column < len(names) else "", fontsize=10, color="#666666", loc="left")
         if column == 0:
             upper.set_ylabel("relative error against full softmax")
             lower.set_ylabel("rounding\nonly")
     title(figure, "Error against time: lower and further left is better", context)
-    figure.text(0.985, 0.925, "filled: every query sees all it may   hollow: causal", fontsize=9, va="top", ha="right", color="#666666")
+    remark(figure, "filled: bidirectional   hollow: causal")
     save(figure, folder, "error")
 
 
-# --- decoding -------------------------------------------------------------------------------------------------------------
+# --- decoding ---------------------------------------------------------------------------------------------------------
 def decode_picture(context, curves, folder):
     figure = plt.figure(figsize=(11, 4.8))
     left, right = figure.add_axes((0.075, 0.12, 0.36, 0.68)), figure.add_axes((0.52, 0.12, 0.36, 0.68))
-    for axes, key, name in ((left, "best_ms", "time of one token"), (right, "of_read_bandwidth", "cache read, as a share of memory bandwidth")):
+    for axes, key, name in ((left, "best_ms", "time of one token"),
+                            (right, "of_read_bandwidth", "cache read, as a share of memory bandwidth")):
         ends = []
         for c in sorted(curves, key=lambda c: c.line(key)[1][-1]):
             x, y = c.line(key)
@@ -306,13 +321,15 @@ def decode_picture(context, curves, folder):
         else:
             axes.set_ylim(0, max(1.0, max(max(c.line(key)[1]) for c in curves) * 1.05))
             gap = 13 * figure.dpi / 72
-            pixels = [axes.transData.transform((x, y))[1] for x, y, _ in ends]
-            for (x, y, c), label in zip(ends, spread(pixels, gap)):
-                axes.annotate(c.operator, (x, y), xytext=(8, (label - axes.transData.transform((x, y))[1]) * 72 / figure.dpi),
-                              textcoords="offset points", color=c.colour, fontsize=9, fontweight="bold", va="center")
+            below = -math.inf
+            for x, y, c in ends:
+                pixel = axes.transData.transform((x, y))[1]
+                below = max(pixel, below + gap)
+                axes.annotate(c.operator, (x, y), xytext=(8, (below - pixel) * 72 / figure.dpi), color=c.colour,
+                              textcoords="offset points", fontsize=9, fontweight="bold", va="center")
     title(figure, "Decoding: one more token", context)
     heads = context.get("heads", "8")
-    figure.text(0.985, 0.925, f"{4 * int(heads)} query heads over {heads} key/value heads", fontsize=9, va="top", ha="right", color="#666666")
+    remark(figure, f"{4 * int(heads)} query heads over {heads} key/value heads")
     save(figure, folder, "decode")
 
 
@@ -325,7 +342,8 @@ def main():
     whole, decode = [c for c in curves if not c.decode], [c for c in curves if c.decode]
     if whole:
         curve_picture(context, whole, folder, "time", "Time against length", "best_ms", seconds, "time", 10)
-        curve_picture(context, whole, folder, "memory", "Scratch memory against length", "scratch_bytes", memory, "scratch", 2)
+        curve_picture(context, whole, folder, "memory", "Scratch memory against length", "scratch_bytes", memory,
+                      "scratch", 2)
         error_picture(context, whole, folder)
     if decode:
         decode_picture(context, decode, folder)

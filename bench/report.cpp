@@ -74,8 +74,8 @@ std::string error_text(const std::vector<double>& values) {
 
 bool line_reporter::ReportContext(const Context&) {
   clear_status();
-  std::printf("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s", "of_peak", "scratch",
-              "runs");
+  std::printf("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s", "of_peak",
+              "scratch", "runs");
   return true;
 }
 
@@ -88,8 +88,9 @@ void line_reporter::ReportRuns(const std::vector<Run>& runs) {
     std::printf("%-32s %s\n", r->name().c_str(), r->failure.c_str());
   } else {
     std::printf("%-32s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
-                time_text(r->median()).c_str(), r->of->flops(r->length) / r->best() * 1e-9, of_peak(*r, machine_, flags_),
-                memory_text(static_cast<double>(r->scratch_bytes)).c_str(), r->seconds.size());
+                time_text(r->median()).c_str(), r->of->flops(r->length) / r->best() * 1e-9,
+                of_peak(*r, machine_, flags_), memory_text(static_cast<double>(r->scratch_bytes)).c_str(),
+                r->seconds.size());
     if (r->of->cache_bytes)
       std::printf("   cache %.1f GB/s = %.2f of read bandwidth", r->of->cache_bytes(r->length) / r->best() * 1e-9,
                   r->of->cache_bytes(r->length) / r->best() / machine_.read_bandwidth);
@@ -127,11 +128,15 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
   for (const auto* name : {"full_softmax", "full_softmax_causal"})
     for (const points& all : groups)
       if (all[0]->of->name == name)
-        table += text("%-26s %9s %17s %8s %10s", all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal",
-                      "", "", "", "") + error_text(s.errors_of(*all[0]->of).mean_of_values) + "\n";
-  table += "\nBest times, " + text("%td heads of %td, %td thread%s", set.heads, set.dim, set.threads, set.threads == 1 ? "" : "s") +
+        table +=
+            text("%-26s %9s %17s %8s %10s",
+                 all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "") +
+            error_text(s.errors_of(*all[0]->of).mean_of_values) + "\n";
+  table += "\nBest times, " +
+           text("%td heads of %td, %td thread%s", set.heads, set.dim, set.threads, set.threads == 1 ? "" : "s") +
            text("; decoders: one token, %td query heads over %td.\n", 4 * set.heads, set.heads) +
-           "exponent: slope of log time over log length." + (elsewhere ? " @: the longest length, where 4096 was not run.\n" : "\n") +
+           "exponent: slope of log time over log length." +
+           (elsewhere ? " @: the longest length, where 4096 was not run.\n" : "\n") +
            "of_peak: useful operations over the peak of the threads used.\n"
            "error: against full softmax in double on real data, relative.\n";
   return table;

@@ -27,9 +27,7 @@ double window_pairs(const problem& p) {
   return n + one_side * (p.causal ? 1 : 2);
 }
 
-double token_bytes(const problem& p) {
-  return static_cast<double>(p.kv_heads * (p.dim + p.dim_v)) * sizeof(float);
-}
+double token_bytes(const problem& p) { return static_cast<double>(p.kv_heads * (p.dim + p.dim_v)) * sizeof(float); }
 
 double seen_by_last(const problem& p) { return static_cast<double>(std::min(p.length, p.set.window + 1)); }
 
@@ -76,38 +74,36 @@ runner prepare_window(const problem& p) {
 
 family softmax_family() {
   return {
-      .operators =
-          {{.name = "full_softmax",
-            .cost = growth::quadratic,
-            .has_causal = true,
-            .exact = true,
-            .uses = {},
-            .flops = [](const problem& p) { return pair_flops(p, full_pairs(p)); },
-            .prepare = prepare_full},
-           {.name = "sliding_window",
-            .cost = growth::linear,
-            .has_causal = true,
-            .exact = false,
-            .uses = {"window"},
-            .flops = [](const problem& p) { return pair_flops(p, window_pairs(p)); },
-            .prepare = prepare_window}},
-      .decoders =
-          {{.name = "full_softmax_decode",
-            .exact = true,
-            .uses = {},
-            .flops = [](const problem& p) { return pair_flops(p, static_cast<double>(p.length)); },
-            .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes(p); },
-            .prepare = [](const problem& p) -> std::unique_ptr<stream> {
-              return std::make_unique<full_softmax_stream>(p);
-            }},
-           {.name = "sliding_window_decode",
-            .exact = false,
-            .uses = {"window"},
-            .flops = [](const problem& p) { return pair_flops(p, seen_by_last(p)); },
-            .cache_bytes = [](const problem& p) { return seen_by_last(p) * token_bytes(p); },
-            .prepare = [](const problem& p) -> std::unique_ptr<stream> {
-              return std::make_unique<sliding_window_stream>(p);
-            }}},
+      .operators = {{.name = "full_softmax",
+                     .cost = growth::quadratic,
+                     .has_causal = true,
+                     .exact = true,
+                     .uses = {},
+                     .flops = [](const problem& p) { return pair_flops(p, full_pairs(p)); },
+                     .prepare = prepare_full},
+                    {.name = "sliding_window",
+                     .cost = growth::linear,
+                     .has_causal = true,
+                     .exact = false,
+                     .uses = {"window"},
+                     .flops = [](const problem& p) { return pair_flops(p, window_pairs(p)); },
+                     .prepare = prepare_window}},
+      .decoders = {{.name = "full_softmax_decode",
+                    .exact = true,
+                    .uses = {},
+                    .flops = [](const problem& p) { return pair_flops(p, static_cast<double>(p.length)); },
+                    .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes(p); },
+                    .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+                      return std::make_unique<full_softmax_stream>(p);
+                    }},
+                   {.name = "sliding_window_decode",
+                    .exact = false,
+                    .uses = {"window"},
+                    .flops = [](const problem& p) { return pair_flops(p, seen_by_last(p)); },
+                    .cache_bytes = [](const problem& p) { return seen_by_last(p) * token_bytes(p); },
+                    .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+                      return std::make_unique<sliding_window_stream>(p);
+                    }}},
   };
 }
 

@@ -16,9 +16,7 @@ namespace {
 
 constexpr double long_run = 0.3;  // seconds
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 /// Google Benchmark's filter: a regular expression found anywhere in the name, negated by a leading '-'.
 class name_filter {
@@ -109,8 +107,9 @@ void sweep::enlist(int repetitions, double min_seconds) {
     if (r.expected_seconds > long_run) all_seconds_ += r.expected_seconds;
   started_ = now();
   for (record& r : records_)
-    benchmark::RegisterBenchmark(r.name().c_str(), [this, &r](benchmark::State& state) { measure(state, r); })
-        ->Unit(benchmark::kMillisecond);
+    benchmark::RegisterBenchmark(r.name().c_str(), [this, &r](benchmark::State& state) {
+      measure(state, r);
+    })->Unit(benchmark::kMillisecond);
 }
 
 const record* sweep::find(const std::string& name) const {
@@ -182,7 +181,7 @@ void sweep::time(benchmark::State& state, record& r) {
     state.counters["of_read_bandwidth"] = rate / machine_.read_bandwidth;
   }
   for (std::size_t i = 0; i < data_.size(); ++i) {
-    const std::string suffix = i == 0 ? "" : "_" + std::to_string(i);
+    const std::string suffix = i == 0 ? std::string() : '_' + std::to_string(i);
     state.counters["rel_error" + suffix] = error.operators[i];
     state.counters["mean_error" + suffix] = error.mean_of_values[i];
   }
@@ -205,7 +204,8 @@ std::vector<std::string> sweep::complaints() {
   for (const auto& [name, error] : errors_) {
     const auto x = std::ranges::find(variants_, name, &variant::name);
     for (double e : error.operators)
-      if (x->exact && !(e <= rounding)) all.push_back(name + ": expected rel_error <= 2e-6; found " + std::to_string(e));
+      if (x->exact && !(e <= rounding))
+        all.push_back(name + ": expected rel_error <= 2e-6; found " + std::to_string(e));
   }
   return all;
 }

@@ -19,7 +19,7 @@ namespace bench {
 struct record {
   const variant* of;
   index length;
-  double expected_seconds;  // of one run, foretold from a shorter length
+  double expected_seconds;      // of one run, foretold from a shorter length
   std::vector<double> seconds;  // of every run that was timed
   std::size_t scratch_bytes = 0;
   std::string failure;

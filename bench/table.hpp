@@ -1,8 +1,8 @@
 // attn_bench: the table of operators.
 //
 // An operator joins by one entry in the file of its family (softmax.cpp); a new family is one more file, named in
-// families() and CMakeLists.txt. Everything else, the lengths, the names, the counters, the error on real data, the final
-// table and the pictures, follows from the entry.
+// families() and CMakeLists.txt. Everything else, the lengths, the names, the counters, the error on real data, the
+// final table and the pictures, follows from the entry.
 #pragma once
 
 #include <attn/core/execution.hpp>
@@ -35,10 +35,10 @@ using runner = std::function<void(input q, input k, input v, output out, attn::e
 struct operator_entry {
   std::string name;
   growth cost;
-  bool has_causal;                // also benchmarked as <name>_causal
-  bool exact;                     // computes full softmax: its error must be rounding alone
-  std::vector<std::string> uses;  // the flags it depends on, besides heads, dim and threads
-  double (*flops)(const problem&);  // what the formula needs, a multiply-add counting two, exponentials none
+  bool has_causal;                    // also benchmarked as <name>_causal
+  bool exact;                         // computes full softmax: its error must be rounding alone
+  std::vector<std::string> uses;      // the flags it depends on, besides heads, dim and threads
+  double (*flops)(const problem&);    // what the formula needs, a multiply-add counting two, exponentials none
   runner (*prepare)(const problem&);  // parameters (projections, features) are made here, outside the timing
   double (*parameter_bytes)(const problem&) = nullptr;
 };

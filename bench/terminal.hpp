@@ -14,7 +14,7 @@ void clear_status();
 /// A line on standard error.
 [[gnu::format(printf, 1, 2)]] void say(const char* format, ...);
 
-std::string time_text(double seconds);   // "12.3 ms"
-std::string memory_text(double bytes);   // "1.5 MiB"
+std::string time_text(double seconds);  // "12.3 ms"
+std::string memory_text(double bytes);  // "1.5 MiB"
 
 }  // namespace bench

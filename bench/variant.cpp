@@ -43,7 +43,8 @@ variant make_variant(const operator_entry& entry, bool causal, const flags& set)
   };
   x.prepare = [&entry, at](index length) -> workload {
     const problem p = at(length);
-    const input q = random_view(role::query, p.heads, length, p.dim), k = random_view(role::key, p.kv_heads, length, p.dim),
+    const input q = random_view(role::query, p.heads, length, p.dim),
+                k = random_view(role::key, p.kv_heads, length, p.dim),
                 v = random_view(role::value, p.kv_heads, length, p.dim_v);
     const output out = result_view(p.heads, length, p.dim_v);
     return {[=, run = entry.prepare(p)](attn::execution& exec) { run(q, k, v, out, exec); }, out.data()};
