@@ -1,0 +1,90 @@
+// Views that share memory are always found out; views people lay side by side in one buffer are not suspected.
+#include <attn/core/check.hpp>
+
+#include <set>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace testing {
+using attn::tensor_view;
+
+namespace {
+
+std::multiset<const float*> elements(const tensor_view<float>& x) {
+  std::multiset<const float*> all;
+  for (index b = 0; b < x.extent(0); ++b)
+    for (index h = 0; h < x.extent(1); ++h)
+      for (index i = 0; i < x.extent(2); ++i)
+        for (index d = 0; d < x.extent(3); ++d) all.insert(&x(b, h, i, d));
+  return all;
+}
+
+bool share(const tensor_view<float>& x, const tensor_view<float>& y) {
+  const auto a = elements(x), b = elements(y);
+  for (const float* element : a)
+    if (b.count(element)) return true;
+  return false;
+}
+
+bool overlaps_itself(const tensor_view<float>& x) {
+  const auto all = elements(x);
+  return std::set<const float*>(all.begin(), all.end()).size() != all.size();
+}
+
+tensor_view<float> random_view(random_source& random, std::vector<float>& memory) {
+  std::array<index, 4> extents, strides;
+  const index steps[] = {0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -4, -12};
+  for (int axis = 0; axis < 4; ++axis) {
+    extents[static_cast<std::size_t>(axis)] = 1 + random.below(3);
+    strides[static_cast<std::size_t>(axis)] = steps[random.below(12)];
+  }
+  return {memory.data() + 200 + random.below(40), extents, strides};
+}
+
+}  // namespace
+
+TEST_CASE("shared memory is never missed, for any strides") {
+  random_source random(11);
+  std::vector<float> memory(500);
+  int shared = 0, missed = 0, self = 0, self_missed = 0;
+  for (int n = 0; n < 20000; ++n) {
+    const auto x = random_view(random, memory), y = random_view(random, memory);
+    if (share(x, y)) ++shared, missed += !attn::detail::may_share(x, y);
+    if (overlaps_itself(x)) ++self, self_missed += attn::detail::elements_apart(x);
+  }
+  CHECK(shared > 1000);
+  CHECK(self > 1000);
+  CHECK(missed == 0);
+  CHECK(self_missed == 0);
+}
+
+TEST_CASE("pieces of one buffer that do not overlap are accepted") {
+  constexpr index batch = 2, heads = 3, length = 5, dim = 4;
+  std::vector<float> memory(4 * batch * heads * length * dim);
+  const auto piece = [&](index n) {  // q, k, v and out as slices of one fused projection
+    return tensor_view<float>(memory.data() + n * heads * dim, {batch, heads, length, dim},
+                              {length * 4 * heads * dim, dim, 4 * heads * dim, 1});
+  };
+  for (index a = 0; a < 4; ++a) {
+    CHECK(attn::detail::elements_apart(piece(a)));
+    for (index b = 0; b < 4; ++b) {
+      CAPTURE(a, b);
+      CHECK(attn::detail::may_share(piece(a), piece(b)) == (a == b));
+    }
+  }
+  Eigen::MatrixXf columns(7, 8);
+  CHECK_FALSE(attn::detail::may_share(tensor_view<float>(columns.leftCols(4)), tensor_view<float>(columns.rightCols(4))));
+  CHECK_FALSE(attn::detail::may_share(tensor_view<float>(columns.topRows(4)), tensor_view<float>(columns.bottomRows(3))));
+  CHECK(attn::detail::may_share(tensor_view<float>(columns.topRows(4)), tensor_view<float>(columns.bottomRows(4))));
+}
+
+TEST_CASE("an empty view shares nothing") {
+  std::vector<float> memory(16);
+  const tensor_view<float> full(memory.data(), {1, 1, 4, 4}), empty(memory.data(), {1, 1, 0, 4});
+  CHECK_FALSE(attn::detail::may_share(full, empty));
+  CHECK(attn::detail::elements_apart(empty));
+}
+
+}  // namespace testing

@@ -1,0 +1,122 @@
+// An execution runs every task once, on as many threads as it has, and keeps its scratch memory.
+#include <attn/core/execution.hpp>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/tensor.hpp"
+
+namespace testing {
+using attn::execution;
+
+TEST_CASE("every task runs once, whatever the threads") {
+  for (int threads : {1, 2, 3, 8})
+    for (index tasks : {0, 1, 2, 7, 1000}) {
+      CAPTURE(threads, tasks);
+      execution run(threads);
+      REQUIRE(run.threads() == threads);
+      std::vector<int> times(static_cast<std::size_t>(tasks));
+      run.for_each(tasks, [&](index task, int) { ++times[static_cast<std::size_t>(task)]; });
+      CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+    }
+}
+
+TEST_CASE("a worker is one of the threads and runs one task at a time") {
+  execution run(4);
+  std::vector<std::atomic<int>> busy(4);
+  std::atomic<bool> good = true;
+  run.for_each(2000, [&](index, int worker) {
+    if (worker < 0 || worker >= 4 || busy[static_cast<std::size_t>(worker)].exchange(1)) good = false;
+    std::this_thread::yield();
+    busy[static_cast<std::size_t>(worker)] = 0;
+  });
+  CHECK(good);
+}
+
+TEST_CASE("serial work stays on the caller's thread, in order") {
+  execution run;
+  std::vector<index> order;
+  const auto caller = std::this_thread::get_id();
+  run.for_each(5, [&](index task, int worker) {
+    CHECK(worker == 0);
+    CHECK(std::this_thread::get_id() == caller);
+    order.push_back(task);
+  });
+  CHECK(order == std::vector<index>{0, 1, 2, 3, 4});
+}
+
+TEST_CASE("an exception reaches the caller, and the execution can be used again") {
+  for (int threads : {1, 3}) {
+    execution run(threads);
+    for (index bad : {0, 41, 99}) {
+      CAPTURE(threads, bad);
+      std::string caught;
+      try {
+        run.for_each(100, [&](index task, int) {
+          if (task == bad) throw std::runtime_error("task " + std::to_string(task));
+        });
+      } catch (const std::runtime_error& error) {
+        caught = error.what();
+      }
+      CHECK(caught == "task " + std::to_string(bad));
+    }
+    std::atomic<int> done = 0;
+    run.for_each(10, [&](index, int) { ++done; });
+    CHECK(done == 10);
+  }
+}
+
+TEST_CASE("scratch memory grows once and is reused, aligned") {
+  execution run;
+  CHECK(run.scratch_bytes() == 0);
+  const auto floats = [](index count) { return [count](auto& pieces) { return pieces.template take<float>(count); }; };
+  float* first = run.scratch(0, floats(1000));
+  const std::size_t held = run.scratch_bytes();
+  CHECK(held >= 4000);
+  CHECK(reinterpret_cast<std::uintptr_t>(first) % 64 == 0);
+  CHECK(run.scratch(0, floats(10)) == first);
+  CHECK(run.scratch_bytes() == held);
+  run.scratch(0, floats(5000));
+  CHECK(run.scratch_bytes() >= 20000);
+  run.release();
+  CHECK(run.scratch_bytes() == 0);
+}
+
+TEST_CASE("workers have scratch of their own, and one they share") {
+  execution run(3);
+  const auto one = [](auto& pieces) { return pieces.template take<double>(1); };
+  std::vector<double*> places{run.scratch(0, one), run.scratch(1, one), run.scratch(2, one), run.shared_scratch(one)};
+  std::sort(places.begin(), places.end());
+  CHECK(std::adjacent_find(places.begin(), places.end()) == places.end());
+}
+
+TEST_CASE("an execution moves with its threads and scratch") {
+  execution first(3);
+  first.scratch(1, [](auto& pieces) { return pieces.template take<char>(100); });
+  const std::size_t held = first.scratch_bytes();
+  execution second = std::move(first);
+  CHECK(second.threads() == 3);
+  CHECK(second.scratch_bytes() == held);
+  std::atomic<int> done = 0;
+  second.for_each(50, [&](index, int) { ++done; });
+  CHECK(done == 50);
+  STATIC_REQUIRE_FALSE(std::is_copy_constructible_v<execution>);
+}
+
+TEST_CASE("fewer than one thread is refused") {
+  for (int threads : {0, -1, -100}) {
+    CAPTURE(threads);
+    try {
+      execution run(threads);
+      CHECK(false);
+    } catch (const std::invalid_argument& error) {
+      CHECK(error.what() == "attn::execution: expected threads >= 1; found " + std::to_string(threads));
+    }
+  }
+}
+
+}  // namespace testing

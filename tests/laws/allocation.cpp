@@ -1,0 +1,85 @@
+// Law 11. No allocation in a serial call once the execution's scratch memory has grown to the largest shape
+// used; concurrent calls with separate executions are safe.
+#include <thread>
+
+#include "laws/law.hpp"
+#include "support/allocations.hpp"
+#include "support/catch.hpp"
+
+namespace testing {
+
+TEST_CASE("law 11: the counter counts", "[allocation]") {
+  const std::size_t before = allocations();
+  delete new int;
+  std::free(std::malloc(100));
+  Eigen::VectorXf(1000).setZero();
+  CHECK(allocations() >= before + 3);
+}
+
+TEMPLATE_TEST_CASE("law 11: no allocation once scratch has grown", "[allocation]", float, double) {
+  for (const auto& op : operators<TestType>()) {
+    attn::execution serial;
+    for (bool grown : {false, true})
+      for (law_shape shape : law_shapes()) {
+        shape = fitted(op, shape);
+        const law_inputs<TestType> in = random_inputs<TestType>(shape);
+        law_result<TestType> r = fresh_result(op, shape);
+        const bound<TestType> run = op.bind(shape);
+        const law_call<TestType> call = call_of(in, r, serial), item = call_of(in, r, serial, {shape.keys / 2, shape.keys});
+        const std::size_t before = allocations(), scratch = serial.scratch_bytes();
+        run(call);
+        run(item);
+        const std::size_t after = allocations();
+        if (!grown) continue;
+        INFO(op.name << ", " << text(shape));
+        CHECK(after == before);
+        CHECK(serial.scratch_bytes() == scratch);
+      }
+  }
+}
+
+TEMPLATE_TEST_CASE("law 11: no allocation in a step of a stream", "[allocation]", float, double) {
+  for (const auto& op : operators<TestType>()) {
+    if (!op.stream) continue;
+    attn::execution serial;
+    const law_shape shape = fitted(op, {.queries = 300, .keys = 300, .dim = 33});
+    const law_inputs<TestType> in = random_inputs<TestType>(shape);
+    law_result<TestType> r = fresh_result(op, shape);
+    for (bool grown : {false, true}) {
+      const bound<TestType> state = op.stream(shape);  // caches come with their memory reserved
+      std::size_t allocated = 0;
+      for (index begin = 0, count = 17; begin + count <= 300; begin += count, count = begin % 2 ? 1 : 17) {
+        law_call<TestType> call = call_of(in, r, serial);
+        call.q = call.q.slice(2, begin, count), call.k = call.k.slice(2, begin, count);
+        call.v = call.v.slice(2, begin, count), call.out = call.out.slice(2, begin, count);
+        if (op.lse) call.lse = call.lse.slice(2, begin, count);
+        const std::size_t before = allocations();
+        state(call);
+        allocated += allocations() - before;
+      }
+      if (!grown) continue;
+      INFO(op.name);
+      CHECK(allocated == 0);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("law 11: concurrent calls with separate executions", "[concurrent]", float, double) {
+  for (const auto& op : operators<TestType>()) {
+    const law_shape shape = fitted(op, {.queries = 150, .keys = 150});
+    const law_inputs<TestType> in = random_inputs<TestType>(shape);
+    const law_result<TestType> wanted = attend(op, shape, in);
+    std::vector<law_result<TestType>> results(4);
+    std::vector<std::thread> callers;
+    for (std::size_t n = 0; n < results.size(); ++n)
+      callers.emplace_back([&, n] {
+        attn::execution own(n % 2 ? 2 : 1);
+        for (int times = 0; times < 3; ++times) results[n] = attend(op, shape, in, own);
+      });
+    for (auto& caller : callers) caller.join();
+    INFO(op.name);
+    for (const auto& result : results) CHECK(identical(result, wanted));
+  }
+}
+
+}  // namespace testing

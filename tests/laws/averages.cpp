@@ -1,0 +1,34 @@
+// Law 7. Averages: operators whose weights sum to 1 map constant values to that constant.
+#include "laws/law.hpp"
+#include "support/catch.hpp"
+
+namespace testing {
+
+TEMPLATE_TEST_CASE("law 7: the average of a constant is that constant", "[averages]", float, double) {
+  for (const auto& op : operators<TestType>()) {
+    if (!op.averages) continue;
+    for (law_shape shape : law_shapes()) {
+      shape = fitted(op, shape);
+      INFO(op.name << ", " << text(shape));
+      law_inputs<TestType> in = random_inputs<TestType>(shape);
+      const auto constant = [](index d) { return TestType(d % 2 ? -3 : 2) + TestType(d) / 8; };
+      for (index b = 0; b < shape.batch; ++b)
+        for (index h = 0; h < shape.kv_heads; ++h)
+          for (index j = 0; j < shape.keys; ++j)
+            for (index d = 0; d < shape.value_dim; ++d) in.v(b, h, j, d) = constant(d);
+      const law_result<TestType> r = attend(op, shape, in);
+      double worst = 0;
+      for (index b = 0; b < shape.batch; ++b)
+        for (index h = 0; h < shape.heads; ++h)
+          for (index i = 0; i < shape.queries; ++i)
+            for (index d = 0; d < shape.value_dim; ++d) {
+              const double error = std::abs(static_cast<double>(r.out(b, h, i, d) / constant(d)) - 1);
+              if (!(error <= worst)) worst = error;
+            }
+      // numerator and denominator are sums of the same weights, rounded differently: at worst half an ulp a term each
+      CHECK(worst <= static_cast<double>(shape.keys + 4) * std::numeric_limits<TestType>::epsilon());
+    }
+  }
+}
+
+}  // namespace testing

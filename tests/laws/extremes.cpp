@@ -1,0 +1,67 @@
+// Law 9. Extremes: logits of ±1e4 and rows that see no key never give NaN, never overflow.
+#include "laws/law.hpp"
+#include "support/catch.hpp"
+
+namespace testing {
+namespace {
+
+// Every product q·k / √D is ±1e4, or 0 where a key is 0.
+template <class T>
+law_inputs<T> extreme_inputs(const law_shape& s) {
+  law_inputs<T> in = random_inputs<T>(s);
+  const double size = std::sqrt(1e4 / std::sqrt(static_cast<double>(s.dim)));
+  random_source random(77);
+  for (auto* x : {&in.q, &in.k})
+    for (index b = 0; b < x->batch(); ++b)
+      for (index h = 0; h < x->heads(); ++h)
+        for (index i = 0; i < x->length(); ++i) {
+          const double sign = x == &in.k && random.below(5) == 0 ? 0 : random.below(2) ? 1 : -1;
+          for (index d = 0; d < s.dim; ++d) (*x)(b, h, i, d) = static_cast<T>(sign * size);
+        }
+  return in;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("law 9: logits of ±1e4 stay finite", "[extremes]", float, double) {
+  for (const auto& op : operators<TestType>())
+    for (law_shape shape : law_shapes()) {
+      shape = fitted(op, shape);
+      INFO(op.name << ", " << text(shape));
+      const law_inputs<TestType> in = extreme_inputs<TestType>(shape);
+      const law_result<TestType> r = attend(op, shape, in);
+      CHECK(all_finite(r.out));
+      if (op.lse) CHECK(all_finite(r.lse));
+      if (!op.averages) continue;
+      TestType largest = 0, result = 0;  // a weighted mean lies between its values
+      for (TestType x : in.v.data) largest = std::max(largest, std::abs(x));
+      for (TestType x : r.out.data) result = std::max(result, std::abs(x));
+      CHECK(result <= largest * (1 + 300 * std::numeric_limits<TestType>::epsilon()));
+    }
+}
+
+TEMPLATE_TEST_CASE("law 9: rows that see no key are zero, lse −infinity", "[extremes]", float, double) {
+  for (const auto& op : operators<TestType>()) {
+    if (!op.cross) continue;
+    for (auto [queries, keys] : {std::pair<index, index>{9, 0}, {70, 3}, {130, 60}, {257, 256}}) {
+      const law_shape shape = fitted(op, {.queries = queries, .keys = keys});
+      INFO(op.name << ", " << text(shape));
+      const law_result<TestType> r = attend(op, shape, random_inputs<TestType>(shape));
+      bool right = true;
+      for (index b = 0; b < shape.batch; ++b)
+        for (index h = 0; h < shape.heads; ++h)
+          for (index i = 0; i < queries; ++i) {
+            bool any = false;
+            for (index j = 0; j < keys; ++j) any = any || op.sees(shape, b, h, i, j);
+            for (index d = 0; d < shape.value_dim; ++d)
+              right = right && (any ? std::isfinite(r.out(b, h, i, d)) : r.out(b, h, i, d) == 0);
+            if (!op.lse) continue;
+            const TestType lse = r.lse(b, h, i, 0);
+            right = right && (any ? std::isfinite(lse) : lse == -std::numeric_limits<TestType>::infinity());
+          }
+      CHECK(right);
+    }
+  }
+}
+
+}  // namespace testing

@@ -1,0 +1,30 @@
+// Law 2. Independence: a batch of heads gives bitwise what each head alone gives.
+#include "laws/law.hpp"
+#include "support/catch.hpp"
+
+namespace testing {
+
+TEMPLATE_TEST_CASE("law 2: each head stands alone", "[independence]", float, double) {
+  for (const auto& op : operators<TestType>())
+    for (law_shape shape : law_shapes()) {
+      shape = fitted(op, shape);
+      INFO(op.name << ", " << text(shape));
+      const law_inputs<TestType> in = random_inputs<TestType>(shape);
+      const law_result<TestType> together = attend(op, shape, in);
+      bool same = true;
+      for (index b = 0; b < shape.batch; ++b)
+        for (index h = 0; h < shape.heads; ++h) {
+          law_shape alone = shape;
+          alone.batch = alone.heads = alone.kv_heads = 1;
+          alone.first_batch = b, alone.first_head = h;
+          const index kv_head = h / (shape.heads / shape.kv_heads);
+          const law_result<TestType> single =
+              attend(op, alone, {head(in.q, b, h), head(in.k, b, kv_head), head(in.v, b, kv_head)});
+          same = same && identical(single.out, head(together.out, b, h));
+          if (op.lse) same = same && identical(single.lse, head(together.lse, b, h));
+        }
+      CHECK(same);
+    }
+}
+
+}  // namespace testing

@@ -1,0 +1,188 @@
+#pragma once
+// The laws every operator obeys, each a generic test over the table below. An operator joins with one entry
+// in operators(): how it is called, what it can do, and its own relatives (streaming form, limits).
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/call.hpp"
+#include "support/measure.hpp"
+#include "support/random.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+
+// What a law calls an operator with. `first_batch` and `first_head` say where these items stand in a larger
+// batch, for parameters that differ per item or head.
+struct law_shape {
+  index batch = 2, heads = 4, kv_heads = 2, queries = 0, keys = 0, dim = 16, value_dim = 16;
+  index first_batch = 0, first_head = 0;
+};
+
+template <class T>
+struct law_call {
+  in_view<T> q, k, v;
+  out_view<T> out;
+  attn::tensor_view<T, 3> lse;     // null if the operator has none, or nobody asks
+  std::vector<index> lengths;      // none, or one per batch item
+  attn::execution* execution;
+};
+
+// An operator with its parameters for one shape. Making it may allocate, calling it may not.
+template <class T>
+using bound = std::function<void(const law_call<T>&)>;
+template <class T>
+using binder = std::function<bound<T>(const law_shape&)>;
+
+// Law 8: an operator that becomes another one at a limit.
+template <class T>
+struct law_limit {
+  std::string name;
+  binder<T> at_limit, equals;
+};
+
+template <class T>
+struct law_operator {
+  std::string name;
+  binder<T> bind;
+  bool causal = false;    // law 5: row i does not depend on what comes after its position
+  bool averages = true;   // law 7: weights sum to 1
+  bool grouped = true;    // fewer key heads than query heads
+  bool cross = true;      // as many keys as one likes
+  bool lse = true;
+  // Laws 9, 10: does row i of item b and head h see row j of k and v?
+  std::function<bool(const law_shape&, index b, index h, index i, index j)> sees;
+  binder<T> stream{};     // law 6: a fresh state; each call feeds the next tokens
+  std::vector<law_limit<T>> limits{};
+};
+
+// The entries, one function for each operator (operators/NAME.cpp).
+template <class T>
+void add_full_softmax(std::vector<law_operator<T>>&);
+template <class T>
+void add_sliding_window(std::vector<law_operator<T>>&);
+
+template <class T>
+const std::vector<law_operator<T>>& operators() {
+  static const auto table = [] {
+    std::vector<law_operator<T>> all;
+    add_full_softmax<T>(all);
+    add_sliding_window<T>(all);
+    return all;
+  }();
+  return table;
+}
+
+// Every length meets two pairs of dims, every dim several lengths.
+inline std::vector<law_shape> law_shapes(std::vector<index> lengths = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}) {
+  constexpr index dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  std::vector<law_shape> shapes;
+  for (std::size_t n = 0; n < lengths.size(); ++n)
+    for (std::size_t step : {0u, 3u}) {
+      law_shape shape{.queries = lengths[n], .keys = lengths[n]};
+      shape.dim = dims[(3 * n + step) % 8], shape.value_dim = dims[(5 * n + 2 * step) % 8];
+      shapes.push_back(shape);
+    }
+  return shapes;
+}
+
+inline std::string text(const law_shape& s) {
+  const auto heads = std::to_string(s.heads) + "/" + std::to_string(s.kv_heads);
+  return "batch " + std::to_string(s.batch) + ", heads " + heads + ", length " + std::to_string(s.queries) + "/" +
+         std::to_string(s.keys) + ", dim " + std::to_string(s.dim) + "/" + std::to_string(s.value_dim);
+}
+
+// The shape as this operator takes it.
+template <class T>
+law_shape fitted(const law_operator<T>& op, law_shape shape) {
+  if (!op.grouped) shape.kv_heads = shape.heads;
+  return shape;
+}
+
+template <class T>
+struct law_inputs {
+  tensor<T> q, k, v;
+  bool operator==(const law_inputs&) const = default;
+};
+
+template <class T>
+law_inputs<T> random_inputs(const law_shape& s, std::uint64_t seed = 1) {
+  return {cast<T>(random_normal(seed, s.batch, s.heads, s.queries, s.dim)),
+          cast<T>(random_normal(seed + 100, s.batch, s.kv_heads, s.keys, s.dim)),
+          cast<T>(random_normal(seed + 200, s.batch, s.kv_heads, s.keys, s.value_dim))};
+}
+
+template <class T>
+struct law_result {
+  tensor<T> out, lse;
+};
+
+template <class T>
+struct same_bits {
+  bool operator()(const tensor<T>& a, const tensor<T>& b) const {
+    return a.extents == b.extents &&
+           (a.empty() || std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(T)) == 0);
+  }
+};
+template <class T>
+bool identical(const tensor<T>& a, const tensor<T>& b) {
+  return same_bits<T>{}(a, b);
+}
+template <class T>
+bool identical(const law_result<T>& a, const law_result<T>& b) {
+  return identical(a.out, b.out) && identical(a.lse, b.lse);
+}
+template <class T>
+bool close(const law_result<T>& a, const law_result<T>& b) {
+  return relative_error(a.out, b.out) <= tolerance<T>::out && relative_error(a.lse, b.lse) <= tolerance<T>::lse;
+}
+
+// Outputs that start as rubbish: a row that is not written shows.
+template <class T>
+law_result<T> fresh_result(const law_operator<T>& op, const law_shape& s) {
+  law_result<T> r{tensor<T>(s.batch, s.heads, s.queries, s.value_dim, T(7)), {}};
+  if (op.lse) r.lse = tensor<T>(s.batch, s.heads, s.queries, 1, T(7));
+  return r;
+}
+
+template <class T>
+law_call<T> call_of(const law_inputs<T>& in, law_result<T>& r, attn::execution& execution,
+                    std::vector<index> lengths = {}) {
+  law_call<T> call{view(in.q), view(in.k), view(in.v), view(r.out), {}, std::move(lengths), &execution};
+  if (!r.lse.extents[3]) return call;
+  call.lse = row_view(r.lse);
+  return call;
+}
+
+template <class T>
+law_result<T> attend(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
+                     attn::execution& execution, std::vector<index> lengths = {}) {
+  law_result<T> r = fresh_result(op, s);
+  op.bind(s)(call_of(in, r, execution, std::move(lengths)));
+  return r;
+}
+template <class T>
+law_result<T> attend(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
+                     std::vector<index> lengths = {}) {
+  attn::execution serial;
+  return attend(op, s, in, serial, std::move(lengths));
+}
+
+// Values that must not get through: NaN and both infinities, by turns.
+template <class T>
+T poison(index n) {
+  constexpr T values[] = {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity(),
+                          -std::numeric_limits<T>::infinity()};
+  return values[n % 3];
+}
+
+// Fills rows [begin, end) of batch item b with poison.
+template <class T>
+void spoil(tensor<T>& x, index b, index begin, index end) {
+  for (index h = 0; h < x.heads(); ++h)
+    for (index i = begin; i < end; ++i)
+      for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = poison<T>(h + i + d);
+}
+
+}  // namespace testing

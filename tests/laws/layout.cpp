@@ -1,0 +1,115 @@
+// Law 3. Layout: any strides give the same result, bit by bit.
+#include "laws/law.hpp"
+#include "support/catch.hpp"
+
+namespace testing {
+namespace {
+
+using strides = std::array<index, 4>;
+
+struct layout {
+  const char* name;
+  strides (*of)(const strides& extents);
+  bool backwards = false;
+};
+
+// [batch, head, length, dim] extents to strides.
+const layout layouts[] = {
+    {"[batch, length, head, dim]", [](const strides& e) { return strides{e[2] * e[1] * e[3], e[3], e[1] * e[3], 1}; }},
+    {"column-major heads", [](const strides& e) { return strides{e[1] * e[2] * e[3], e[2] * e[3], 1, e[2]}; }},
+    {"batch fastest", [](const strides& e) { return strides{1, e[0], e[0] * e[1], e[0] * e[1] * e[2]}; }},
+    {"gaps between rows", [](const strides& e) { return strides{e[1] * e[2] * (e[3] + 5), e[2] * (e[3] + 5), e[3] + 5, 1}; }},
+    {"gaps between numbers", [](const strides& e) { return strides{e[1] * e[2] * e[3] * 3, e[2] * e[3] * 3, e[3] * 3, 3}; }},
+    {"backwards", [](const strides& e) { return strides{e[1] * e[2] * e[3], e[2] * e[3], e[3], 1}; }, true},
+};
+
+// The tensor's numbers laid out anew; what lies between them is NaN.
+template <class T>
+struct laid_out {
+  std::vector<T> memory;
+  attn::tensor_view<T> view;
+
+  laid_out(const tensor<T>& x, const layout& as) {
+    strides steps = as.of(x.extents);
+    index last = 0;
+    for (std::size_t axis = 0; axis < 4; ++axis) last += std::max<index>(x.extents[axis] - 1, 0) * steps[axis];
+    memory.assign(static_cast<std::size_t>(last + 1), std::numeric_limits<T>::quiet_NaN());
+    T* origin = memory.data();
+    if (as.backwards) {
+      origin += last;
+      for (index& step : steps) step = -step;
+    }
+    view = {origin, x.extents, steps};
+    for (index b = 0; b < x.batch(); ++b)
+      for (index h = 0; h < x.heads(); ++h)
+        for (index i = 0; i < x.length(); ++i)
+          for (index d = 0; d < x.dim(); ++d) view(b, h, i, d) = x(b, h, i, d);
+  }
+
+  tensor<T> gathered() const {
+    tensor<T> x(view.extent(0), view.extent(1), view.extent(2), view.extent(3));
+    for (index b = 0; b < x.batch(); ++b)
+      for (index h = 0; h < x.heads(); ++h)
+        for (index i = 0; i < x.length(); ++i)
+          for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = view(b, h, i, d);
+    return x;
+  }
+  index untouched() const {
+    return static_cast<index>(std::count_if(memory.begin(), memory.end(), [](T x) { return std::isnan(x); }));
+  }
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("law 3: any layout gives the same bits", "[layout]", float, double) {
+  using T = TestType;
+  for (const auto& op : operators<T>())
+    for (law_shape shape : law_shapes({0, 1, 7, 64, 65, 130})) {
+      shape = fitted(op, shape);
+      const law_inputs<T> in = random_inputs<T>(shape);
+      const law_result<T> plain = attend(op, shape, in);
+      const bound<T> call = op.bind(shape);
+      for (const layout& as : layouts) {
+        INFO(op.name << ", " << text(shape) << ", " << as.name);
+        law_result<T> fresh = fresh_result(op, shape);
+        laid_out<T> q(in.q, as), k(in.k, as), v(in.v, as), out(fresh.out, as), lse(fresh.lse, as);
+        const index between = out.untouched();
+        attn::tensor_view<T, 3> rows;
+        if (op.lse)
+          rows = {lse.view.data(), {shape.batch, shape.heads, shape.queries},
+                  {lse.view.stride(0), lse.view.stride(1), lse.view.stride(2)}};
+        attn::execution serial;
+        call({q.view, k.view, v.view, out.view, rows, {}, &serial});
+        CHECK(identical(out.gathered(), plain.out));
+        if (op.lse) CHECK(identical(lse.gathered(), plain.lse));
+        CHECK(out.untouched() == between);
+      }
+    }
+}
+
+TEMPLATE_TEST_CASE("law 3: one head's memory may serve all heads", "[layout]", float, double) {
+  using T = TestType;
+  for (const auto& op : operators<T>()) {
+    const law_shape shape = fitted(op, {.queries = 65, .keys = 65});
+    INFO(op.name);
+    law_inputs<T> in = random_inputs<T>(shape);
+    const law_inputs<T> first = {head(in.q, 0, 0), head(in.k, 0, 0), head(in.v, 0, 0)};
+    const auto broadcast = [](const tensor<T>& x, index batch, index heads) {
+      return in_view<T>(x.data.data(), {batch, heads, x.length(), x.dim()}, {0, 0, x.dim(), 1});
+    };
+    const auto copied = [](tensor<T>& to, const tensor<T>& from) {
+      for (std::size_t n = 0; n < to.data.size(); ++n) to.data[n] = from.data[n % from.data.size()];
+    };
+    copied(in.q, first.q), copied(in.k, first.k), copied(in.v, first.v);
+    law_result<T> r = fresh_result(op, shape);
+    attn::execution serial;
+    law_call<T> call = call_of(in, r, serial);
+    call.q = broadcast(first.q, shape.batch, shape.heads);
+    call.k = broadcast(first.k, shape.batch, shape.kv_heads);
+    call.v = broadcast(first.v, shape.batch, shape.kv_heads);
+    op.bind(shape)(call);
+    CHECK(identical(r, attend(op, shape, in)));
+  }
+}
+
+}  // namespace testing

@@ -1,0 +1,175 @@
+#include "laws/law.hpp"
+#include "reference/sliding_window.hpp"
+
+namespace testing {
+namespace {
+
+struct sliding_window_entry {
+  std::string name;
+  index left = 0, right = 0;
+  bool causal = false;
+  std::vector<index> dilation{}, globals{};  // a dilation per head: head h takes entry h of the cycle
+  bool own_projections = false, softcap_and_sinks = false;
+};
+
+// The numbers of a larger tensor at the place where this shape stands in it.
+template <class T>
+tensor<T> own_projection(std::uint64_t seed, const law_shape& s, index first_head, index heads, index length, index dim) {
+  tensor<T> x(s.batch, heads, length, dim);
+  for (index b = 0; b < s.batch; ++b)
+    for (index h = 0; h < heads; ++h)
+      for (index i = 0; i < length; ++i) {
+        random_source random(seed + static_cast<std::uint64_t>(((s.first_batch + b) * 16 + first_head + h) * 1000 + i));
+        for (index d = 0; d < dim; ++d) x(b, h, i, d) = static_cast<T>(random.normal());
+      }
+  return x;
+}
+
+template <class T>
+struct parameters {
+  sliding_window_entry entry;
+  std::vector<index> dilation;
+  std::vector<T> sinks;
+  tensor<T> q_global, k_global, v_global;
+
+  parameters(const sliding_window_entry& e, const law_shape& s) : entry(e), dilation(e.dilation) {
+    if (e.dilation.size() > 1) {
+      dilation.clear();
+      for (index h = 0; h < s.heads; ++h)
+        dilation.push_back(e.dilation[static_cast<std::size_t>(s.first_head + h) % e.dilation.size()]);
+    }
+    for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
+    if (!e.own_projections) return;
+    const index first_kv_head = s.heads == s.kv_heads && s.heads == 1 ? s.first_head / 2 : s.first_head;
+    q_global = own_projection<T>(1, s, s.first_head, s.heads, s.queries, s.dim);
+    k_global = own_projection<T>(2, s, first_kv_head, s.kv_heads, s.keys, s.dim);
+    v_global = own_projection<T>(3, s, first_kv_head, s.kv_heads, s.keys, s.value_dim);
+  }
+
+  attn::sliding_window_options<T> options(const law_call<T>& call) const {
+    attn::sliding_window_options<T> o;
+    o.left = entry.left, o.right = entry.right, o.causal = entry.causal;
+    o.dilation = dilation, o.global_positions = entry.globals;
+    o.lengths = call.lengths;
+    o.lse = call.lse;
+    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
+    if (entry.own_projections) o.q_global = view(q_global), o.k_global = view(k_global), o.v_global = view(v_global);
+    return o;
+  }
+};
+
+bool sees(const sliding_window_entry& entry, const law_shape& s, index h, index i, index j) {
+  reference::sliding_window_options o;
+  o.left = entry.left, o.right = entry.right, o.global_positions = entry.globals;
+  if (!entry.dilation.empty())
+    o.dilation = {entry.dilation[static_cast<std::size_t>(s.first_head + h) % entry.dilation.size()]};
+  const index position = i + s.keys - s.queries;
+  const bool global_query = position < s.keys && reference::is_global(o, position);
+  if (entry.causal && j > position) return false;
+  if (global_query) return !entry.own_projections;  // else it reads k_global and v_global
+  return reference::is_global(o, j) || reference::in_window(o, 0, j - position);
+}
+
+template <class T>
+bound<T> bind_window(const sliding_window_entry& entry, const law_shape& shape) {
+  return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
+    compiled_sliding_window<T>::call(call.q, call.k, call.v, call.out, p->options(call), {}, *call.execution);
+  };
+}
+
+template <class T>
+bound<T> bind_full(bool causal) {
+  return [causal](const law_call<T>& call) {
+    attn::full_softmax_options<T> options;
+    options.causal = causal;
+    options.lengths = call.lengths;
+    options.lse = call.lse;
+    compiled_full_softmax<T>::call(call.q, call.k, call.v, call.out, options, {}, *call.execution);
+  };
+}
+
+template <class T>
+bound<T> stream_window(const sliding_window_entry& entry, const law_shape& shape) {
+  struct state {
+    parameters<T> p;
+    attn::sliding_window_cache<T> cache;
+  };
+  parameters<T> p(entry, shape);
+  const auto options = p.options({});
+  auto shared = std::make_shared<state>(
+      state{p, attn::sliding_window_cache<T>(shape.batch, shape.kv_heads, shape.dim, shape.value_dim, options)});
+  return [shared](const law_call<T>& call) {
+    compiled_sliding_window<T>::step(shared->cache, call.q, call.k, call.v, call.out, shared->p.options(call),
+                                     *call.execution);
+  };
+}
+
+template <class T>
+law_operator<T> operator_of(const sliding_window_entry& entry) {
+  law_operator<T> op;
+  op.name = entry.name;
+  op.causal = entry.causal;
+  op.averages = !entry.softcap_and_sinks && !entry.own_projections;
+  op.cross = !entry.own_projections;  // `sees` speaks of k and v alone
+  op.bind = [entry](const law_shape& shape) { return bind_window<T>(entry, shape); };
+  op.sees = [entry](const law_shape& s, index, index h, index i, index j) { return sees(entry, s, h, i, j); };
+  if (entry.causal && entry.left != attn::unlimited && !entry.own_projections)
+    op.stream = [entry](const law_shape& shape) { return stream_window<T>(entry, shape); };
+  return op;
+}
+
+// Windows that reach over the whole length, by number or without limit.
+template <class T>
+std::vector<law_limit<T>> window_limits() {
+  std::vector<law_limit<T>> limits;
+  for (bool causal : {false, true}) {
+    const auto full = [causal](const law_shape&) { return bind_full<T>(causal); };
+    const auto window = [causal](index left, index right, const law_shape& shape) {
+      sliding_window_entry entry;
+      entry.left = left, entry.right = right, entry.causal = causal;
+      return bind_window<T>(entry, shape);
+    };
+    limits.push_back({causal ? "window of the length, causal" : "window of the length",
+                      [window](const law_shape& s) { return window(s.keys, s.keys, s); }, full});
+    limits.push_back({causal ? "unlimited window, causal" : "unlimited window",
+                      [window](const law_shape& s) { return window(attn::unlimited, attn::unlimited, s); }, full});
+  }
+  limits.push_back({"every position global",
+                    [](const law_shape& s) {
+                      sliding_window_entry entry;
+                      for (index j = 0; j < s.keys; ++j) entry.globals.push_back(j);
+                      return bind_window<T>(entry, s);
+                    },
+                    [](const law_shape&) { return bind_full<T>(false); }});
+  return limits;
+}
+
+}  // namespace
+
+template <class T>
+void add_sliding_window(std::vector<law_operator<T>>& all) {
+  const std::vector<index> some = {0, 5, 64, 200};
+  const sliding_window_entry entries[] = {
+      {.name = "sliding_window", .left = 5, .right = 3},
+      {.name = "sliding_window causal", .left = 40, .right = 0, .causal = true},
+      {.name = "sliding_window dilated", .left = 4, .right = 9, .dilation = {3}},
+      {.name = "sliding_window dilated per head, causal", .left = 6, .right = 2, .causal = true, .dilation = {1, 4, 2, 7}},
+      {.name = "sliding_window with global tokens", .left = 8, .right = 8, .globals = some},
+      {.name = "sliding_window with global tokens, causal", .left = 8, .causal = true, .globals = some},
+      {.name = "sliding_window with own projections", .left = 8, .right = 2, .globals = some, .own_projections = true},
+      {.name = "sliding_window of everything",
+       .left = 7,
+       .right = 7,
+       .causal = true,
+       .dilation = {1, 4, 2, 7},
+       .globals = some,
+       .softcap_and_sinks = true},
+      {.name = "sliding_window unlimited to the left, dilated", .left = attn::unlimited, .causal = true, .dilation = {6}},
+  };
+  for (const auto& entry : entries) all.push_back(operator_of<T>(entry));
+  all[all.size() - std::size(entries)].limits = window_limits<T>();
+}
+template void add_sliding_window(std::vector<law_operator<float>>&);
+template void add_sliding_window(std::vector<law_operator<double>>&);
+
+}  // namespace testing

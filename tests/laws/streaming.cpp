@@ -1,0 +1,45 @@
+// Law 6. Streaming: token by token, in chunks and all at once agree.
+#include "laws/law.hpp"
+#include "support/catch.hpp"
+
+namespace testing {
+namespace {
+
+// Chunks that add up to `length`: single tokens, one chunk, or a mixture.
+std::vector<std::vector<index>> feedings(index length) {
+  std::vector<index> mixed;
+  for (index fed = 0, next = 1; fed < length; fed += mixed.back(), next = next * 3 % 50)
+    mixed.push_back(std::min(next, length - fed));
+  return {std::vector<index>(static_cast<std::size_t>(length), 1), {length}, mixed};
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("law 6: token by token, in chunks and at once agree", "[streaming]", float, double) {
+  for (const auto& op : operators<TestType>()) {
+    if (!op.stream) continue;
+    for (law_shape shape : law_shapes()) {
+      shape = fitted(op, shape);
+      const law_inputs<TestType> in = random_inputs<TestType>(shape);
+      const law_result<TestType> at_once = attend(op, shape, in);
+      for (const auto& chunks : feedings(shape.queries)) {
+        INFO(op.name << ", " << text(shape) << ", in " << chunks.size() << " chunks");
+        const bound<TestType> state = op.stream(shape);
+        law_result<TestType> streamed = fresh_result(op, shape);
+        attn::execution serial;
+        index begin = 0;
+        for (index count : chunks) {
+          law_call<TestType> call = call_of(in, streamed, serial);
+          call.q = call.q.slice(2, begin, count), call.k = call.k.slice(2, begin, count);
+          call.v = call.v.slice(2, begin, count), call.out = call.out.slice(2, begin, count);
+          if (op.lse) call.lse = call.lse.slice(2, begin, count);
+          state(call);
+          begin += count;
+        }
+        CHECK(close(streamed, at_once));
+      }
+    }
+  }
+}
+
+}  // namespace testing

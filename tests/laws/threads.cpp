@@ -1,0 +1,39 @@
+// Law 4. Threads: any thread count gives bitwise the same result.
+#include "laws/law.hpp"
+#include "support/catch.hpp"
+
+namespace testing {
+
+TEMPLATE_TEST_CASE("law 4: any number of threads gives the same bits", "[threads]", float, double) {
+  attn::execution two(2), three(3), seven(7);
+  for (const auto& op : operators<TestType>()) {
+    std::vector<law_shape> shapes = law_shapes({0, 1, 7, 65, 257});
+    shapes.push_back({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 1100, .keys = 1100, .dim = 8});  // one long head
+    shapes.push_back({.batch = 3, .heads = 6, .kv_heads = 2, .queries = 96, .keys = 96, .dim = 24});
+    for (law_shape shape : shapes) {
+      shape = fitted(op, shape);
+      INFO(op.name << ", " << text(shape));
+      const law_inputs<TestType> in = random_inputs<TestType>(shape);
+      const law_result<TestType> serial = attend(op, shape, in);
+      for (attn::execution* threads : {&two, &three, &seven}) {
+        INFO(threads->threads() << " threads");
+        CHECK(identical(attend(op, shape, in, *threads), serial));
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("law 4: fewer queries than threads, many keys", "[threads]", float, double) {
+  attn::execution four(4);
+  for (const auto& op : operators<TestType>()) {
+    if (!op.cross) continue;
+    for (index queries : {1, 2}) {
+      const law_shape shape = fitted(op, {.batch = 1, .heads = 2, .kv_heads = 1, .queries = queries, .keys = 3000});
+      INFO(op.name << ", " << text(shape));
+      const law_inputs<TestType> in = random_inputs<TestType>(shape);
+      CHECK(identical(attend(op, shape, in, four), attend(op, shape, in)));
+    }
+  }
+}
+
+}  // namespace testing

@@ -1,0 +1,171 @@
+// Bad input to the caches and steps: refused in one sentence; out, lse and the cache stay as they were.
+#include "support/catch.hpp"
+#include "support/refusal.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+namespace {
+
+bool untouched(const tensor<float>& x) {
+  return std::all_of(x.data.begin(), x.data.end(), [](float value) { return value == 7; });
+}
+
+const tensor<float> some(4, 8, 40, 40, 0.5f);  // memory for inputs of any shape
+in_view<float> shaped(index b, index h, index i, index d) { return {some.data.data(), {b, h, i, d}}; }
+
+// q, k, v of two new tokens over a cache of 3 tokens: batch 2, heads 4 over 2, dims 8 and 5.
+struct step_inputs {
+  in_view<float> q = shaped(2, 4, 2, 8), k = shaped(2, 2, 2, 8), v = shaped(2, 2, 2, 5);
+};
+const std::pair<const char*, std::function<void(step_inputs&)>> misfits[] = {
+    {"batch", [](auto& s) { s.q = shaped(1, 4, 2, 8); }},  {"batch", [](auto& s) { s.k = shaped(1, 2, 2, 8); }},
+    {"batch", [](auto& s) { s.v = shaped(3, 2, 2, 5); }},  {"heads", [](auto& s) { s.k = shaped(2, 4, 2, 8); }},
+    {"heads", [](auto& s) { s.v = shaped(2, 1, 2, 5); }},  {"heads", [](auto& s) { s.q = shaped(2, 3, 2, 8); }},
+    {"dim", [](auto& s) { s.q = shaped(2, 4, 2, 7); }},    {"dim", [](auto& s) { s.k = shaped(2, 2, 2, 9); }},
+    {"dim", [](auto& s) { s.v = shaped(2, 2, 2, 8); }},    {"length", [](auto& s) { s.k = shaped(2, 2, 3, 8); }},
+    {"length", [](auto& s) { s.v = shaped(2, 2, 1, 5); }}, {"length", [](auto& s) { s.q = shaped(2, 4, 1, 8); }},
+    {"null", [](auto& s) { s.k = {nullptr, {2, 2, 2, 8}}; }},
+    {"batch", [](auto& s) { s = {shaped(1, 4, 2, 8), shaped(1, 2, 2, 8), shaped(1, 2, 2, 5)}; }},
+    {"heads", [](auto& s) { s = {shaped(2, 4, 2, 8), shaped(2, 4, 2, 8), shaped(2, 4, 2, 5)}; }},
+    {"dim", [](auto& s) { s = {shaped(2, 4, 2, 16), shaped(2, 2, 2, 16), shaped(2, 2, 2, 5)}; }},
+};
+
+}  // namespace
+
+TEST_CASE("kv_cache refuses what does not fit", "[refusals]") {
+  const auto check = [](const std::string& message) {
+    INFO(message);
+    CHECK(well_formed(message, "kv_cache"));
+  };
+  check(refusal([] { attn::kv_cache<float>(-1, 2, 8); }));
+  check(refusal([] { attn::kv_cache<float>(2, -2, 8); }));
+  check(refusal([] { attn::kv_cache<float>(2, 2, -8); }));
+  check(refusal([] { attn::kv_cache<float>(2, 2, 8, -5); }));
+
+  attn::kv_cache<float> cache(2, 2, 8, 5);
+  cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
+  check(refusal([&] { cache.append(shaped(1, 2, 3, 8), shaped(1, 2, 3, 5)); }));
+  check(refusal([&] { cache.append(shaped(2, 4, 3, 8), shaped(2, 4, 3, 5)); }));
+  check(refusal([&] { cache.append(shaped(2, 2, 3, 5), shaped(2, 2, 3, 5)); }));
+  check(refusal([&] { cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 8)); }));
+  check(refusal([&] { cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 4, 5)); }));
+  check(refusal([&] { cache.append({nullptr, {2, 2, 3, 8}}, shaped(2, 2, 3, 5)); }));
+  check(refusal([&] { cache.truncate(4); }));
+  check(refusal([&] { cache.truncate(-1); }));
+  check(refusal([&] { cache.reserve(-1); }));
+  CHECK(cache.size() == 3);
+}
+
+TEST_CASE("full_softmax_step refuses what does not fit", "[refusals]") {
+  attn::kv_cache<float> cache(2, 2, 8, 5);
+  cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
+  tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
+  attn::execution serial;
+  const auto check = [&](const char* says, const step_inputs& in, out_view<float> to,
+                         const attn::full_softmax_options<float>& options) {
+    const std::string message =
+        refusal([&] { compiled_full_softmax<float>::step(cache, in.q, in.k, in.v, to, options, {}, serial); });
+    INFO(message << " should mention " << says);
+    CHECK(well_formed(message, "full_softmax_step"));
+    CHECK(message.find(says) != std::string::npos);
+    CHECK(cache.size() == 3);
+    CHECK(untouched(out));
+    CHECK(untouched(lse));
+  };
+  for (const auto& [says, spoil] : misfits) {
+    step_inputs in;
+    spoil(in);
+    check(says, in, view(out), {.lse = row_view(lse)});
+  }
+  const step_inputs good;
+  const std::vector<index> two = {2, 2};
+  const std::vector<float> three(3, 0.5f);
+  check("lengths", good, view(out), {.lengths = two});
+  check("lengths", good, view(out), {.query_lengths = two});
+  check("lengths", good, view(out), {.key_lengths = two});
+  check("length", good, view(out).slice(2, 0, 1), {});
+  check("bias", good, view(out), {.bias = shaped(1, 1, 2, 3)});  // not the size after the append
+  check("softcap", good, view(out), {.softcap = -1.0f});
+  check("alibi_slopes", good, view(out), {.alibi_slopes = three});
+  check("sinks", good, view(out), {.sinks = three});
+  check("lse", good, view(out), {.lse = row_view(lse).slice(1, 0, 2)});
+  check("overlap", good, view(out), {.lse = {out.data.data(), {2, 4, 2}}});
+  step_inputs aliased;
+  aliased.q = {out.data.data(), {2, 4, 2, 8}, {0, 0, 8, 1}};
+  check("overlap", aliased, view(out), {});
+}
+
+TEST_CASE("sliding_window_cache refuses what does not fit", "[refusals]") {
+  const auto check = [](const char* says, index left, std::vector<index> dilation, std::vector<index> globals,
+                        std::array<index, 4> shape = {2, 2, 8, 5}) {
+    attn::sliding_window_options<float> options;
+    options.left = left, options.dilation = dilation, options.global_positions = globals;
+    const std::string message =
+        refusal([&] { attn::sliding_window_cache<float>(shape[0], shape[1], shape[2], shape[3], options); });
+    INFO(message << " should mention " << says);
+    CHECK(well_formed(message, "sliding_window_cache"));
+    CHECK(message.find(says) != std::string::npos);
+  };
+  check("left", attn::unlimited, {}, {});
+  check("left", -1, {}, {});
+  check("dilation", 4, {0}, {});
+  check("dilation", 4, {1, 2, -3, 1}, {});
+  check("global", 4, {}, {3, -2});
+  check("batch", 4, {}, {}, {-1, 2, 8, 5});
+  check("heads", 4, {}, {}, {2, -2, 8, 5});
+  check("dim", 4, {}, {}, {2, 2, -8, 5});
+  check("dim", 4, {}, {}, {2, 2, 8, -5});
+
+  attn::sliding_window_options<float> own;
+  own.left = 4;
+  own.q_global = shaped(2, 4, 2, 8), own.k_global = shaped(2, 2, 2, 8), own.v_global = shaped(2, 2, 2, 5);
+  CHECK(well_formed(refusal([&] { attn::sliding_window_cache<float>(2, 2, 8, 5, own); }), "sliding_window_cache"));
+}
+
+TEST_CASE("sliding_window_step refuses what does not fit", "[refusals]") {
+  attn::sliding_window_options<float> window;
+  window.left = 4;
+  attn::sliding_window_cache<float> cache(2, 2, 8, 5, window);
+  tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
+  attn::execution serial;
+  const auto check = [&](const char* says, const step_inputs& in, out_view<float> to,
+                         const attn::sliding_window_options<float>& options) {
+    const std::string message =
+        refusal([&] { compiled_sliding_window<float>::step(cache, in.q, in.k, in.v, to, options, serial); });
+    INFO(message << " should mention " << says);
+    CHECK(well_formed(message, "sliding_window_step"));
+    CHECK(message.find(says) != std::string::npos);
+    CHECK(cache.size() == 0);
+    CHECK(untouched(out));
+    CHECK(untouched(lse));
+  };
+  for (const auto& [says, spoil] : misfits) {
+    step_inputs in;
+    spoil(in);
+    check(says, in, view(out), {.lse = row_view(lse)});
+  }
+  const step_inputs good;
+  const std::vector<float> three(3, 0.5f);
+  check("length", good, view(out).slice(2, 0, 1), {});
+  check("softcap", good, view(out), {.softcap = 0.0f});
+  check("alibi_slopes", good, view(out), {.alibi_slopes = three});
+  check("sinks", good, view(out), {.sinks = three});
+  check("lse", good, view(out), {.lse = row_view(lse).slice(2, 0, 1)});
+  check("overlap", good, view(out), {.lse = {out.data.data(), {2, 4, 2}}});
+}
+
+TEST_CASE("sliding_window_step refuses a dilation per head for other heads", "[refusals]") {
+  attn::sliding_window_options<float> window;
+  const std::vector<index> per_head = {1, 2};
+  window.left = 4, window.dilation = per_head;
+  attn::sliding_window_cache<float> cache(2, 2, 8, 5, window);
+  tensor<float> out(2, 4, 2, 5, 7);
+  attn::execution serial;
+  const step_inputs in;
+  const std::string message =
+      refusal([&] { compiled_sliding_window<float>::step(cache, in.q, in.k, in.v, view(out), {}, serial); });
+  CHECK(well_formed(message, "sliding_window_step"));
+  CHECK(untouched(out));
+}
+
+}  // namespace testing

@@ -1,0 +1,207 @@
+// full_softmax against its reference: every option alone and in combination, odd lengths and dims, all types.
+#include <attn/softmax/full_softmax.hpp>
+
+#include "support/catch.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+namespace {
+
+full_softmax_problem problem_of(const problem_shape& shape, std::uint64_t seed = 1) {
+  return random_problem<full_softmax_problem>(shape, seed);
+}
+
+template <class S>
+void check(const full_softmax_problem& p) {
+  const errors e = errors_of<S>(p);
+  CHECK(e.out <= tolerance<S>::out);
+  CHECK(e.lse <= tolerance<S>::lse);
+}
+
+enum class lengths { none, both, queries_and_keys, keys_only };
+enum class bias { none, one_row, per_head, everything };
+
+struct choice {
+  bool causal, softcap, alibi, sinks, score;
+  lengths given;
+  bias added;
+};
+
+std::vector<choice> every_choice() {
+  std::vector<choice> all;
+  for (int bits = 0; bits < 32; ++bits)
+    for (lengths given : {lengths::none, lengths::both, lengths::queries_and_keys, lengths::keys_only})
+      for (bias added : {bias::none, bias::one_row, bias::per_head, bias::everything})
+        all.push_back({(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0, given, added});
+  return all;
+}
+
+full_softmax_problem apply(const choice& c, index queries, index keys) {
+  problem_shape shape{.queries = c.given == lengths::both ? keys : queries, .keys = keys, .dim = 9, .value_dim = 12};
+  full_softmax_problem p = problem_of(shape);
+  auto& o = p.options;
+  o.causal = c.causal;
+  if (c.softcap) o.softcap = 1.5;
+  if (c.alibi) o.alibi_slopes = {0.5, 0.25, 0.125, 0};
+  if (c.sinks) o.sinks = {0.3, -1, 2, 0};
+  if (c.score)
+    o.score = [](double s, index b, index h, index i, index j) {
+      return (i * 3 + j * 5 + h) % 11 == 0 ? -reference::infinity : s * 0.5 + 0.01 * static_cast<double>(b + i - j);
+    };
+  if (c.given == lengths::both) o.lengths = {keys - 5, keys};
+  if (c.given == lengths::queries_and_keys) o.query_lengths = {queries, queries / 2}, o.key_lengths = {keys / 3, keys - 1};
+  if (c.given == lengths::keys_only) o.key_lengths = {keys, keys / 2};
+  const index rows = shape.queries;
+  if (c.added == bias::one_row) o.bias = random_normal(8, 1, 1, 1, keys);
+  if (c.added == bias::per_head) o.bias = random_normal(8, 1, shape.heads, rows, keys);
+  if (c.added == bias::everything) o.bias = random_normal(8, shape.batch, shape.heads, rows, keys);
+  for (std::size_t n = 0; n < o.bias.data.size(); n += 7) o.bias.data[n] = -reference::infinity;
+  return p;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("full_softmax: every combination of options", "[full_softmax]", float, double) {
+  for (const choice& c : every_choice()) {
+    CAPTURE(c.causal, c.softcap, c.alibi, c.sinks, c.score, int(c.given), int(c.added));
+    check<TestType>(apply(c, 21, 35));
+  }
+}
+
+TEMPLATE_TEST_CASE("full_softmax: 16-bit storage computes in float", "[full_softmax]", Eigen::half, Eigen::bfloat16) {
+  check<TestType>(problem_of({.queries = 130, .keys = 130, .dim = 64, .value_dim = 64}));
+  check<TestType>(problem_of({.queries = 70, .keys = 257, .dim = 33, .value_dim = 7}));
+  for (const choice& c : every_choice())
+    if (c.added == bias::none || c.added == bias::everything) {
+      CAPTURE(c.causal, c.softcap, c.alibi, c.sinks, c.score, int(c.given), int(c.added));
+      check<TestType>(apply(c, 5, 19));
+    }
+}
+
+TEMPLATE_TEST_CASE("full_softmax: odd lengths and dims", "[full_softmax]", float, double) {
+  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  for (std::size_t n = 0; n < std::size(lengths); ++n)
+    for (std::size_t step : {0u, 3u, 5u})
+      for (bool causal : {false, true}) {
+        problem_shape shape{.queries = lengths[n], .keys = lengths[n]};
+        shape.dim = dims[(n + step) % 8], shape.value_dim = dims[(n + 3 * step) % 8];
+        full_softmax_problem p = problem_of(shape, n + 1);
+        p.options.causal = causal;
+        CAPTURE(shape.queries, shape.dim, shape.value_dim, causal);
+        check<TestType>(p);
+      }
+}
+
+TEMPLATE_TEST_CASE("full_softmax: queries and keys of different lengths", "[full_softmax]", float, double) {
+  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
+  for (auto [queries, keys] : pairs)
+    for (bool causal : {false, true}) {
+      full_softmax_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24});
+      p.options.causal = causal;
+      CAPTURE(queries, keys, causal);
+      check<TestType>(p);
+    }
+}
+
+TEMPLATE_TEST_CASE("full_softmax: grouped queries", "[full_softmax]", float, double) {
+  for (auto [heads, kv_heads] : {std::pair<index, index>{8, 1}, {8, 4}, {6, 6}, {6, 2}, {0, 0}, {1, 1}})
+    for (index queries : {1, 3, 66}) {
+      problem_shape shape{.batch = 2, .heads = heads, .kv_heads = kv_heads, .queries = queries, .keys = 66};
+      full_softmax_problem p = problem_of(shape);
+      p.options.causal = true;
+      CAPTURE(heads, kv_heads, queries);
+      check<TestType>(p);
+    }
+}
+
+TEMPLATE_TEST_CASE("full_softmax: a batch of none, heads of no width", "[full_softmax]", float, double) {
+  check<TestType>(problem_of({.batch = 0}));
+  check<TestType>(problem_of({.value_dim = 0}));
+  full_softmax_problem no_dim = problem_of({.dim = 0});  // every score is 0: plain averages
+  no_dim.options.scale = 1;
+  check<TestType>(no_dim);
+}
+
+TEMPLATE_TEST_CASE("full_softmax: the scale of the caller", "[full_softmax]", float, double) {
+  for (double scale : {0.0, 0.01, 1.0, -0.3}) {
+    full_softmax_problem p = problem_of({.queries = 40, .keys = 67});
+    p.options.scale = scale;
+    CAPTURE(scale);
+    check<TestType>(p);
+  }
+}
+
+TEMPLATE_TEST_CASE("full_softmax: the promised accuracy at length 4096", "[full_softmax][long]", float, double) {
+  problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = 4096, .keys = 4096, .dim = 64, .value_dim = 64};
+  check<TestType>(problem_of(shape));
+}
+
+TEST_CASE("full_softmax: the score function sees real rows and keys only", "[full_softmax]") {
+  full_softmax_problem p = problem_of({.queries = 70, .keys = 70});
+  p.options.lengths = {13, 67};
+  bool inside = true;
+  p.options.score = [&](double s, index b, index h, index i, index j) {
+    const index length = p.options.lengths[static_cast<std::size_t>(b)];
+    inside = inside && 0 <= h && h < 4 && 0 <= i && i < length && 0 <= j && j < length;
+    return s;
+  };
+  run<float>(p);
+  CHECK(inside);
+}
+
+TEST_CASE("full_softmax: a masked key may hold anything", "[full_softmax]") {
+  full_softmax_problem p = problem_of({.queries = 50, .keys = 70});
+  const auto hide = [](index j) { return j % 9 == 4; };
+  full_softmax_problem dirty = p;
+  for (index b = 0; b < 2; ++b)
+    for (index h = 0; h < 2; ++h)
+      for (index j = 0; j < 70; ++j)
+        if (hide(j))
+          for (index d = 0; d < 16; ++d) dirty.k(b, h, j, d) = dirty.v(b, h, j, d) = j % 2 ? NAN : HUGE_VAL;
+  SECTION("by a bias of −infinity") {
+    p.options.bias = tensor<double>(1, 1, 1, 70);
+    for (index j = 0; j < 70; ++j) p.options.bias(0, 0, 0, j) = hide(j) ? -reference::infinity : 0.5;
+  }
+  SECTION("by the score function") {
+    p.options.score = [=](double s, index, index, index, index j) { return hide(j) ? -reference::infinity : s; };
+  }
+  dirty.options = p.options;
+  CHECK(relative_error(run<float>(dirty).out, expected(p).out) <= tolerance<float>::out);
+}
+
+TEST_CASE("full_softmax: without options or lse, on Eigen matrices of either order", "[full_softmax]") {
+  using row_major = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  const Eigen::MatrixXf q = Eigen::MatrixXf::Random(30, 8), k = Eigen::MatrixXf::Random(40, 8);
+  const row_major v = row_major::Random(40, 5);
+  const Eigen::MatrixXf scores = (q * k.transpose() / std::sqrt(8.0f)).array().exp();
+  const Eigen::MatrixXf wanted = scores.rowwise().sum().cwiseInverse().asDiagonal() * (scores * v);
+
+  row_major out(30, 5);
+  attn::full_softmax(q, k, v, out);
+  CHECK((out - wanted).norm() <= 2e-6f * wanted.norm());
+
+  Eigen::MatrixXf wide = Eigen::MatrixXf::Constant(32, 9, 7);
+  Eigen::VectorXf lse(30);
+  attn::execution threads(2);
+  attn::full_softmax(q, k, v, wide.block(1, 2, 30, 5), {.lse = lse}, threads);
+  CHECK((wide.block(1, 2, 30, 5) - wanted).norm() <= 2e-6f * wanted.norm());
+  CHECK((wide.array() == 7).count() == 32 * 9 - 30 * 5);
+  CHECK((lse - scores.rowwise().sum().array().log().matrix()).norm() <= 2e-6f * lse.norm());
+
+  attn::full_softmax(q, k, v, out, {.causal = false},
+                     [](float s, attn::index, attn::index, attn::index, attn::index) { return s; });
+  CHECK((out - wanted).norm() <= 2e-6f * wanted.norm());
+}
+
+TEST_CASE("full_softmax: scratch grows with length × dim, never length × length", "[full_softmax]") {
+  const auto scratch = [](index length) {
+    attn::execution execution;
+    run<float>(problem_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length}), execution);
+    return static_cast<double>(execution.scratch_bytes());
+  };
+  const double at_1024 = scratch(1024), at_4096 = scratch(4096);
+  CHECK(at_4096 - at_1024 <= 4 * 3072 * (16 + 16) * sizeof(float));  // a few copies of the keys and values at most
+  CHECK(at_4096 < 4096.0 * 4096 * sizeof(float) / 4);
+}
+
+}  // namespace testing

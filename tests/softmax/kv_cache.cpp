@@ -1,0 +1,203 @@
+// A cache holds what was appended; decoding with it equals the rows of one causal call.
+#include <attn/softmax/kv_cache.hpp>
+
+#include "support/catch.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+namespace {
+
+// How 100 tokens may arrive.
+const std::vector<std::vector<index>> feedings = {
+    std::vector<index>(100, 1), {100}, {60, 1, 1, 1, 20, 17}, {1, 98, 1}, {33, 33, 34}, {0, 50, 0, 50}};
+
+template <class S>
+tensor<S> part(const tensor<double>& x, index begin, index count) {
+  return cast<S>(rows(x, begin, count));
+}
+
+// All rows of the problem by appending chunk after chunk.
+template <class S>
+reference::result decode(const full_softmax_problem& p, const std::vector<index>& chunks, attn::kv_cache<S>& cache) {
+  stored_options<S, reference::full_softmax_options> stored(p.options);
+  reference::result all = reference::empty_result(p.q, p.v);
+  attn::execution serial;
+  index begin = 0;
+  for (index count : chunks) {
+    const tensor<S> q = part<S>(p.q, begin, count), k = part<S>(p.k, begin, count), v = part<S>(p.v, begin, count);
+    tensor<S> out(p.q.batch(), p.q.heads(), count, p.v.dim(), S(7));
+    tensor<real<S>> lse(p.q.batch(), p.q.heads(), count, 1, real<S>(7)), bias;
+    stored.options.lse = row_view(lse);
+    if (!p.options.bias.empty()) {  // [B, H, count, size after the append]
+      bias = tensor<real<S>>(p.q.batch(), p.q.heads(), count, begin + count);
+      for (index b = 0; b < bias.batch(); ++b)
+        for (index h = 0; h < bias.heads(); ++h)
+          for (index i = 0; i < count; ++i)
+            for (index j = 0; j < begin + count; ++j)
+              bias(b, h, i, j) = static_cast<real<S>>(p.options.bias.broadcast(b, h, begin + i, j));
+      stored.options.bias = view(std::as_const(bias));
+    }
+    compiled_full_softmax<S>::step(cache, view(q), view(k), view(v), view(out), stored.options, stored.score, serial);
+    for (index b = 0; b < out.batch(); ++b)
+      for (index h = 0; h < out.heads(); ++h)
+        for (index i = 0; i < count; ++i) {
+          for (index d = 0; d < out.dim(); ++d) all.out(b, h, begin + i, d) = static_cast<double>(out(b, h, i, d));
+          all.lse(b, h, begin + i, 0) = static_cast<double>(lse(b, h, i, 0));
+        }
+    begin += count;
+  }
+  return all;
+}
+
+template <class S>
+void check(full_softmax_problem p, const std::vector<index>& chunks) {
+  p.options.causal = true;
+  p = rounded<S>(p);
+  attn::kv_cache<S> cache(p.k.batch(), p.k.heads(), p.k.dim(), p.v.dim());
+  const reference::result actual = decode<S>(p, chunks, cache), wanted = expected(p);
+  CHECK(cache.size() == p.k.length());
+  CHECK(relative_error(actual.out, wanted.out) <= tolerance<S>::out);
+  CHECK(relative_error(actual.lse, wanted.lse) <= tolerance<S>::lse);
+}
+
+full_softmax_problem hundred_tokens(index heads = 4, index kv_heads = 2) {
+  return random_problem<full_softmax_problem>(
+      {.heads = heads, .kv_heads = kv_heads, .queries = 100, .keys = 100, .dim = 20, .value_dim = 12});
+}
+
+template <class S>
+bool same(const attn::tensor_view<const S>& held, const tensor<S>& x) {
+  if (held.extents() != x.extents) return false;
+  for (index b = 0; b < x.batch(); ++b)
+    for (index h = 0; h < x.heads(); ++h)
+      for (index i = 0; i < x.length(); ++i)
+        for (index d = 0; d < x.dim(); ++d)
+          if (held(b, h, i, d) != x(b, h, i, d)) return false;
+  return true;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("full_softmax_step: any feeding equals one causal call", "[kv_cache]", float, double, Eigen::half,
+                   Eigen::bfloat16) {
+  for (std::size_t n = 0; n < feedings.size(); ++n) {
+    CAPTURE(n);
+    check<TestType>(hundred_tokens(), feedings[n]);
+  }
+}
+
+TEMPLATE_TEST_CASE("full_softmax_step: every option", "[kv_cache]", float, double) {
+  for (int bits = 0; bits < 32; ++bits) {
+    full_softmax_problem p = hundred_tokens();
+    if (bits & 1) p.options.softcap = 1.5;
+    if (bits & 2) p.options.alibi_slopes = {0.5, 0.25, 0.125, 0};
+    if (bits & 4) p.options.sinks = {0.3, -1, 2, 0};
+    if (bits & 8) p.options.bias = random_normal(4, 1, 4, 100, 100);
+    if (bits & 16)
+      p.options.score = [](double s, index b, index h, index i, index j) {
+        return (i + 2 * j + h) % 7 == 0 ? -reference::infinity : s + 0.01 * static_cast<double>(i - j + b);
+      };
+    p.options.scale = 0.3;
+    CAPTURE(bits);
+    check<TestType>(p, feedings[0]);
+    check<TestType>(p, feedings[2]);
+  }
+}
+
+TEMPLATE_TEST_CASE("full_softmax_step: grouped queries over a longer cache", "[kv_cache]", float, double) {
+  for (auto [heads, kv_heads] : {std::pair<index, index>{32, 8}, {8, 1}, {5, 5}, {7, 1}}) {
+    const auto p = random_problem<full_softmax_problem>(
+        {.batch = 1, .heads = heads, .kv_heads = kv_heads, .queries = 600, .keys = 600, .dim = 64, .value_dim = 64});
+    CAPTURE(heads, kv_heads);
+    check<TestType>(p, {590, 1, 1, 1, 5, 2});
+  }
+}
+
+TEMPLATE_TEST_CASE("kv_cache: holds what was appended", "[kv_cache]", float, double, Eigen::half, Eigen::bfloat16) {
+  const auto p = hundred_tokens();
+  const auto k = cast<TestType>(p.k), v = cast<TestType>(p.v);
+  attn::kv_cache<TestType> cache(2, 2, 20, 12);
+  CHECK(cache.size() == 0);
+  CHECK(cache.keys().extents() == std::array<index, 4>{2, 2, 0, 20});
+  for (index begin : {0, 10, 20, 90}) {
+    const index count = begin == 20 ? 70 : 10;
+    const auto some_k = part<TestType>(p.k, begin, count), some_v = part<TestType>(p.v, begin, count);
+    cache.append(view(some_k), view(some_v));
+    CHECK(cache.size() == begin + count);
+  }
+  CHECK(same(cache.keys(), k));
+  CHECK(same(cache.values(), v));
+  CHECK(cache.capacity() >= 100);
+  CHECK(cache.bytes() >= 100 * 2 * 2 * (20 + 12) * sizeof(TestType));
+
+  SECTION("truncate keeps the first tokens") {
+    cache.truncate(37);
+    CHECK(cache.size() == 37);
+    CHECK(same(cache.keys(), rows(k, 0, 37)));
+    cache.append(view(std::as_const(k)).slice(2, 37, 63), view(std::as_const(v)).slice(2, 37, 63));
+    CHECK(same(cache.keys(), k));
+    CHECK(same(cache.values(), v));
+  }
+  SECTION("clear empties it and keeps the memory") {
+    const std::size_t bytes = cache.bytes();
+    cache.clear();
+    CHECK(cache.size() == 0);
+    CHECK(cache.bytes() == bytes);
+  }
+  SECTION("a copy stands for itself") {
+    auto copy = cache;
+    cache.clear();
+    const tensor<TestType> zeros_k(2, 2, 50, 20), zeros_v(2, 2, 50, 12);
+    cache.append(view(zeros_k), view(zeros_v));
+    CHECK(same(copy.keys(), k));
+    CHECK(same(copy.values(), v));
+  }
+  SECTION("a move takes everything along") {
+    const TestType* held = cache.keys().data();
+    const auto moved = std::move(cache);
+    CHECK(moved.keys().data() == held);
+    CHECK(same(moved.values(), v));
+  }
+}
+
+TEST_CASE("kv_cache: what was reserved does not move", "[kv_cache]") {
+  attn::kv_cache<float> cache(1, 2, 8);
+  cache.reserve(500);
+  CHECK(cache.capacity() >= 500);
+  CHECK(cache.size() == 0);
+  const float* held = cache.keys().data();
+  const tensor<float> token(1, 2, 1, 8, 1.5f);
+  for (int n = 0; n < 500; ++n) cache.append(view(token), view(token));
+  CHECK(cache.keys().data() == held);
+  cache.reserve(10);
+  CHECK(cache.size() == 500);
+}
+
+TEST_CASE("kv_cache: appending is cheap without reserving", "[kv_cache]") {
+  attn::kv_cache<float> cache(1, 1, 4);
+  const tensor<float> token(1, 1, 1, 4, 1.5f);
+  int moves = 0;
+  for (int n = 0; n < 4000; ++n) {
+    const index before = cache.capacity();
+    cache.append(view(token), view(token));
+    moves += cache.capacity() != before;
+  }
+  CHECK(moves <= 40);  // growth by a factor, not by a step
+}
+
+TEST_CASE("full_softmax_step: scratch does not grow with the cache", "[kv_cache]") {
+  attn::kv_cache<float> cache(1, 2, 32);
+  attn::execution execution;
+  std::size_t at_1024 = 0;
+  const tensor<float> q(1, 8, 1, 32, 0.1f), token(1, 2, 1, 32, 0.2f), chunk(1, 2, 1023, 32, 0.3f);
+  tensor<float> out(1, 8, 1, 32);
+  for (int n = 1; n <= 8; ++n) {
+    cache.append(view(chunk), view(chunk));
+    compiled_full_softmax<float>::step(cache, view(q), view(token), view(token), view(out), {}, {}, execution);
+    if (n == 1) at_1024 = execution.scratch_bytes();
+  }
+  CHECK(cache.size() == 8192);
+  CHECK(execution.scratch_bytes() == at_1024);
+}
+
+}  // namespace testing

@@ -1,0 +1,108 @@
+// Partial results over disjoint keys merge into the result over all of them.
+#include <attn/softmax/merge.hpp>
+
+#include "support/catch.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+namespace {
+
+template <class S>
+struct partial {
+  tensor<S> out;
+  tensor<real<S>> lse;
+};
+
+template <class S>
+partial<S> part_of(const full_softmax_problem& p, index begin, index count) {
+  full_softmax_problem piece = p;
+  piece.k = rows(p.k, begin, count);
+  piece.v = rows(p.v, begin, count);
+  const reference::result r = run<S>(piece);
+  return {cast<S>(r.out), cast<real<S>>(r.lse)};
+}
+
+template <class S>
+void merge(partial<S>& into, const partial<S>& other) {
+  tensor<real<S>> lse = other.lse;
+  attn::merge_softmax(view(into.out), row_view(into.lse), view(other.out), row_view(lse));
+}
+
+template <class S>
+partial<S> nothing(const full_softmax_problem& p) {
+  return {tensor<S>(p.q.batch(), p.q.heads(), p.q.length(), p.v.dim()),
+          tensor<real<S>>(p.q.batch(), p.q.heads(), p.q.length(), 1, -std::numeric_limits<real<S>>::infinity())};
+}
+
+const problem_shape shape{.queries = 37, .keys = 100, .dim = 16, .value_dim = 13};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("merge_softmax: pieces give the whole, in any grouping", "[merge]", float, double) {
+  const auto p = random_problem<full_softmax_problem>(shape);
+  const reference::result whole = expected(rounded<TestType>(p));
+  const auto a = part_of<TestType>(p, 0, 31), b = part_of<TestType>(p, 31, 1), c = part_of<TestType>(p, 32, 68);
+
+  auto left = a;  // (a + b) + c
+  merge(left, b);
+  merge(left, c);
+  auto right = c;  // (c + b) + a
+  merge(right, b);
+  merge(right, a);
+  for (const auto& merged : {left, right}) {
+    CHECK(relative_error(merged.out, whole.out) <= 2 * tolerance<TestType>::out);  // two merges round once each
+    CHECK(relative_error(merged.lse, whole.lse) <= 2 * tolerance<TestType>::lse);
+  }
+}
+
+TEMPLATE_TEST_CASE("merge_softmax: nothing is neutral, bit by bit", "[merge]", float, double) {
+  const auto p = random_problem<full_softmax_problem>(shape);
+  const auto some = part_of<TestType>(p, 0, 50);
+  auto left = some;
+  merge(left, nothing<TestType>(p));
+  auto right = nothing<TestType>(p);
+  merge(right, some);
+  auto none = nothing<TestType>(p);
+  merge(none, nothing<TestType>(p));
+  CHECK(left.out == some.out);
+  CHECK(left.lse == some.lse);
+  CHECK(right.out == some.out);
+  CHECK(right.lse == some.lse);
+  CHECK(none.out == nothing<TestType>(p).out);
+  CHECK(none.lse == nothing<TestType>(p).lse);
+}
+
+TEMPLATE_TEST_CASE("merge_softmax: parts of very different weight", "[merge]", float, double) {
+  auto p = random_problem<full_softmax_problem>(shape);
+  for (index b = 0; b < 2; ++b)
+    for (index h = 0; h < 2; ++h)
+      for (index j = 40; j < 100; ++j)
+        for (index d = 0; d < 16; ++d) p.k(b, h, j, d) *= 1000;
+  auto merged = part_of<TestType>(p, 0, 40);
+  const auto heavy = part_of<TestType>(p, 40, 60);
+  merge(merged, heavy);
+  CHECK(all_finite(merged.out));
+  CHECK(all_finite(merged.lse));
+  for (std::size_t n = 0; n < merged.lse.data.size(); ++n) CHECK(merged.lse.data[n] >= heavy.lse.data[n]);
+}
+
+TEMPLATE_TEST_CASE("merge_softmax: 16-bit storage", "[merge]", Eigen::half, Eigen::bfloat16) {
+  const auto p = random_problem<full_softmax_problem>(shape);
+  const reference::result whole = expected(rounded<TestType>(p));
+  auto merged = part_of<TestType>(p, 0, 31);
+  merge(merged, part_of<TestType>(p, 31, 69));
+  // Each part was rounded to storage; their errors add up to those of a convex combination, and the result is
+  // rounded again. Cancellation between the parts makes the sum smaller than they are: a factor 3 covers it.
+  CHECK(relative_error(merged.out, whole.out) <= 3 * tolerance<TestType>::out);
+  CHECK(relative_error(merged.lse, whole.lse) <= 2 * tolerance<TestType>::lse);
+}
+
+TEST_CASE("merge_softmax: Eigen matrices and vectors", "[merge]") {
+  Eigen::MatrixXd out = Eigen::MatrixXd::Constant(3, 2, 1), other = Eigen::MatrixXd::Constant(3, 2, 4);
+  Eigen::VectorXd lse = Eigen::VectorXd::Zero(3), other_lse = Eigen::VectorXd::Constant(3, std::log(2.0));
+  attn::merge_softmax(out, lse, other, other_lse);
+  CHECK((out.array() - 3).abs().maxCoeff() <= 1e-15);
+  CHECK((lse.array() - std::log(3.0)).abs().maxCoeff() <= 1e-15);
+}
+
+}  // namespace testing

@@ -1,0 +1,142 @@
+// Streaming through the ring equals one causal call, token by token or in chunks of any size.
+#include <attn/softmax/sliding_window_cache.hpp>
+
+#include "support/catch.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+namespace {
+
+const std::vector<std::vector<index>> feedings = {
+    std::vector<index>(150, 1), {150}, {60, 1, 1, 1, 70, 17}, {1, 148, 1}, {13, 2, 40, 95}, {0, 75, 0, 75}};
+
+template <class S>
+struct stream {
+  explicit stream(const sliding_window_problem& problem)
+      : p(problem), stored(p.options), cache(p.k.batch(), p.k.heads(), p.k.dim(), p.v.dim(), stored.options) {}
+
+  reference::result feed(const std::vector<index>& chunks) {
+    reference::result all = reference::empty_result(p.q, p.v);
+    attn::execution serial;
+    index begin = 0;
+    for (index count : chunks) {
+      const auto q = cast<S>(rows(p.q, begin, count)), k = cast<S>(rows(p.k, begin, count)),
+                 v = cast<S>(rows(p.v, begin, count));
+      tensor<S> out(p.q.batch(), p.q.heads(), count, p.v.dim(), S(7));
+      tensor<real<S>> lse(p.q.batch(), p.q.heads(), count, 1, real<S>(7));
+      attn::sliding_window_options<S> options;
+      options.scale = stored.options.scale, options.softcap = stored.options.softcap;
+      options.alibi_slopes = stored.options.alibi_slopes, options.sinks = stored.options.sinks;
+      options.lse = row_view(lse);
+      compiled_sliding_window<S>::step(cache, view(q), view(k), view(v), view(out), options, serial);
+      for (index b = 0; b < out.batch(); ++b)
+        for (index h = 0; h < out.heads(); ++h)
+          for (index i = 0; i < count; ++i) {
+            for (index d = 0; d < out.dim(); ++d) all.out(b, h, begin + i, d) = static_cast<double>(out(b, h, i, d));
+            all.lse(b, h, begin + i, 0) = static_cast<double>(lse(b, h, i, 0));
+          }
+      begin += count;
+    }
+    return all;
+  }
+
+  sliding_window_problem p;
+  stored_options<S, reference::sliding_window_options> stored;
+  attn::sliding_window_cache<S> cache;
+};
+
+sliding_window_problem tokens(index left) {
+  auto p = random_problem<sliding_window_problem>({.queries = 150, .keys = 150, .dim = 20, .value_dim = 12});
+  p.options.left = left, p.options.right = 0, p.options.causal = true;
+  return p;
+}
+
+template <class S>
+void check(const sliding_window_problem& problem, const std::vector<index>& chunks) {
+  stream<S> s(rounded<S>(problem));
+  const reference::result actual = s.feed(chunks), wanted = expected(s.p);
+  CHECK(s.cache.size() == 150);
+  CHECK(relative_error(actual.out, wanted.out) <= tolerance<S>::out);
+  CHECK(relative_error(actual.lse, wanted.lse) <= tolerance<S>::lse);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("sliding_window_step: any feeding equals one causal call", "[sliding_window_cache]", float, double,
+                   Eigen::half, Eigen::bfloat16) {
+  for (std::size_t n = 0; n < feedings.size(); ++n)
+    for (index left : {0, 1, 30, 149, 400}) {
+      CAPTURE(n, left);
+      check<TestType>(tokens(left), feedings[n]);
+    }
+}
+
+TEMPLATE_TEST_CASE("sliding_window_step: every option", "[sliding_window_cache]", float, double) {
+  for (int bits = 0; bits < 64; ++bits) {
+    sliding_window_problem p = tokens(9);
+    if (bits & 1) p.options.softcap = 1.5;
+    if (bits & 2) p.options.alibi_slopes = {0.5, 0.25, 0.125, 0};
+    if (bits & 4) p.options.sinks = {0.3, -1, 2, 0};
+    if (bits & 8) p.options.global_positions = {120, 0, 5, 64, 5, 1000};
+    if (bits & 16) p.options.dilation = {3};
+    if (bits & 32) p.options.dilation = {1, 4, 2, 7};
+    p.options.scale = 0.3;
+    CAPTURE(bits);
+    check<TestType>(p, feedings[0]);
+    check<TestType>(p, feedings[2]);
+    check<TestType>(p, feedings[4]);
+  }
+}
+
+TEST_CASE("sliding_window_cache: size, capacity and bytes", "[sliding_window_cache]") {
+  attn::sliding_window_options<float> options;
+  options.left = 20;
+  const std::vector<index> dilation = {3}, positions = {0, 7};
+  options.dilation = dilation, options.global_positions = positions;
+  attn::sliding_window_cache<float> cache(1, 2, 8, 6, options);
+  CHECK(cache.size() == 0);
+  CHECK(cache.capacity() >= 20 * 3 + 1);
+  CHECK(cache.capacity() <= 2 * (20 * 3 + 1));  // a ring, not the sequence
+  CHECK(cache.bytes() >= static_cast<std::size_t>(20 * 3 + 1) * 2 * (8 + 6) * sizeof(float));
+  const std::size_t bytes = cache.bytes();
+
+  const tensor<float> q(1, 4, 1000, 8, 0.5f), k(1, 2, 1000, 8, 0.25f), v(1, 2, 1000, 6, 2.0f);
+  tensor<float> out(1, 4, 1000, 6);
+  attn::execution serial;
+  for (int n = 0; n < 5; ++n)
+    compiled_sliding_window<float>::step(cache, view(q), view(k), view(v), view(out), {}, serial);
+  CHECK(cache.size() == 5000);
+  CHECK(cache.bytes() == bytes);
+}
+
+TEST_CASE("sliding_window_cache: it keeps its own copy of the options", "[sliding_window_cache]") {
+  auto p = tokens(9);
+  p.options.dilation = {2}, p.options.global_positions = {3, 60};
+  stream<double> s(p);
+  s.stored.options = {};  // nobody holds the lists any more
+  const sliding_window_problem given = s.p;
+  s.p.options.global_positions.assign(2, 149);
+  CHECK(relative_error(s.feed(feedings[2]).out, expected(given).out) <= tolerance<double>::out);
+}
+
+TEST_CASE("sliding_window_cache: reset starts over, a copy goes its own way", "[sliding_window_cache]") {
+  auto p = tokens(25);
+  p.options.global_positions = {0, 80};
+  stream<double> s(p);
+  const auto wanted = expected(p).out;
+  s.feed({70});
+  auto copy = s.cache;
+  s.cache.reset();
+  CHECK(s.cache.size() == 0);
+  CHECK(copy.size() == 70);
+  CHECK(relative_error(s.feed(feedings[4]).out, wanted) <= tolerance<double>::out);
+
+  s.cache = copy;  // go on from token 70
+  const auto q = rows(p.q, 70, 80), k = rows(p.k, 70, 80), v = rows(p.v, 70, 80);
+  tensor<double> out(2, 4, 80, 12);
+  attn::execution serial;
+  compiled_sliding_window<double>::step(s.cache, view(q), view(k), view(v), view(out), {}, serial);
+  CHECK(relative_error(out, rows(wanted, 70, 80)) <= tolerance<double>::out);
+}
+
+}  // namespace testing
