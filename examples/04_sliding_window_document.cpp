@@ -58,6 +58,8 @@ int main(int argc, char** argv) {
 
   // The log-sum-exp turns a score into its weight, so nothing of size length x length is ever stored.
   const std::string wanted = argc > 2 ? argv[2] : "software";
+  std::printf("%td words; each sees the %td before it and the first two. What \"%s\" looks back at:\n", length,
+              window.left, wanted.c_str());
   for (attn::index i = 0, shown = 0; i < length && shown < 6; ++i) {
     if (words[i] != wanted) continue;
     ++shown;
@@ -66,14 +68,14 @@ int main(int argc, char** argv) {
       if (i - j <= window.left || j < std::ssize(title))
         seen.emplace_back(std::exp(x.row(i).dot(x.row(j)) / std::sqrt(float(dim)) - lse[i]), j);
     std::sort(seen.rbegin(), seen.rend());
-    std::printf("%6td %s looks back at", i, words[i].c_str());
+    std::printf("%6td", i);
     for (std::size_t n = 0; n < std::min<std::size_t>(4, seen.size()); ++n)
       std::printf("  %s(%td) %.0f%%", words[seen[n].second].c_str(), seen[n].second - i, 100 * seen[n].first);
     std::puts("");
   }
 
-  // What it costs: the text repeated to twice the length, and twice again.
-  for (attn::index n = 2048; n <= 8192; n *= 2) {
+  // What it costs: the text repeated to ever greater lengths.
+  for (attn::index n = 2048; n <= 16384; n *= 2) {
     matrix text(n, dim), result(n, dim);
     for (attn::index i = 0; i < n; ++i) text.row(i) = x.row(i % length);
     const auto milliseconds = [](auto&& run) {
