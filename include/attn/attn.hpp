@@ -2,5 +2,6 @@
 #pragma once
 
 #include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/kv_cache.hpp>
 #include <attn/softmax/merge.hpp>
 #include <attn/softmax/sliding_window.hpp>

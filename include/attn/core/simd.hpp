@@ -35,6 +35,12 @@ template <class T>
 ATTN_INLINE packet<T> load(const T* p) {
   return Eigen::internal::ploadu<packet<T>>(p);
 }
+/// Asks for `count` elements from p on to be brought near; any address will do.
+template <class T>
+ATTN_INLINE void prefetch(const T* p, index count) {
+  const char* byte = reinterpret_cast<const char*>(p);
+  for (index at = 0; at < count * static_cast<index>(sizeof(T)); at += 64) Eigen::internal::prefetch(byte + at);
+}
 template <class T>
 ATTN_INLINE void store(T* p, const packet<T>& x) {
   Eigen::internal::pstoreu(p, x);
@@ -91,6 +97,10 @@ ATTN_INLINE auto sum_lanes(const P& a) {
   return Eigen::internal::predux(a);
 }
 template <class P>
+ATTN_INLINE auto min_lanes(const P& a) {
+  return Eigen::internal::predux_min(a);
+}
+template <class P>
 ATTN_INLINE auto max_lanes(const P& a) {
   return Eigen::internal::predux_max(a);
 }
@@ -129,6 +139,31 @@ ATTN_INLINE packet<T> bits_to_exponent(const packet<T>& x) {
     typedef integer lanes __attribute__((vector_size(sizeof(packet<T>))));
     return (packet<T>)((lanes)x << float_bits<T>::mantissa);
   }
+}
+
+/// Sums of neighbours: those of a, then those of b.
+template <class T>
+ATTN_INLINE packet<T> add_pairs(const packet<T>& a, const packet<T>& b) {
+  static_assert(width<T> > 1);
+  typedef T lanes __attribute__((vector_size(sizeof(packet<T>))));
+  return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    return (packet<T>)(__builtin_shufflevector((lanes)a, (lanes)b, (2 * I)...) +
+                       __builtin_shufflevector((lanes)a, (lanes)b, (2 * I + 1)...));
+  }(std::make_integer_sequence<int, width<T>>{});
+}
+
+/// Lane i of the result is the sum of the lanes of x[i]; x is used up. Every sum is the same tree.
+template <class T>
+ATTN_INLINE packet<T> sums_across(packet<T> (&x)[width<T>]) {
+  if constexpr (width<T> > 1) x[0] = add_pairs<T>(x[0], x[1]);
+  if constexpr (width<T> > 2) x[0] = add_pairs<T>(x[0], add_pairs<T>(x[2], x[3]));
+  if constexpr (width<T> > 4)
+    x[0] = add_pairs<T>(x[0], add_pairs<T>(add_pairs<T>(x[4], x[5]), add_pairs<T>(x[6], x[7])));
+  if constexpr (width<T> > 8)
+    x[0] = add_pairs<T>(x[0], add_pairs<T>(add_pairs<T>(add_pairs<T>(x[8], x[9]), add_pairs<T>(x[10], x[11])),
+                                           add_pairs<T>(add_pairs<T>(x[12], x[13]), add_pairs<T>(x[14], x[15]))));
+  static_assert(width<T> <= 16);
+  return x[0];
 }
 
 /// f(std::integral_constant<int, 0>), ..., f(std::integral_constant<int, N - 1>): a loop the compiler has no choice but

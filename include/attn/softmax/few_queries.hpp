@@ -97,12 +97,25 @@ matrix_view<const T> whole_packets(const matrix_view<const S>& x, index begin, i
   return {buffer, count, stride, stride, 1};
 }
 
-/// scores[r][j] = q_r . k_j for R rows: width<T> sums at a time, each along a register, then all added across at once.
-template <class T, int R>
-void stream_scores(const T* q, index q_stride, const matrix_view<const T>& k, T* scores) {
+/// Rows to ask for while others are worked on: values during the scores, the next keys during the output. Memory streams
+/// do not keep up by themselves where two take turns.
+template <class S>
+struct rows_ahead {
+  matrix_view<const S> rows;
+  index first = 0, count = 0;
+
+  void fetch(index j, index n) const {
+    for (; n > 0 && j < count; ++j, --n) prefetch(rows.row(first + j), rows.cols);
+  }
+};
+
+/// scores[r][j] = q_r . k_j for R rows, a few scores beyond the last key being anything: width<T> sums at a time, each along a register, then all added across at once.
+template <class T, int R, class S>
+void stream_scores(const T* q, index q_stride, const matrix_view<const T>& k, T* scores, const rows_ahead<S>& ahead) {
   constexpr int keys = width<T> / R;
   for (index j = 0; j < k.rows; j += keys) {
-    packet_square<T> sums;
+    ahead.fetch(j, keys);
+    packet<T> sums[width<T>];
     unroll<width<T>>([&](auto n) { sums[n] = zero<T>(); });
     const T* row[keys];
     for (int n = 0; n < keys; ++n) row[n] = k.row(std::min(j + n, k.rows - 1));
@@ -111,33 +124,28 @@ void stream_scores(const T* q, index q_stride, const matrix_view<const T>& k, T*
         const packet<T> x = load<T>(row[n] + d);
         unroll<R>([&](auto r) { sums[r * keys + n] = fma(load<T>(q + r * q_stride + d), x, sums[r * keys + n]); });
       });
-    sums.transpose();
-    packet<T> total = sums[0];
-    unroll<width<T> - 1>([&](auto n) { total = add(total, sums[n + 1]); });
     alignas(64) T lanes[width<T>];
-    store<T>(lanes, total);
-    const int n = static_cast<int>(std::min<index>(keys, k.rows - j));
-    for (int r = 0; r < R; ++r) std::copy_n(lanes + r * keys, n, scores + r * stream_tile + j);
+    store<T>(lanes, sums_across<T>(sums));
+    for (int r = 0; r < R; ++r) std::copy_n(lanes + r * keys, keys, scores + r * stream_tile + j);
   }
 }
 
-/// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. A weight of 0 skips its value.
-template <class T, int R>
-void stream_output(const T* weights, const T* rescale, const matrix_view<const T>& v, T* out, index out_stride) {
-  constexpr int most = 4;
+/// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` tells that a weight may be 0, values
+/// of weight 0 are skipped.
+template <class T, int R, class S>
+void stream_output(const T* weights, bool zeros, const T* rescale, const matrix_view<const T>& v, T* out,
+                   index out_stride, const rows_ahead<S>& ahead) {
   const auto columns = [&](index col, auto vectors) {
     constexpr int N = vectors.value;
     packet<T> acc[R][N];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = zero<T>(); }); });
     for (index j = 0; j < v.rows; ++j) {
       const T* x = v.row(j) + col;
-      bool all = true;
-      unroll<R>([&](auto r) { all &= weights[r * stream_tile + j] != T(0); });
+      if (col == 0) ahead.fetch(j, 1);
       unroll<R>([&](auto r) {
         const T weight = weights[r * stream_tile + j];
-        if (all || weight != T(0)) unroll<N>([&](auto n) {
-          acc[r][n] = fma(broadcast<T>(weight), load<T>(x + n * width<T>), acc[r][n]);
-        });
+        if (zeros && weight == T(0)) return;
+        unroll<N>([&](auto n) { acc[r][n] = fma(broadcast<T>(weight), load<T>(x + n * width<T>), acc[r][n]); });
       });
     }
     unroll<R>([&](auto r) {
@@ -147,6 +155,7 @@ void stream_output(const T* weights, const T* rescale, const matrix_view<const T
       });
     });
   };
+  constexpr int most = 4;
   index col = 0;
   for (; col + most * width<T> <= v.cols; col += most * width<T>) columns(col, std::integral_constant<int, most>{});
   for (; col < v.cols; col += width<T>) columns(col, std::integral_constant<int, 1>{});
@@ -173,11 +182,13 @@ void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, co
     const index count = std::min(stream_tile, end - begin), padded = round_up(count, width<T>);
     const auto keys = whole_packets<T>(k, begin, count, scratch.keys);
     by_rows<T>(q.rows, [&](index r, auto R) {
-      stream_scores<T, R.value>(q.data + r * q.stride, q.stride, keys, scratch.scores + r * stream_tile);
+      stream_scores<T, R.value>(q.data + r * q.stride, q.stride, keys, scratch.scores + r * stream_tile,
+                                rows_ahead<S>{v, begin, r == 0 ? count : 0});
     });
     const auto values = whole_packets<T>(v, begin, count, scratch.values);
     by_rows<T>(q.rows, [&](index r0, auto R) {
       T rescale[R.value];
+      bool zeros = false;
       for (index r = r0; r < r0 + R.value; ++r) {
         T* const s = scratch.scores + r * stream_tile;
         const index i = r % q.queries, seen = std::clamp(end_of(i) - begin, index(0), count);
@@ -187,17 +198,20 @@ void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, co
         packet<T> highest = broadcast<T>(minus_infinity);
         for (index j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
         const T top = std::max(state.top[r], max_lanes(highest)), reference = top == minus_infinity ? T(0) : top;
-        packet<T> sum = zero<T>();
+        packet<T> sum = zero<T>(), least = broadcast<T>(T(1));
         for (index j = 0; j < padded; j += width<T>) {
           const packet<T> weight = exp2_weight<T>(sub(load<T>(s + j), broadcast<T>(reference)));
           store<T>(s + j, weight);
           sum = add(sum, weight);
+          least = min(least, weight);
         }
+        zeros |= !(min_lanes(least) > T(0));
         rescale[r - r0] = std::exp2(state.top[r] - reference);
         state.top[r] = top;
         state.sum[r] = state.sum[r] * rescale[r - r0] + sum_lanes(sum);
       }
-      stream_output<T, R.value>(scratch.scores + r0 * stream_tile, rescale, values, state.out + r0 * state.stride, state.stride);
+      stream_output<T, R.value>(scratch.scores + r0 * stream_tile, zeros, rescale, values, state.out + r0 * state.stride,
+                                state.stride, rows_ahead<S>{k, begin + count, r0 == 0 ? std::min(stream_tile, end - begin - count) : 0});
     });
   }
 }

@@ -181,12 +181,13 @@ struct full_call {
   }
 };
 
-template <class S, class Score>
-void full_softmax(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                  const tensor_view<const S>& v, const tensor_view<S>& out, const full_softmax_options<S>& options,
-                  Score& score, execution& where) {
+/// Everything full_softmax refuses, it refuses here.
+template <class S>
+attention_shape check_full_softmax(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+                                   const tensor_view<const S>& v, const tensor_view<S>& out,
+                                   const full_softmax_options<S>& options) {
   const attention_shape shape = check_attention(at, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(at, shape, options);
+  check_lengths(at, shape, options);
   check_softmax_options(at, shape, options, q, k, v, out);
   if (options.bias) {
     at.readable("bias", options.bias);
@@ -197,10 +198,18 @@ void full_softmax(const door& at, const tensor_view<const S>& q, const tensor_vi
     at.apart("out", out, "bias", options.bias);
     at.apart("lse", options.lse, "bias", options.bias);
   }
+  return shape;
+}
+
+template <class S, class Score>
+void full_softmax(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+                  const tensor_view<const S>& v, const tensor_view<S>& out, const full_softmax_options<S>& options,
+                  Score& score, execution& where) {
   using T = compute_type<S>;
+  const attention_shape shape = check_full_softmax(at, q, k, v, out, options);
   const score_terms<T, Score> terms{options.softcap, options.bias, options.alibi_slopes, &score,
                                     scale_or_default(options.scale, shape.dim)};
-  full_call<S, Score>{q, k, v, out, options, shape, lengths, terms}.run(where);
+  full_call<S, Score>{q, k, v, out, options, shape, check_lengths(at, shape, options), terms}.run(where);
 }
 
 /// The types of a call, checked where the compiler can.

@@ -1,0 +1,178 @@
+// attn: decoding with a cache of keys and values.
+//
+//   attn::kv_cache<float> cache(batch, kv_heads, 64);
+//   attn::full_softmax_step(cache, q_t, k_t, v_t, out_t);      // one token, or a chunk: what causal full_softmax gives
+//
+// Memory   batch * kv_heads * capacity * (dim + value_dim) elements. It grows as tokens come, doubling; reserve() makes
+//          the room once.
+#pragma once
+
+#include <attn/softmax/full_softmax.hpp>
+
+#include <vector>
+
+namespace attn {
+
+/// Keys [B, Hkv, size, D] and values [B, Hkv, size, Dv] of the tokens so far, each head contiguous.
+template <element S>
+class kv_cache {
+ public:
+  /// An empty cache. Throws std::invalid_argument for a negative extent.
+  kv_cache(index batch, index kv_heads, index dim, index value_dim)
+      : batch_(batch), heads_(kv_heads), dim_(dim), dim_v_(value_dim) {
+    const detail::door at("kv_cache");
+    at.at_least("batch", 0, batch);
+    at.at_least("key heads", 0, kv_heads);
+    at.at_least("key dim", 0, dim);
+    at.at_least("value dim", 0, value_dim);
+  }
+  kv_cache(index batch, index kv_heads, index dim) : kv_cache(batch, kv_heads, dim, dim) {}
+
+  index size() const { return size_; }
+  index capacity() const { return capacity_; }
+  index batch() const { return batch_; }
+  index kv_heads() const { return heads_; }
+  index dim() const { return dim_; }
+  index value_dim() const { return dim_v_; }
+  std::size_t bytes() const { return (keys_.capacity() + values_.capacity()) * sizeof(S); }
+
+  /// Room for `tokens` tokens; never shrinks. What views point to may move.
+  void reserve(index tokens) {
+    detail::door("kv_cache").at_least("tokens to reserve", 0, tokens);
+    if (tokens <= capacity_) return;
+    const std::size_t heads = static_cast<std::size_t>(batch_ * heads_);
+    std::vector<S> keys(heads * static_cast<std::size_t>(tokens * dim_)), values(heads * static_cast<std::size_t>(tokens * dim_v_));
+    for (index h = 0; h < batch_ * heads_; ++h) {
+      std::copy_n(keys_.data() + h * capacity_ * dim_, size_ * dim_, keys.data() + h * tokens * dim_);
+      std::copy_n(values_.data() + h * capacity_ * dim_v_, size_ * dim_v_, values.data() + h * tokens * dim_v_);
+    }
+    keys_ = std::move(keys);
+    values_ = std::move(values);
+    capacity_ = tokens;
+  }
+
+  /// Forgets all but the first `tokens` tokens; the memory stays.
+  void truncate(index tokens) {
+    if (tokens < 0 || tokens > size_) detail::door("kv_cache").refuse(detail::text("tokens to keep from 0 to ", size_), tokens);
+    size_ = tokens;
+  }
+  void clear() { size_ = 0; }
+
+  /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv].
+  template <viewable K, viewable V>
+  void append(const K& k, const V& v) {
+    append_views(detail::door("kv_cache"), as_view(k), as_view(v));
+  }
+
+  tensor_view<const S> keys() const { return view(keys_.data(), dim_); }
+  tensor_view<const S> values() const { return view(values_.data(), dim_v_); }
+
+  // For the step: checks what append() would, and nothing else.
+  void check(const detail::door& at, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
+    at.readable("k", k);
+    at.readable("v", v);
+    at.equal("key batch = cache batch", batch_, k.extent(0));
+    at.equal("key heads = cache heads", heads_, k.extent(1));
+    at.equal("key dim = cache dim", dim_, k.extent(3));
+    at.equal("value batch = cache batch", batch_, v.extent(0));
+    at.equal("value heads = cache heads", heads_, v.extent(1));
+    at.equal("value dim = cache value dim", dim_v_, v.extent(3));
+    at.equal("value length = key length", k.extent(2), v.extent(2));
+    at.apart("cache keys", whole(keys_), "k", k);
+    at.apart("cache keys", whole(keys_), "v", v);
+    at.apart("cache values", whole(values_), "k", k);
+    at.apart("cache values", whole(values_), "v", v);
+  }
+
+ private:
+  tensor_view<const S> view(const S* data, index dim) const {
+    return {data, {batch_, heads_, size_, dim}, {heads_ * capacity_ * dim, capacity_ * dim, dim, 1}};
+  }
+  static tensor_view<const S> whole(const std::vector<S>& memory) {
+    return {memory.data(), {1, 1, 1, static_cast<index>(memory.size())}};
+  }
+
+  void append_views(const detail::door& at, const tensor_view<const S>& k, const tensor_view<const S>& v) {
+    check(at, k, v);
+    const index tokens = k.extent(2);
+    if (size_ + tokens > capacity_) reserve(std::max({size_ + tokens, 2 * capacity_, index(16)}));
+    const auto copy = [&](const tensor_view<const S>& from, std::vector<S>& to, index dim) {
+      for (index b = 0; b < batch_; ++b)
+        for (index h = 0; h < heads_; ++h)
+          for (index i = 0; i < tokens; ++i) {
+            S* row = to.data() + ((b * heads_ + h) * capacity_ + size_ + i) * dim;
+            for (index d = 0; d < dim; ++d) row[d] = from(b, h, i, d);
+          }
+    };
+    copy(k, keys_, dim_);
+    copy(v, values_, dim_v_);
+    size_ += tokens;
+  }
+
+  index batch_, heads_, dim_, dim_v_;
+  index size_ = 0, capacity_ = 0;
+  std::vector<S> keys_, values_;
+};
+
+/// Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which stand at
+/// the end, to all tokens up to their own: the last n rows of one causal full_softmax over the whole sequence. In `score`
+/// i and j count from the start of the sequence; `bias` is [B or 1, H or 1, n or 1, cache size with the n new tokens].
+/// Lengths are refused: items of a batch go in step. Up to four tokens cost one reading of the cache and scratch memory
+/// that does not depend on its size; longer chunks are attended as full_softmax does.
+/// Throws std::invalid_argument before anything, the cache included, changes.
+template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>
+  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
+                       const std::type_identity_t<full_softmax_options<S>>& options, Score&& score, execution& where) {
+  detail::require_one_element_type<const Q&, const K&, const V&, O>();
+  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
+  detail::require_score<Score, compute_type<S>>();
+  const detail::door at("full_softmax_step");
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
+  const tensor_view<S> to = as_view(out);
+  cache.check(at, keys, values);
+  at.equal("query length = key length", keys.extent(2), queries.extent(2));
+  if (!options.lengths.empty() || !options.query_lengths.empty() || !options.key_lengths.empty())
+    at.refuse("no lengths, since all items of a batch go in step", "some");
+  full_softmax_options<S> causal = options;
+  causal.causal = true;
+  const index before = cache.size();
+  // What the attention would refuse it refuses before the cache changes, against views of the coming shape.
+  auto all = [&](const tensor_view<const S>& part) {
+    return tensor_view<const S>(part.data(), {part.extent(0), part.extent(1), before + part.extent(2), part.extent(3)},
+                                {part.stride(0), part.stride(1), 0, part.stride(3)});
+  };
+  if (keys.extent(2) > 0) detail::check_full_softmax<S>(at, queries, all(keys), all(values), to, causal);
+  at.apart("out", to, "cache keys", cache.keys());
+  at.apart("out", to, "cache values", cache.values());
+  cache.append(keys, values);
+  if constexpr (std::same_as<std::remove_cvref_t<Score>, detail::no_score>) {
+    detail::full_softmax<S>(at, queries, cache.keys(), cache.values(), to, causal, score, where);
+  } else {
+    auto shifted = [&](compute_type<S> s, index b, index h, index i, index j) { return score(s, b, h, i + before, j); };
+    detail::full_softmax<S>(at, queries, cache.keys(), cache.values(), to, causal, shifted, where);
+  }
+}
+
+template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>
+  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
+                       const std::type_identity_t<full_softmax_options<S>>& options, Score&& score) {
+  execution serial;
+  full_softmax_step(cache, q, k, v, out, options, score, serial);
+}
+
+template <element S, viewable Q, viewable K, viewable V, viewable O>
+void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
+                       const std::type_identity_t<full_softmax_options<S>>& options, execution& where) {
+  full_softmax_step(cache, q, k, v, out, options, detail::no_score{}, where);
+}
+
+template <element S, viewable Q, viewable K, viewable V, viewable O>
+void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
+                       const std::type_identity_t<full_softmax_options<S>>& options = {}) {
+  execution serial;
+  full_softmax_step(cache, q, k, v, out, options, detail::no_score{}, serial);
+}
+
+}  // namespace attn
