@@ -15,7 +15,7 @@ struct flags {
   index min_length = 256;
   index max_length = 0;    // 0: what the operator's growth suggests
   double max_seconds = 2;  // a single run that would take longer is left out
-  double budget = 240;     // seconds the sweep may take; more than one repetition only within it
+  double budget = 180;     // seconds the sweep may take; more than one repetition only within it
   bool smoke = false;
   bool help = false;
 };

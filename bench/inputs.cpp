@@ -1,5 +1,7 @@
 #include "inputs.hpp"
 
+#include <Eigen/Core>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -10,12 +12,12 @@ namespace bench {
 namespace {
 
 struct pool {
-  std::vector<float> memory;
+  Eigen::ArrayXf memory;  // aligned for the widest vectors, as a caller's Eigen matrices are
   template <class Fill>
   float* at_least(std::size_t count, Fill&& fill) {
-    if (count > memory.size()) {
-      memory = {};  // given back first: two of the longest would not fit
-      memory.resize(count);
+    if (count > static_cast<std::size_t>(memory.size())) {
+      memory.resize(0);  // given back first: two of the longest might not fit
+      memory.resize(static_cast<Eigen::Index>(count));
       fill(memory);
     }
     return memory.data();
@@ -53,19 +55,20 @@ std::uint64_t scrambled(std::uint64_t x) {  // the finaliser of SplitMix64
 
 const float* normal_numbers(role r, std::size_t count) {
   static pool pools[3];
-  return pools[static_cast<std::size_t>(r)].at_least(count, [r](std::vector<float>& memory) {
+  return pools[static_cast<std::size_t>(r)].at_least(count, [r](Eigen::ArrayXf& memory) {
     const std::vector<float>& quantile = normal_quantiles();
     std::uint64_t state = (static_cast<std::uint64_t>(r) + 1) << 56;
-    for (std::size_t i = 0; i < memory.size(); i += 4) {
+    for (Eigen::Index i = 0; i < memory.size(); i += 4) {
       std::uint64_t bits = scrambled(state += 0x9e3779b97f4a7c15U);
-      for (std::size_t j = i; j < std::min(i + 4, memory.size()); ++j, bits >>= 16) memory[j] = quantile[bits & 0xffff];
+      for (Eigen::Index j = i; j < std::min(i + 4, memory.size()); ++j, bits >>= 16)
+        memory[j] = quantile[bits & 0xffff];
     }
   });
 }
 
 float* result_memory(std::size_t count) {
   static pool results;
-  return results.at_least(count, [](auto&) {});
+  return results.at_least(count, [](Eigen::ArrayXf& memory) { memory.setZero(); });
 }
 
 }  // namespace bench

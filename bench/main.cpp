@@ -76,7 +76,7 @@ void add_context(const flags& set, const machine& m, const std::vector<dataset>&
 std::vector<std::string> default_flags(const sweep& s, const flags& set, const std::vector<std::string>& given,
                                        int& repetitions, double& min_seconds) {
   std::vector<std::string> defaults = {given[0]};
-  min_seconds = set.smoke ? 0.01 : 0.1;
+  min_seconds = set.smoke ? 0.05 : 0.1;
   if (is_given(given, "benchmark_min_time"))
     min_seconds = std::atof(value_of(given, "benchmark_min_time", "0.1").c_str());
   else
@@ -133,13 +133,15 @@ int run(std::vector<std::string> arguments) {
     say("%zu benchmarks, %d time%s, about %.0f s", s.records().size(), repetitions, repetitions == 1 ? "" : "s",
         repetitions * s.pass_seconds(min_seconds));
 
-  line_reporter lines(s, m, set);
-  const std::size_t ran =
-      format == "console" ? benchmark::RunSpecifiedBenchmarks(&lines) : benchmark::RunSpecifiedBenchmarks();
+  // JSON and CSV on standard output are Google Benchmark's own, and what is for people goes elsewhere.
+  silent_reporter silent;
+  const bool for_people = format == "console";
+  const std::size_t ran = for_people ? benchmark::RunSpecifiedBenchmarks(&silent) : benchmark::RunSpecifiedBenchmarks();
   clear_status();
   benchmark::Shutdown();
   if (list_only) return 0;
-  std::fputs(summary(s, m, set).c_str(), format == "console" ? stdout : stderr);
+  std::fputs((listing(s, m, set) + summary(s, m, set)).c_str(), for_people ? stdout : stderr);
+  std::fflush(stdout);
   if (const double end = measure_peak_flops(); std::abs(end / m.peak_flops - 1) > 0.03)
     say("note: the peak is %.1f Gflop/s now and was %.1f at the start: the clock has changed, of_peak means less",
         end * 1e-9, m.peak_flops * 1e-9);

@@ -72,31 +72,22 @@ std::string error_text(const std::vector<double>& values) {
 
 }  // namespace
 
-bool line_reporter::ReportContext(const Context&) {
-  clear_status();
-  std::printf("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s", "of_peak",
-              "scratch", "runs");
-  return true;
-}
-
-void line_reporter::ReportRuns(const std::vector<Run>& runs) {
-  if (runs.empty()) return;
-  const record* r = sweep_.find(runs.front().run_name.str());
-  if (!r) return;
-  clear_status();
-  if (!r->failure.empty()) {
-    std::printf("%-32s %s\n", r->name().c_str(), r->failure.c_str());
-  } else {
-    std::printf("%-32s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
-                time_text(r->median()).c_str(), r->of->flops(r->length) / r->best() * 1e-9,
-                of_peak(*r, machine_, flags_), memory_text(static_cast<double>(r->scratch_bytes)).c_str(),
-                r->seconds.size());
-    if (r->of->cache_bytes)
-      std::printf("   cache %.1f GB/s = %.2f of read bandwidth", r->of->cache_bytes(r->length) / r->best() * 1e-9,
-                  r->of->cache_bytes(r->length) / r->best() / machine_.read_bandwidth);
-    std::printf("\n");
-  }
-  std::fflush(stdout);
+std::string listing(const sweep& s, const machine& m, const flags& set) {
+  std::string lines = text("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s",
+                           "of_peak", "scratch", "runs");
+  for (const points& all : by_operator(s))
+    for (const record* r : all) {
+      const double per_second = 1 / r->best();
+      lines += text("%-32s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
+                    time_text(r->median()).c_str(), r->of->flops(r->length) * per_second * 1e-9, of_peak(*r, m, set),
+                    memory_text(static_cast<double>(r->scratch_bytes)).c_str(), r->seconds.size());
+      if (r->of->cache_bytes) {
+        const double rate = r->of->cache_bytes(r->length) * per_second;
+        lines += text("   cache %.1f GB/s = %.2f of read bandwidth", rate * 1e-9, rate / m.read_bandwidth);
+      }
+      lines += '\n';
+    }
+  return lines;
 }
 
 std::string summary(sweep& s, const machine& m, const flags& set) {

@@ -1,4 +1,4 @@
-// attn_bench: the line for every benchmark, and the table at the end.
+// attn_bench: what is told when all has been measured.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -10,18 +10,14 @@
 
 namespace bench {
 
-/// Shows one line a benchmark. All figures come from the sweep's records; Google Benchmark only says when.
-class line_reporter : public benchmark::BenchmarkReporter {
- public:
-  line_reporter(const sweep& s, const machine& m, const flags& f) : sweep_(s), machine_(m), flags_(f) {}
-  bool ReportContext(const Context&) override;
-  void ReportRuns(const std::vector<Run>& runs) override;
-
- private:
-  const sweep& sweep_;
-  machine machine_;
-  const flags& flags_;
+/// Says nothing: repetitions come in random order, so that everything is told in order at the end.
+struct silent_reporter final : benchmark::BenchmarkReporter {
+  bool ReportContext(const Context&) override { return true; }
+  void ReportRuns(const std::vector<Run>&) override {}
 };
+
+/// One line a benchmark.
+std::string listing(const sweep&, const machine&, const flags&);
 
 /// Operator, fitted exponent, time at 4096, of_peak, scratch, error, and from where it beats full softmax.
 std::string summary(sweep&, const machine&, const flags&);

@@ -95,8 +95,9 @@ void sweep::plan(const std::string& filter, bool list_only) {
 }
 
 double sweep::pass_seconds(double min_seconds) const {
+  constexpr double preparation = 0.1;
   double sum = 0;
-  for (const record& r : records_) sum += std::max(1.5 * min_seconds, r.expected_seconds);
+  for (const record& r : records_) sum += preparation + std::max(1.5 * min_seconds, r.expected_seconds);
   return sum;
 }
 
