@@ -5,3 +5,4 @@
 #include <attn/softmax/kv_cache.hpp>
 #include <attn/softmax/merge.hpp>
 #include <attn/softmax/sliding_window.hpp>
+#include <attn/softmax/sliding_window_cache.hpp>

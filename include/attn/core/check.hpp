@@ -26,7 +26,7 @@ std::string text(const Parts&... parts) {
 template <int Rank>
 std::string shape_text(const std::array<index, Rank>& extents) {
   std::string out = "[";
-  for (int axis = 0; axis < Rank; ++axis) out += (axis ? ", " : "") + std::to_string(extents[axis]);
+  for (std::size_t axis = 0; axis < Rank; ++axis) out += (axis ? ", " : "") + std::to_string(extents[axis]);
   return out + "]";
 }
 

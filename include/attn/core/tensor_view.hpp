@@ -73,7 +73,7 @@ class tensor_view {
 
   constexpr tensor_view(T* data, const extents_type& extents) : data_(data), extents_(extents) {
     index stride = 1;
-    for (int axis = Rank - 1; axis >= 0; --axis) {
+    for (std::size_t axis = Rank; axis-- > 0;) {
       strides_[axis] = stride;
       stride *= extents_[axis];
     }
@@ -119,8 +119,8 @@ class tensor_view {
 #endif
 
   constexpr T* data() const { return data_; }
-  constexpr index extent(int axis) const { return extents_[axis]; }
-  constexpr index stride(int axis) const { return strides_[axis]; }
+  constexpr index extent(int axis) const { return extents_[static_cast<std::size_t>(axis)]; }
+  constexpr index stride(int axis) const { return strides_[static_cast<std::size_t>(axis)]; }
   constexpr const extents_type& extents() const { return extents_; }
   constexpr const extents_type& strides() const { return strides_; }
   /// Given at all? Only the null view is not; a view of shape [1, 2, 0, 64] without memory is.
@@ -137,7 +137,7 @@ class tensor_view {
     requires(sizeof...(I) == Rank)
   constexpr T& operator()(I... i) const {
     index offset = 0;
-    int axis = 0;
+    std::size_t axis = 0;
     ((offset += static_cast<index>(i) * strides_[axis++]), ...);
     return data_[offset];
   }
@@ -145,8 +145,8 @@ class tensor_view {
   /// The elements [begin, begin + count) of one axis.
   constexpr tensor_view slice(int axis, index begin, index count) const {
     tensor_view part = *this;
-    if (data_) part.data_ += begin * strides_[axis];
-    part.extents_[axis] = count;
+    if (data_) part.data_ += begin * stride(axis);
+    part.extents_[static_cast<std::size_t>(axis)] = count;
     return part;
   }
 

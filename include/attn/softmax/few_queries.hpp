@@ -172,11 +172,12 @@ void by_rows(index rows, F&& f) {
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>{});
 }
 
-/// Takes the queries through the keys [begin, end); query i sees those below end_of(i). `terms` is of any head.
+/// Takes the queries through rows [begin, end) of k and v, which stand at where[row]; query i sees the rows below
+/// end_of(i). `terms` is of any head.
 template <class T, class S, class Terms, class End>
-void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, const matrix_view<const S>& v, index begin,
-                   index end, const Terms& terms, End&& end_of, const stream_scratch<T>& scratch,
-                   const stream_state<T>& state) {
+void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, const matrix_view<const S>& v,
+                   const index_map& where, index begin, index end, const Terms& terms, End&& end_of,
+                   const stream_scratch<T>& scratch, const stream_state<T>& state) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   for (; begin < end; begin += stream_tile) {
     const index count = std::min(stream_tile, end - begin), padded = round_up(count, width<T>);
@@ -193,7 +194,7 @@ void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, co
         T* const s = scratch.scores + r * stream_tile;
         const index i = r % q.queries, seen = std::clamp(end_of(i) - begin, index(0), count);
         if (terms.any() && seen > 0)
-          terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift).apply(s, seen, i, {begin, 1, nullptr}, 0);
+          terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift).apply(s, seen, i, where, begin);
         std::fill(s + seen, s + padded, minus_infinity);
         packet<T> highest = broadcast<T>(minus_infinity);
         for (index j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));

@@ -142,7 +142,7 @@ struct full_call {
           return stream_scratch<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
         });
         rows.begin(q, b, h * shape.group(), states[n].rows, lengths.queries(b), terms.query_factor());
-        attend_stream(rows, head_of(k, b, h), head_of(v, b, h), begin, end,
+        attend_stream(rows, head_of(k, b, h), head_of(v, b, h), {}, begin, end,
                       terms.for_head(b, 0, lengths.keys(b) - lengths.queries(b)), [&](index i) { return end_of(b, i); },
                       scratch, states[n]);
       });
@@ -204,11 +204,11 @@ attention_shape check_full_softmax(const door& at, const tensor_view<const S>& q
 template <class S, class Score>
 void full_softmax(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
                   const tensor_view<const S>& v, const tensor_view<S>& out, const full_softmax_options<S>& options,
-                  Score& score, execution& where) {
+                  Score& score, execution& where, index query_origin = 0) {
   using T = compute_type<S>;
   const attention_shape shape = check_full_softmax(at, q, k, v, out, options);
   const score_terms<T, Score> terms{options.softcap, options.bias, options.alibi_slopes, &score,
-                                    scale_or_default(options.scale, shape.dim)};
+                                    scale_or_default(options.scale, shape.dim), query_origin};
   full_call<S, Score>{q, k, v, out, options, shape, check_lengths(at, shape, options), terms}.run(where);
 }
 

@@ -146,12 +146,7 @@ void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O
   at.apart("out", to, "cache keys", cache.keys());
   at.apart("out", to, "cache values", cache.values());
   cache.append(keys, values);
-  if constexpr (std::same_as<std::remove_cvref_t<Score>, detail::no_score>) {
-    detail::full_softmax<S>(at, queries, cache.keys(), cache.values(), to, causal, score, where);
-  } else {
-    auto shifted = [&](compute_type<S> s, index b, index h, index i, index j) { return score(s, b, h, i + before, j); };
-    detail::full_softmax<S>(at, queries, cache.keys(), cache.values(), to, causal, shifted, where);
-  }
+  detail::full_softmax<S>(at, queries, cache.keys(), cache.values(), to, causal, score, where, before);
 }
 
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>

@@ -35,6 +35,7 @@ struct score_terms {
   Score* score = nullptr;
   T scale = T(1);
 
+  index query_origin = 0;  // what the caller's score calls query 0: in a stream, how many came before
   index batch = 0, head = 0, query_shift = 0;  // query i stands at i + query_shift
 
   static constexpr bool scored = !std::same_as<std::remove_const_t<Score>, no_score>;
@@ -77,7 +78,7 @@ struct score_terms {
       for (index n = 0; n < count; ++n) s[n] -= slope * static_cast<T>(std::abs(i + query_shift - where[slot + n]));
     }
     if constexpr (scored) {
-      for (index n = 0; n < count; ++n) s[n] = static_cast<T>((*score)(s[n], batch, head, i, where[slot + n]));
+      for (index n = 0; n < count; ++n) s[n] = static_cast<T>((*score)(s[n], batch, head, i + query_origin, where[slot + n]));
     }
     for (index n = 0; n < count; ++n) s[n] *= log2_e<T>;
   }
