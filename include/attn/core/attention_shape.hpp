@@ -27,7 +27,7 @@ attention_shape check_attention(const door& at, const tensor_view<const S>& q, c
   at.equal("value batch = query batch", s.batch, v.extent(0));
   at.equal("value heads = key heads", s.kv_heads, v.extent(1));
   if (s.heads > 0 && (s.kv_heads == 0 || s.heads % s.kv_heads != 0))
-    at.refuse(text("key heads that divide the query heads ", s.heads), s.kv_heads);
+    at.refuse(text({"key heads that divide the query heads ", s.heads}), s.kv_heads);
   at.equal("key dim = query dim", s.dim, k.extent(3));
   at.equal("value length = key length", s.keys, v.extent(2));
   at.equal("out batch = query batch", s.batch, out.extent(0));
@@ -56,9 +56,9 @@ struct sequence_lengths {
 inline void check_length_list(const door& at, const char* what, std::span<const index> list, index batch,
                               index longest) {
   if (list.empty()) return;
-  at.equal(text("one of ", what, " per batch item:").c_str(), batch, static_cast<index>(list.size()));
+  at.one_per(what, "batch item", batch, static_cast<index>(list.size()));
   for (index n : list)
-    if (n < 0 || n > longest) at.refuse(text(what, " from 0 to ", longest), n);
+    if (n < 0 || n > longest) at.refuse(text({what, " from 0 to ", longest}), n);
 }
 
 /// `lengths` holds for queries and keys alike; `query_lengths` and `key_lengths` for one side each.
@@ -68,8 +68,8 @@ sequence_lengths check_lengths(const door& at, const attention_shape& s, const O
     if (!options.query_lengths.empty() || !options.key_lengths.empty())
       at.refuse("either lengths, or query_lengths and key_lengths", "both");
     if (s.queries != s.keys)
-      at.refuse(text("query_lengths and key_lengths where query length ", s.queries, " and key length ", s.keys,
-                     " differ"),
+      at.refuse(text({"query_lengths and key_lengths where query length ", s.queries, " and key length ", s.keys,
+                     " differ"}),
                 "lengths");
   }
   const auto queries = options.lengths.empty() ? options.query_lengths : options.lengths;
@@ -83,7 +83,7 @@ sequence_lengths check_lengths(const door& at, const attention_shape& s, const O
 /// One setting a head, or none.
 template <class T>
 void check_per_head(const door& at, const char* what, std::span<const T> list, index heads) {
-  if (!list.empty()) at.equal(text("one of ", what, " per head:").c_str(), heads, static_cast<index>(list.size()));
+  if (!list.empty()) at.one_per(what, "head", heads, static_cast<index>(list.size()));
 }
 
 }  // namespace detail

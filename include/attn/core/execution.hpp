@@ -107,31 +107,7 @@ class execution {
   /// claimed in ascending order, so put the long ones first. An exception stops further claims and is rethrown here.
   template <class Body>
   void for_each(index tasks, Body&& body) {
-    const int helpers = static_cast<int>(std::min<index>(threads(), tasks)) - 1;
-    if (helpers <= 0) {
-      for (index task = 0; task < tasks; ++task) body(task, 0);
-      return;
-    }
-    std::atomic<index> next{0};
-    std::exception_ptr error;
-    std::atomic<bool> failed{false};
-    auto work = [&](int worker) {
-      try {
-        for (index task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
-      } catch (...) {
-        next.store(tasks, std::memory_order_relaxed);
-        if (!failed.exchange(true)) error = std::current_exception();
-      }
-    };
-    Eigen::Barrier barrier(static_cast<unsigned>(helpers));
-    for (int helper = 1; helper <= helpers; ++helper)
-      pool_->Schedule([&work, &barrier, helper] {
-        work(helper);
-        barrier.Notify();
-      });
-    work(0);
-    barrier.Wait();
-    if (error) std::rethrow_exception(error);
+    run(tasks, {&body, [](void* b, index task, int worker) { (*static_cast<std::remove_reference_t<Body>*>(b))(task, worker); }});
   }
 
   /// Scratch memory of one worker, laid out by layout(carver&); what it held before is lost.
@@ -153,6 +129,41 @@ class execution {
     (void)layout(count);
     detail::carver pieces(buffer.grow(count.used()));
     return layout(pieces);
+  }
+
+  /// A body without its type: tasks are coarse, and the threading is compiled once.
+  struct any_body {
+    void* body;
+    void (*call)(void*, index, int);
+    void operator()(index task, int worker) const { call(body, task, worker); }
+  };
+
+  void run(index tasks, const any_body& body) {
+    const int helpers = static_cast<int>(std::min<index>(threads(), tasks)) - 1;
+    if (helpers <= 0) {
+      for (index task = 0; task < tasks; ++task) body(task, 0);
+      return;
+    }
+    std::atomic<index> next{0};
+    std::exception_ptr error;
+    std::atomic<bool> failed{false};
+    const auto work = [&](int worker) {
+      try {
+        for (index task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
+      } catch (...) {
+        next.store(tasks, std::memory_order_relaxed);
+        if (!failed.exchange(true)) error = std::current_exception();
+      }
+    };
+    Eigen::Barrier barrier(static_cast<unsigned>(helpers));
+    for (int helper = 1; helper <= helpers; ++helper)
+      pool_->Schedule([&work, &barrier, helper] {
+        work(helper);
+        barrier.Notify();
+      });
+    work(0);
+    barrier.Wait();
+    if (error) std::rethrow_exception(error);
   }
 
   std::vector<detail::scratch_buffer> buffers_;  // one a worker, then the shared one

@@ -33,17 +33,22 @@ constexpr index round_up(index n, index step) { return (n + step - 1) / step * s
 
 // Packing -------------------------------------------------------------------------------------------------------------
 
+/// `count` elements from p on, `stride` apart, converted to T; zeros after them. Kept out of line: the slow way.
+template <class T, class S>
+[[gnu::noinline]] packet<T> gather_part(const S* p, index stride, index count) {
+  alignas(64) T lanes[width<T>] = {};
+  const index n = std::min<index>(count, width<T>);
+  for (index i = 0; i < n; ++i) lanes[i] = static_cast<T>(p[i * stride]);
+  return load<T>(lanes);
+}
+
 /// A packet of `count` elements from p on, converted to T; zeros after them.
 template <class T, class S>
 ATTN_INLINE packet<T> load_part(const S* p, index stride, index count) {
   if constexpr (std::same_as<T, S>) {
     if (stride == 1 && count >= width<T>) return load<T>(p);
   }
-  alignas(64) T lanes[width<T>];
-  const index n = std::min<index>(count, width<T>);
-  for (index i = 0; i < n; ++i) lanes[i] = static_cast<T>(p[i * stride]);
-  for (index i = n; i < width<T>; ++i) lanes[i] = T(0);
-  return load<T>(lanes);
+  return gather_part<T>(p, stride, count);
 }
 
 /// width x width elements of X^T from row r0, column c0 on, zeros outside: lane i of packet j is X[r0 + i, c0 + j].

@@ -74,15 +74,72 @@ struct row_block {
   }
 };
 
-/// Attends one tile of M >= its rows, the rows [r0, r0 + M) of the block, to the slots [from, to) its spans reach into.
-template <class T, int M, class Terms>
+/// Step 1: scores of M rows against the panels of slots [first, first + count).
+template <class T, int M>
+void tile_scores(const T* queries, const key_slab<T>& slab, index first, index count, T* scores) {
+  for (index n = 0; n < count; n += panel_width<T>)
+    tile_product<T, M, 2>(packed_rows<T>{queries}, slab.key_panel(first + n), slab.dim, [&](auto m, auto half, const auto& x) {
+      store<T>(scores + m * score_stride + n + half * width<T>, x);
+    });
+}
+
+/// Step 4: out[m] = out[m] * rescale[m] + weights of M rows times the values of slots [low, high).
+template <class T, int M>
+void tile_output(const T* weights, const T* rescale, const key_slab<T>& slab, index low, index high, T* out,
+                 index out_stride) {
+  const left_operand<T, score_stride, 1> a{weights};
+  for (index col = 0; col < slab.dim_v; col += panel_width<T>) {
+    const auto update = [&](auto m, auto half, const auto& x) {
+      T* const o = out + m * out_stride + col + half * width<T>;
+      store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
+    };
+    if (col + width<T> < slab.dim_v)
+      tile_product<T, M, 2>(a, slab.value_panel(col, low), high - low, update);
+    else
+      tile_product<T, M, 1>(a, slab.value_panel(col, low), high - low, update);
+  }
+}
+
+/// Step 4 where a value is not finite: weight by weight, those of 0 left out. Same sums, to the last bit.
+template <class T>
+[[gnu::noinline]] void careful_output(const T* weights, const T* rescale, const key_slab<T>& slab, index low, index high,
+                                      index rows, T* out, index out_stride) {
+  for (index m = 0; m < rows; ++m)
+    for (index col = 0; col < slab.dim_v; col += width<T>) {
+      packet<T> x = zero<T>();
+      for (index n = low; n < high; ++n) {
+        const T weight = weights[m * score_stride + n - low];
+        if (weight == T(0)) continue;
+        x = fma(broadcast<T>(weight), load<T>(slab.value_panel(col / panel_width<T> * panel_width<T>, n) + col % panel_width<T>), x);
+      }
+      T* const o = out + m * out_stride + col;
+      store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
+    }
+}
+
+/// Step 3, first half, for one row: raises `top` to the maximum of its new scores. Returns the power of two that takes
+/// what was summed up so far to the new `reference`.
+template <class T>
+ATTN_INLINE T row_maximum(const T* row, index count, T& top, T& reference) {
+  constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
+  packet<T> highest = broadcast<T>(minus_infinity);
+  for (index n = 0; n < count; n += panel_width<T>)
+    highest = max(highest, max(load<T>(row + n), load<T>(row + n + width<T>)));
+  const T old = top;
+  top = std::max(old, max_lanes(highest));
+  reference = top == minus_infinity ? T(0) : top;  // a row that has seen no key: 2^(-infinity - 0) = 0
+  return old - reference;
+}
+
+/// Attends the tile of rows from r0 on to the slots [from, to) its spans reach into.
+template <class T, class Terms>
 void attend_tile(const row_block<T>& block, index r0, const key_slab<T>& slab, index from, index to,
                  const Terms& terms) {
   constexpr index wide = panel_width<T>;
-  constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
+  const index rows = std::min<index>(tile_rows, block.rows - r0);
   const key_span* span = block.span + r0;
   index low = to, high = from;
-  for (int m = 0; m < M; ++m) {
+  for (index m = 0; m < rows; ++m) {
     if (span[m].begin >= span[m].end) continue;
     low = std::min(low, std::max(span[m].begin, from));
     high = std::max(high, std::min(span[m].end, to));
@@ -91,72 +148,39 @@ void attend_tile(const row_block<T>& block, index r0, const key_slab<T>& slab, i
   const index first = low / wide * wide, count = round_up(high, wide) - first;
   T* const s = block.scores;
 
-  const packed_rows<T> q{block.queries + r0 * block.dim};
-  for (index n = 0; n < count; n += wide)
-    tile_product<T, M, 2>(q, slab.key_panel(first + n), block.dim, [&](auto m, auto half, const auto& x) {
-      store<T>(s + m * score_stride + n + half * width<T>, x);
-    });
+  with_tile_height(rows, [&](auto M) { tile_scores<T, M.value>(block.queries + r0 * block.dim, slab, first, count, s); });
 
-  for (int m = 0; m < M; ++m) {
+  for (index m = 0; m < rows; ++m) {
     T* const row = s + m * score_stride;
     const index begin = std::clamp(span[m].begin - first, index(0), count);
     const index end = std::clamp(span[m].end - first, begin, count);
     if (terms.any() && begin < end) terms.apply(row + begin, end - begin, block.where[r0 + m], slab.where, first + begin);
-    std::fill(row, row + begin, minus_infinity);
-    std::fill(row + end, row + count, minus_infinity);
+    std::fill(row, row + begin, -std::numeric_limits<T>::infinity());
+    std::fill(row + end, row + count, -std::numeric_limits<T>::infinity());
   }
 
-  // The old maximum turns into the factor that rescales what is there.
-  alignas(64) T top[tile_rows], rescale[round_up(tile_rows, width<T>)] = {};
-  for (int m = 0; m < M; ++m) {
-    packet<T> highest = broadcast<T>(minus_infinity);
-    for (index n = 0; n < count; n += wide)
-      highest = max(highest, max(load<T>(s + m * score_stride + n), load<T>(s + m * score_stride + n + width<T>)));
-    const T old = block.top[r0 + m], now = std::max(old, max_lanes(highest));
-    block.top[r0 + m] = now;
-    top[m] = now == minus_infinity ? T(0) : now;  // a row that has seen no key: 2^(-infinity - 0) = 0
-    rescale[m] = old - top[m];
-  }
-  for (int m = 0; m < M; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
-  for (int m = 0; m < M; ++m) {
+  alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {};
+  for (index m = 0; m < rows; ++m)
+    rescale[m] = row_maximum(s + m * score_stride, count, block.top[r0 + m], reference[m]);
+  for (index m = 0; m < rows; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
+  for (index m = 0; m < rows; ++m) {
     T* const row = s + m * score_stride;
-    const packet<T> reference = broadcast<T>(top[m]);
-    packet<T> sum = mul(load<T>(block.sum + (r0 + m) * width<T>), broadcast<T>(rescale[m]));
+    T* const total = block.sum + (r0 + m) * width<T>;
+    packet<T> sum = mul(load<T>(total), broadcast<T>(rescale[m]));
     for (index n = 0; n < count; n += width<T>) {
-      const packet<T> weight = exp2_weight<T>(sub(load<T>(row + n), reference));
+      const packet<T> weight = exp2_weight<T>(sub(load<T>(row + n), broadcast<T>(reference[m])));
       store<T>(row + n, weight);
       sum = add(sum, weight);
     }
-    store<T>(block.sum + (r0 + m) * width<T>, sum);
+    store<T>(total, sum);
   }
 
   T* const out = block.out + r0 * block.out_stride;
-  const left_operand<T, score_stride, 1> weights{s + low - first};
-  const index out_stride = block.out_stride;
-  if (slab.all_finite(low, high)) [[likely]] {
-    for (index col = 0; col < block.dim_v; col += wide) {
-      const auto update = [&](auto m, auto half, const auto& x) {
-        T* const o = out + m * out_stride + col + half * width<T>;
-        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
-      };
-      if (col + width<T> < block.dim_v)
-        tile_product<T, M, 2>(weights, slab.value_panel(col, low), high - low, update);
-      else
-        tile_product<T, M, 1>(weights, slab.value_panel(col, low), high - low, update);
-    }
-    return;
-  }
-  for (int m = 0; m < M; ++m)
-    for (index col = 0; col < block.dim_v; col += width<T>) {
-      packet<T> x = zero<T>();
-      for (index n = low; n < high; ++n) {
-        const T weight = weights.at(m, n - low);
-        if (weight == T(0)) continue;
-        x = fma(broadcast<T>(weight), load<T>(slab.value_panel(col / wide * wide, n) + col % wide), x);
-      }
-      T* const o = out + m * out_stride + col;
-      store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
-    }
+  const T* const weights = s + low - first;
+  if (slab.all_finite(low, high)) [[likely]]
+    with_tile_height(rows, [&](auto M) { tile_output<T, M.value>(weights, rescale, slab, low, high, out, block.out_stride); });
+  else
+    careful_output(weights, rescale, slab, low, high, rows, out, block.out_stride);
 }
 
 /// Takes the block through the slots of `slab` its rows' spans name.
@@ -172,10 +196,7 @@ void attend(const row_block<T>& block, const key_slab<T>& slab, const Terms& ter
   begin = begin / panel_width<T> * panel_width<T>;
   const index step = end - begin <= key_buffer ? key_buffer : key_block;
   for (; begin < end; begin += step)
-    for (index r = 0; r < block.rows; r += tile_rows)
-      with_tile_height(block.rows - r, [&](auto height) {
-        attend_tile<T, height.value>(block, r, slab, begin, std::min(begin + step, end), terms);
-      });
+    for (index r = 0; r < block.rows; r += tile_rows) attend_tile(block, r, slab, begin, std::min(begin + step, end), terms);
 }
 
 /// Ends one row: o, the sum of weights `sum` and the maximum `top` (base 2) of the keys seen become output and natural

@@ -161,14 +161,12 @@ void stream_output(const T* weights, bool zeros, const T* rescale, const matrix_
   for (; col < v.cols; col += width<T>) columns(col, std::integral_constant<int, 1>{});
 }
 
-/// Runs f(r, integral_constant<int, R>) over all rows, R at a time.
+/// Runs f(r, integral_constant<int, R>) over all rows, R at a time: four, then one by one.
 template <class T, class F>
 void by_rows(index rows, F&& f) {
+  constexpr int most = std::min(4, width<T>);
   index r = 0;
-  if constexpr (width<T> >= 4)
-    for (; r + 4 <= rows; r += 4) f(r, std::integral_constant<int, 4>{});
-  if constexpr (width<T> >= 2)
-    for (; r + 2 <= rows; r += 2) f(r, std::integral_constant<int, 2>{});
+  for (; r + most <= rows; r += most) f(r, std::integral_constant<int, most>{});
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>{});
 }
 

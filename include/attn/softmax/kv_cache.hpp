@@ -53,7 +53,7 @@ class kv_cache {
 
   /// Forgets all but the first `tokens` tokens; the memory stays.
   void truncate(index tokens) {
-    if (tokens < 0 || tokens > size_) detail::door("kv_cache").refuse(detail::text("tokens to keep from 0 to ", size_), tokens);
+    if (tokens < 0 || tokens > size_) detail::door("kv_cache").refuse(detail::text({"tokens to keep from 0 to ", size_}), tokens);
     size_ = tokens;
   }
   void clear() { size_ = 0; }

@@ -195,7 +195,7 @@ void check_window_options(const door& at, const attention_shape& shape, const sl
   for (index position : options.global_positions) at.at_least("global positions", 0, position);
   const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
   if (own == 0) return;
-  if (own != 3) at.refuse("q_global, k_global and v_global together", text("only ", own, " of them"));
+  if (own != 3) at.refuse("q_global, k_global and v_global together", text({"only ", own, " of them"}));
   const attention_shape globals = check_attention(at, options.q_global, options.k_global, options.v_global, out);
   at.equal("q_global dim = query dim", shape.dim, globals.dim);
   at.equal("k_global heads = key heads", shape.kv_heads, globals.kv_heads);
