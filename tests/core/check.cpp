@@ -45,7 +45,7 @@ tensor_view<float> random_view(random_source& random, std::vector<float>& memory
 
 }  // namespace
 
-TEST_CASE("shared memory is never missed, for any strides") {
+TEST_CASE("shared memory is never missed, for any strides", "[check]") {
   random_source random(11);
   std::vector<float> memory(500);
   int shared = 0, missed = 0, self = 0, self_missed = 0;
@@ -60,7 +60,7 @@ TEST_CASE("shared memory is never missed, for any strides") {
   CHECK(self_missed == 0);
 }
 
-TEST_CASE("pieces of one buffer that do not overlap are accepted") {
+TEST_CASE("pieces of one buffer that do not overlap are accepted", "[check]") {
   constexpr index batch = 2, heads = 3, length = 5, dim = 4;
   std::vector<float> memory(4 * batch * heads * length * dim);
   const auto piece = [&](index n) {  // q, k, v and out as slices of one fused projection
@@ -80,7 +80,7 @@ TEST_CASE("pieces of one buffer that do not overlap are accepted") {
   CHECK(attn::detail::may_share(tensor_view<float>(columns.topRows(4)), tensor_view<float>(columns.bottomRows(4))));
 }
 
-TEST_CASE("an empty view shares nothing") {
+TEST_CASE("an empty view shares nothing", "[check]") {
   std::vector<float> memory(16);
   const tensor_view<float> full(memory.data(), {1, 1, 4, 4}), empty(memory.data(), {1, 1, 0, 4});
   CHECK_FALSE(attn::detail::may_share(full, empty));

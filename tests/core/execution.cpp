@@ -13,7 +13,7 @@
 namespace testing {
 using attn::execution;
 
-TEST_CASE("every task runs once, whatever the threads") {
+TEST_CASE("every task runs once, whatever the threads", "[execution]") {
   for (int threads : {1, 2, 3, 8})
     for (index tasks : {0, 1, 2, 7, 1000}) {
       CAPTURE(threads, tasks);
@@ -25,7 +25,7 @@ TEST_CASE("every task runs once, whatever the threads") {
     }
 }
 
-TEST_CASE("a worker is one of the threads and runs one task at a time") {
+TEST_CASE("a worker is one of the threads and runs one task at a time", "[execution]") {
   execution run(4);
   std::vector<std::atomic<int>> busy(4);
   std::atomic<bool> good = true;
@@ -37,7 +37,7 @@ TEST_CASE("a worker is one of the threads and runs one task at a time") {
   CHECK(good);
 }
 
-TEST_CASE("serial work stays on the caller's thread, in order") {
+TEST_CASE("serial work stays on the caller's thread, in order", "[execution]") {
   execution run;
   std::vector<index> order;
   const auto caller = std::this_thread::get_id();
@@ -49,7 +49,7 @@ TEST_CASE("serial work stays on the caller's thread, in order") {
   CHECK(order == std::vector<index>{0, 1, 2, 3, 4});
 }
 
-TEST_CASE("an exception reaches the caller, and the execution can be used again") {
+TEST_CASE("an exception reaches the caller, and the execution can be used again", "[execution]") {
   for (int threads : {1, 3}) {
     execution run(threads);
     for (index bad : {0, 41, 99}) {
@@ -70,7 +70,7 @@ TEST_CASE("an exception reaches the caller, and the execution can be used again"
   }
 }
 
-TEST_CASE("scratch memory grows once and is reused, aligned") {
+TEST_CASE("scratch memory grows once and is reused, aligned", "[execution]") {
   execution run;
   CHECK(run.scratch_bytes() == 0);
   const auto floats = [](index count) { return [count](auto& pieces) { return pieces.template take<float>(count); }; };
@@ -86,7 +86,7 @@ TEST_CASE("scratch memory grows once and is reused, aligned") {
   CHECK(run.scratch_bytes() == 0);
 }
 
-TEST_CASE("workers have scratch of their own, and one they share") {
+TEST_CASE("workers have scratch of their own, and one they share", "[execution]") {
   execution run(3);
   const auto one = [](auto& pieces) { return pieces.template take<double>(1); };
   std::vector<double*> places{run.scratch(0, one), run.scratch(1, one), run.scratch(2, one), run.shared_scratch(one)};
@@ -94,7 +94,7 @@ TEST_CASE("workers have scratch of their own, and one they share") {
   CHECK(std::adjacent_find(places.begin(), places.end()) == places.end());
 }
 
-TEST_CASE("an execution moves with its threads and scratch") {
+TEST_CASE("an execution moves with its threads and scratch", "[execution]") {
   execution first(3);
   first.scratch(1, [](auto& pieces) { return pieces.template take<char>(100); });
   const std::size_t held = first.scratch_bytes();
@@ -107,7 +107,7 @@ TEST_CASE("an execution moves with its threads and scratch") {
   STATIC_REQUIRE_FALSE(std::is_copy_constructible_v<execution>);
 }
 
-TEST_CASE("fewer than one thread is refused") {
+TEST_CASE("fewer than one thread is refused", "[execution]") {
   for (int threads : {0, -1, -100}) {
     CAPTURE(threads);
     try {

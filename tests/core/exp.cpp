@@ -40,7 +40,7 @@ double worst_ulps(const std::vector<T>& x) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("exp is within 2 ulp over its whole range", "", float, double) {
+TEMPLATE_TEST_CASE("exp is within 2 ulp over its whole range", "[exp]", float, double) {
   constexpr int count = 1 << 18;
   std::vector<TestType> x(count);
   for (int n = 0; n < count; ++n)
@@ -48,7 +48,7 @@ TEMPLATE_TEST_CASE("exp is within 2 ulp over its whole range", "", float, double
   CHECK(worst_ulps(x) <= 2);
 }
 
-TEMPLATE_TEST_CASE("exp is within 2 ulp near 0 and where softmax weights live", "", float, double) {
+TEMPLATE_TEST_CASE("exp is within 2 ulp near 0 and where softmax weights live", "[exp]", float, double) {
   random_source random(5);
   std::vector<TestType> x;
   for (int n = 0; n < 100000; ++n) {
@@ -59,7 +59,7 @@ TEMPLATE_TEST_CASE("exp is within 2 ulp near 0 and where softmax weights live", 
   CHECK(worst_ulps(x) <= 2);
 }
 
-TEMPLATE_TEST_CASE("exp is exact where the value is known", "", float, double) {
+TEMPLATE_TEST_CASE("exp is exact where the value is known", "[exp]", float, double) {
   using limits = std::numeric_limits<TestType>;
   const TestType inf = limits::infinity();
   const auto exp = [](TestType x) {
@@ -77,7 +77,7 @@ TEMPLATE_TEST_CASE("exp is exact where the value is known", "", float, double) {
   CHECK(std::isnan(exp(limits::quiet_NaN())));
 }
 
-TEMPLATE_TEST_CASE("exp of an array does not depend on its length or place, and works in place", "", float, double) {
+TEMPLATE_TEST_CASE("exp of an array does not depend on its length or place, and works in place", "[exp]", float, double) {
   const std::vector<double> numbers = random_values(3, 70, 3);
   const std::vector<TestType> x(numbers.begin(), numbers.end());
   std::vector<TestType> whole(x.size());

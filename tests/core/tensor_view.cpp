@@ -26,7 +26,7 @@ using row_major = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::Ro
 
 }  // namespace
 
-TEST_CASE("the default view is null and empty") {
+TEST_CASE("the default view is null and empty", "[tensor_view]") {
   const tensor_view<float> null;
   CHECK_FALSE(null);
   CHECK(null.empty());
@@ -34,7 +34,7 @@ TEST_CASE("the default view is null and empty") {
   CHECK(null.extents() == std::array<index, 4>{0, 0, 0, 0});
 }
 
-TEST_CASE("a pointer with extents is contiguous, the last axis fastest") {
+TEST_CASE("a pointer with extents is contiguous, the last axis fastest", "[tensor_view]") {
   std::vector<int> numbers(2 * 3 * 4 * 5);
   std::iota(numbers.begin(), numbers.end(), 0);
   const tensor_view<int> view(numbers.data(), {2, 3, 4, 5});
@@ -47,7 +47,7 @@ TEST_CASE("a pointer with extents is contiguous, the last axis fastest") {
   CHECK(rows(1, 1, 7) == 87);
 }
 
-TEST_CASE("strides may be anything: gaps, broadcast, backwards") {
+TEST_CASE("strides may be anything: gaps, broadcast, backwards", "[tensor_view]") {
   std::vector<int> numbers(24);
   std::iota(numbers.begin(), numbers.end(), 0);
   CHECK(tensor_view<int>(numbers.data(), {1, 2, 3, 2}, {0, 12, 4, 2})(0, 1, 2, 1) == 22);
@@ -55,7 +55,7 @@ TEST_CASE("strides may be anything: gaps, broadcast, backwards") {
   CHECK(tensor_view<int>(numbers.data() + 23, {1, 1, 6, 4}, {0, 0, -4, -1})(0, 0, 5, 3) == 0);
 }
 
-TEST_CASE("a view of mutable memory becomes one of const memory") {
+TEST_CASE("a view of mutable memory becomes one of const memory", "[tensor_view]") {
   float x = 3;
   const tensor_view<float> view(&x, {1, 1, 1, 1});
   const tensor_view<const float> constant = view;
@@ -64,7 +64,7 @@ TEST_CASE("a view of mutable memory becomes one of const memory") {
   STATIC_REQUIRE_FALSE(std::is_convertible_v<tensor_view<const float>, tensor_view<float>>);
 }
 
-TEST_CASE("Eigen matrices, maps, blocks and refs are [length, dim]") {
+TEST_CASE("Eigen matrices, maps, blocks and refs are [length, dim]", "[tensor_view]") {
   column_major c = column_major::Random(6, 5);
   row_major r = row_major::Random(6, 5);
   CHECK(reads_like(c, c));
@@ -86,14 +86,14 @@ TEST_CASE("Eigen matrices, maps, blocks and refs are [length, dim]") {
   CHECK(tensor_view<const float>(std::as_const(c)).data() == c.data());
 }
 
-TEST_CASE("fixed-size and temporary Eigen expressions convert too") {
+TEST_CASE("fixed-size and temporary Eigen expressions convert too", "[tensor_view]") {
   Eigen::Matrix<double, 3, 4, Eigen::RowMajor> fixed = Eigen::Matrix<double, 3, 4, Eigen::RowMajor>::Random();
   CHECK(tensor_view<double>(fixed)(0, 0, 2, 1) == fixed(2, 1));
   CHECK(tensor_view<double>(fixed.topRows(2)).extents() == std::array<index, 4>{1, 1, 2, 4});
   CHECK(&attn::as_view(fixed.rightCols(2))(0, 0, 1, 1) == &fixed(1, 3));
 }
 
-TEST_CASE("a vector is the last axis of a view of rank 3, and one row or column of rank 4") {
+TEST_CASE("a vector is the last axis of a view of rank 3, and one row or column of rank 4", "[tensor_view]") {
   Eigen::VectorXf v = Eigen::VectorXf::Random(7);
   const tensor_view<float, 3> rows(v);
   CHECK(rows.extents() == std::array<index, 3>{1, 1, 7});
@@ -106,7 +106,7 @@ TEST_CASE("a vector is the last axis of a view of rank 3, and one row or column 
   CHECK(tensor_view<float>(v).extents() == std::array<index, 4>{1, 1, 7, 1});
 }
 
-TEST_CASE("[batch, length, head, dim] memory is seen as [batch, head, length, dim]") {
+TEST_CASE("[batch, length, head, dim] memory is seen as [batch, head, length, dim]", "[tensor_view]") {
   std::vector<int> numbers(2 * 5 * 3 * 4);
   std::iota(numbers.begin(), numbers.end(), 0);
   const auto view = attn::blhd_view(numbers.data(), 2, 5, 3, 4);
@@ -114,7 +114,7 @@ TEST_CASE("[batch, length, head, dim] memory is seen as [batch, head, length, di
   CHECK(view(1, 2, 3, 1) == ((1 * 5 + 3) * 3 + 2) * 4 + 1);
 }
 
-TEST_CASE("heads side by side in the columns of a matrix are split without copying") {
+TEST_CASE("heads side by side in the columns of a matrix are split without copying", "[tensor_view]") {
   row_major r = row_major::Random(5, 12);
   column_major c = r;
   const auto by_row = attn::split_heads(r, 3);
@@ -125,7 +125,7 @@ TEST_CASE("heads side by side in the columns of a matrix are split without copyi
   CHECK(attn::split_heads(std::as_const(r), 1)(0, 0, 1, 11) == r(1, 11));
 }
 
-TEST_CASE("a slice narrows one axis") {
+TEST_CASE("a slice narrows one axis", "[tensor_view]") {
   std::vector<int> numbers(120);
   const tensor_view<int> view(numbers.data(), {2, 3, 4, 5});
   const auto middle = view.slice(2, 1, 2);
@@ -136,7 +136,7 @@ TEST_CASE("a slice narrows one axis") {
 }
 
 #if defined(__cpp_lib_mdspan)
-TEST_CASE("std::mdspan of rank 2 to 4 fills the last axes") {
+TEST_CASE("std::mdspan of rank 2 to 4 fills the last axes", "[tensor_view]") {
   std::vector<float> memory(120);
   const std::mdspan matrix(memory.data(), 6, 5);
   const tensor_view<float> view(matrix);

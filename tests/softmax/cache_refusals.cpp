@@ -49,7 +49,7 @@ TEST_CASE("kv_cache refuses what does not fit", "[refusals]") {
   check(refusal([&] { cache.append(shaped(2, 2, 3, 5), shaped(2, 2, 3, 5)); }));
   check(refusal([&] { cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 8)); }));
   check(refusal([&] { cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 4, 5)); }));
-  check(refusal([&] { cache.append({nullptr, {2, 2, 3, 8}}, shaped(2, 2, 3, 5)); }));
+  check(refusal([&] { cache.append(in_view<float>(nullptr, {2, 2, 3, 8}), shaped(2, 2, 3, 5)); }));
   check(refusal([&] { cache.truncate(4); }));
   check(refusal([&] { cache.truncate(-1); }));
   check(refusal([&] { cache.reserve(-1); }));
@@ -108,6 +108,8 @@ TEST_CASE("sliding_window_cache refuses what does not fit", "[refusals]") {
   };
   check("left", attn::unlimited, {}, {});
   check("left", -1, {}, {});
+  check("left", attn::unlimited - 1, {}, {});  // more than any memory
+  check("left", attn::unlimited / 2, {3}, {});
   check("dilation", 4, {0}, {});
   check("dilation", 4, {1, 2, -3, 1}, {});
   check("global", 4, {}, {3, -2});
@@ -120,6 +122,16 @@ TEST_CASE("sliding_window_cache refuses what does not fit", "[refusals]") {
   own.left = 4;
   own.q_global = shaped(2, 4, 2, 8), own.k_global = shaped(2, 2, 2, 8), own.v_global = shaped(2, 2, 2, 5);
   CHECK(well_formed(refusal([&] { attn::sliding_window_cache<float>(2, 2, 8, 5, own); }), "sliding_window_cache"));
+
+  attn::sliding_window_options<float> padded;
+  const std::vector<index> lengths = {2, 2};
+  padded.left = 4, padded.lengths = lengths;
+  CHECK(well_formed(refusal([&] { attn::sliding_window_cache<float>(2, 2, 8, 5, padded); }), "sliding_window_cache"));
+
+  attn::sliding_window_cache<float> cache(2, 2, 8, 5, {.left = 4});
+  CHECK(well_formed(refusal([&] { cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 2, 5)); }), "sliding_window_cache"));
+  CHECK(well_formed(refusal([&] { cache.append(shaped(2, 2, 3, 5), shaped(2, 2, 3, 5)); }), "sliding_window_cache"));
+  CHECK(cache.size() == 0);
 }
 
 TEST_CASE("sliding_window_step refuses what does not fit", "[refusals]") {
@@ -129,9 +141,9 @@ TEST_CASE("sliding_window_step refuses what does not fit", "[refusals]") {
   tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
   attn::execution serial;
   const auto check = [&](const char* says, const step_inputs& in, out_view<float> to,
-                         const attn::sliding_window_options<float>& options) {
+                         const attn::sliding_window_step_options<float>& options) {
     const std::string message =
-        refusal([&] { compiled_sliding_window<float>::step(cache, in.q, in.k, in.v, to, options, serial); });
+        refusal([&] { compiled_sliding_window<float>::step(cache, in.q, in.k, in.v, to, options, {}, serial); });
     INFO(message << " should mention " << says);
     CHECK(well_formed(message, "sliding_window_step"));
     CHECK(message.find(says) != std::string::npos);
@@ -163,7 +175,7 @@ TEST_CASE("sliding_window_step refuses a dilation per head for other heads", "[r
   attn::execution serial;
   const step_inputs in;
   const std::string message =
-      refusal([&] { compiled_sliding_window<float>::step(cache, in.q, in.k, in.v, view(out), {}, serial); });
+      refusal([&] { compiled_sliding_window<float>::step(cache, in.q, in.k, in.v, view(out), {}, {}, serial); });
   CHECK(well_formed(message, "sliding_window_step"));
   CHECK(untouched(out));
 }

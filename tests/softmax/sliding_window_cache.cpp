@@ -24,11 +24,11 @@ struct stream {
                  v = cast<S>(rows(p.v, begin, count));
       tensor<S> out(p.q.batch(), p.q.heads(), count, p.v.dim(), S(7));
       tensor<real<S>> lse(p.q.batch(), p.q.heads(), count, 1, real<S>(7));
-      attn::sliding_window_options<S> options;
+      attn::sliding_window_step_options<S> options;
       options.scale = stored.options.scale, options.softcap = stored.options.softcap;
       options.alibi_slopes = stored.options.alibi_slopes, options.sinks = stored.options.sinks;
       options.lse = row_view(lse);
-      compiled_sliding_window<S>::step(cache, view(q), view(k), view(v), view(out), options, serial);
+      compiled_sliding_window<S>::step(cache, view(q), view(k), view(v), view(out), options, stored.score, serial);
       for (index b = 0; b < out.batch(); ++b)
         for (index h = 0; h < out.heads(); ++h)
           for (index i = 0; i < count; ++i) {
@@ -72,7 +72,7 @@ TEMPLATE_TEST_CASE("sliding_window_step: any feeding equals one causal call", "[
 }
 
 TEMPLATE_TEST_CASE("sliding_window_step: every option", "[sliding_window_cache]", float, double) {
-  for (int bits = 0; bits < 64; ++bits) {
+  for (int bits = 0; bits < 128; ++bits) {
     sliding_window_problem p = tokens(9);
     if (bits & 1) p.options.softcap = 1.5;
     if (bits & 2) p.options.alibi_slopes = {0.5, 0.25, 0.125, 0};
@@ -80,6 +80,10 @@ TEMPLATE_TEST_CASE("sliding_window_step: every option", "[sliding_window_cache]"
     if (bits & 8) p.options.global_positions = {120, 0, 5, 64, 5, 1000};
     if (bits & 16) p.options.dilation = {3};
     if (bits & 32) p.options.dilation = {1, 4, 2, 7};
+    if (bits & 64)
+      p.options.score = [](double s, index b, index h, index i, index j) {
+        return (i + 2 * j + h) % 7 == 0 ? -reference::infinity : s + 0.01 * static_cast<double>(i - j + b);
+      };
     p.options.scale = 0.3;
     CAPTURE(bits);
     check<TestType>(p, feedings[0]);
@@ -104,7 +108,7 @@ TEST_CASE("sliding_window_cache: size, capacity and bytes", "[sliding_window_cac
   tensor<float> out(1, 4, 1000, 6);
   attn::execution serial;
   for (int n = 0; n < 5; ++n)
-    compiled_sliding_window<float>::step(cache, view(q), view(k), view(v), view(out), {}, serial);
+    compiled_sliding_window<float>::step(cache, view(q), view(k), view(v), view(out), {}, {}, serial);
   CHECK(cache.size() == 5000);
   CHECK(cache.bytes() == bytes);
 }
@@ -135,8 +139,26 @@ TEST_CASE("sliding_window_cache: reset starts over, a copy goes its own way", "[
   const auto q = rows(p.q, 70, 80), k = rows(p.k, 70, 80), v = rows(p.v, 70, 80);
   tensor<double> out(2, 4, 80, 12);
   attn::execution serial;
-  compiled_sliding_window<double>::step(s.cache, view(q), view(k), view(v), view(out), {}, serial);
+  compiled_sliding_window<double>::step(s.cache, view(q), view(k), view(v), view(out), {}, {}, serial);
   CHECK(relative_error(out, rows(wanted, 70, 80)) <= tolerance<double>::out);
+}
+
+TEST_CASE("sliding_window_cache: tokens may be fed without asking", "[sliding_window_cache]") {
+  auto p = tokens(25);
+  p.options.dilation = {2}, p.options.global_positions = {0, 80};
+  const auto wanted = expected(p).out;
+  for (index quiet : {0, 1, 60, 149}) {
+    CAPTURE(quiet);
+    stream<double> s(p);
+    s.cache.append(view(std::as_const(p.k)).slice(2, 0, quiet), view(std::as_const(p.v)).slice(2, 0, quiet));
+    CHECK(s.cache.size() == quiet);
+    const index rest = 150 - quiet;
+    const auto q = rows(p.q, quiet, rest), k = rows(p.k, quiet, rest), v = rows(p.v, quiet, rest);
+    tensor<double> out(2, 4, rest, 12);
+    attn::execution serial;
+    compiled_sliding_window<double>::step(s.cache, view(q), view(k), view(v), view(out), {}, {}, serial);
+    CHECK(relative_error(out, rows(wanted, quiet, rest)) <= tolerance<double>::out);
+  }
 }
 
 }  // namespace testing

@@ -36,7 +36,7 @@ struct compiled_sliding_window {
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
                    attn::execution&);
   static void step(attn::sliding_window_cache<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
-                   const options&, attn::execution&);
+                   const attn::sliding_window_step_options<S>&, const score_of<S>&, attn::execution&);
 };
 
 }  // namespace testing

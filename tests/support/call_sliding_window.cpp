@@ -13,8 +13,12 @@ void compiled_sliding_window<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, 
 
 template <class S>
 void compiled_sliding_window<S>::step(attn::sliding_window_cache<S>& cache, in_view<S> q, in_view<S> k, in_view<S> v,
-                                      out_view<S> out, const options& chosen, attn::execution& execution) {
-  attn::sliding_window_step(cache, q, k, v, out, chosen, execution);
+                                      out_view<S> out, const attn::sliding_window_step_options<S>& chosen,
+                                      const score_of<S>& score, attn::execution& execution) {
+  if (score)
+    attn::sliding_window_step(cache, q, k, v, out, chosen, score, execution);
+  else
+    attn::sliding_window_step(cache, q, k, v, out, chosen, execution);
 }
 
 template struct compiled_sliding_window<float>;

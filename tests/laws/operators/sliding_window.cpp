@@ -94,13 +94,14 @@ bound<T> stream_window(const sliding_window_entry& entry, const law_shape& shape
     parameters<T> p;
     attn::sliding_window_cache<T> cache;
   };
-  parameters<T> p(entry, shape);
-  const auto options = p.options({});
+  const parameters<T> p(entry, shape);
   auto shared = std::make_shared<state>(
-      state{p, attn::sliding_window_cache<T>(shape.batch, shape.kv_heads, shape.dim, shape.value_dim, options)});
+      state{p, attn::sliding_window_cache<T>(shape.batch, shape.kv_heads, shape.dim, shape.value_dim, p.options({}))});
   return [shared](const law_call<T>& call) {
-    compiled_sliding_window<T>::step(shared->cache, call.q, call.k, call.v, call.out, shared->p.options(call),
-                                     *call.execution);
+    const auto chosen = shared->p.options(call);
+    attn::sliding_window_step_options<T> options;
+    options.softcap = chosen.softcap, options.sinks = chosen.sinks, options.lse = chosen.lse;
+    compiled_sliding_window<T>::step(shared->cache, call.q, call.k, call.v, call.out, options, {}, *call.execution);
   };
 }
 

@@ -1,0 +1,10 @@
+# compile(result output arguments...): runs the compiler as a user of the library would.
+function(compile result output)
+  set(flags -std=c++20 -I${INCLUDE})
+  foreach(folder ${SYSTEM_INCLUDE})
+    list(APPEND flags -isystem ${folder})
+  endforeach()
+  execute_process(COMMAND ${COMPILER} ${flags} ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)
+  set(${result} ${code} PARENT_SCOPE)
+  set(${output} "${text}" PARENT_SCOPE)
+endfunction()
