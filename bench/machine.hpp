@@ -12,7 +12,7 @@ struct machine {
   double read_bandwidth;  // sum of x
 };
 
-/// About half a second. Each figure is the best of many short trials: noise only ever takes away.
+/// About a second. Each figure is the best of many short trials: noise only ever takes away.
 machine measure_machine();
 double measure_peak_flops();
 
