@@ -73,9 +73,11 @@ std::string error_text(const std::vector<double>& values) {
 }  // namespace
 
 std::string listing(const sweep& s, const machine& m, const flags& set) {
+  const auto groups = by_operator(s);
+  if (groups.empty()) return "";
   std::string lines = text("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s",
                            "of_peak", "scratch", "runs");
-  for (const points& all : by_operator(s))
+  for (const points& all : groups)
     for (const record* r : all) {
       const double per_second = 1 / r->best();
       lines += text("%-32s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),

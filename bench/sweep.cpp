@@ -59,7 +59,8 @@ double sweep::probe(const variant& x) {
   prepared_ = x.prepare(length);
   attn::execution exec(static_cast<int>(flags_.threads));
   double best = 1e30;
-  for (int run = 0; run < 4 && best > 0; ++run) {
+  const double start = now();
+  for (int run = 0; run < 3 || now() - start < 0.1; ++run) {
     const double begin = now();
     prepared_.run(exec);
     best = std::min(best, now() - begin);
@@ -81,8 +82,9 @@ void sweep::plan(const std::string& filter, bool list_only) {
         const double expected = seconds_per_flop * x.flops(length);
         const bool too_long = expected > flags_.max_seconds, too_large = x.memory_bytes(length) > memory;
         if (!list_only && (too_long || too_large)) {
-          say("%s: stops before %td, where a run would take %s", x.name.c_str(), length,
-              too_long ? time_text(expected).c_str() : memory_text(x.memory_bytes(length)).c_str());
+          if (is_wanted(length))
+            say("%s: stops before %td, where a run would take %s", x.name.c_str(), length,
+                too_long ? time_text(expected).c_str() : memory_text(x.memory_bytes(length)).c_str());
           break;
         }
         if (is_wanted(length)) records_.push_back({&x, length, expected, {}, 0, {}});
