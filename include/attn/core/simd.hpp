@@ -105,15 +105,6 @@ ATTN_INLINE auto max_lanes(const P& a) {
   return Eigen::internal::predux_max(a);
 }
 
-/// width x width elements, transposed in registers.
-template <class T>
-struct packet_square {
-  Eigen::internal::PacketBlock<packet<T>, width<T>> rows;
-
-  ATTN_INLINE void transpose() { Eigen::internal::ptranspose(rows); }
-  ATTN_INLINE packet<T>& operator[](int i) { return rows.packet[i]; }
-};
-
 template <class T>
 struct float_bits;
 template <>
@@ -141,15 +132,51 @@ ATTN_INLINE packet<T> bits_to_exponent(const packet<T>& x) {
   }
 }
 
+/// f(std::integral_constant<int, 0>), ..., f(std::integral_constant<int, N - 1>): a loop the compiler has no choice but
+/// to unroll, so that arrays indexed by it live in registers.
+template <int N, class F>
+ATTN_INLINE void unroll(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
+
+/// Lane i of the result is lane lane_of(i) of a, or lane lane_of(i) - width<T> of b. Eigen has no such permutation.
+template <class T, class F>
+ATTN_INLINE packet<T> shuffle(const packet<T>& a, const packet<T>& b, F lane_of) {
+  if constexpr (width<T> == 1) {
+    return lane_of(0) == 0 ? a : b;
+  } else {
+    typedef T lanes __attribute__((vector_size(sizeof(packet<T>))));
+    return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+      constexpr F lane{};
+      return (packet<T>)__builtin_shufflevector((lanes)a, (lanes)b, lane(I)...);
+    }(std::make_integer_sequence<int, width<T>>{});
+  }
+}
+
+/// Transposes width x width elements in registers: for every power of two the off-diagonal blocks of that size change
+/// places. A third of the instructions of Eigen 3.4's ptranspose with 16 lanes.
+template <class T, int Block = width<T> / 2>
+ATTN_INLINE void transpose(packet<T> (&rows)[width<T>]) {
+  if constexpr (Block > 0) {
+    constexpr int w = width<T>;
+    constexpr auto upper = [](int i) { return i & Block ? w + i - Block : i; };
+    constexpr auto lower = [](int i) { return i & Block ? w + i : i + Block; };
+    unroll<w / 2>([&](auto n) {
+      constexpr int i = n.value / Block * 2 * Block + n.value % Block;
+      const packet<T> a = rows[i], b = rows[i + Block];
+      rows[i] = shuffle<T>(a, b, upper);
+      rows[i + Block] = shuffle<T>(a, b, lower);
+    });
+    transpose<T, Block / 2>(rows);
+  }
+}
+
 /// Sums of neighbours: those of a, then those of b.
 template <class T>
 ATTN_INLINE packet<T> add_pairs(const packet<T>& a, const packet<T>& b) {
-  static_assert(width<T> > 1);
-  typedef T lanes __attribute__((vector_size(sizeof(packet<T>))));
-  return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    return (packet<T>)(__builtin_shufflevector((lanes)a, (lanes)b, (2 * I)...) +
-                       __builtin_shufflevector((lanes)a, (lanes)b, (2 * I + 1)...));
-  }(std::make_integer_sequence<int, width<T>>{});
+  return add(shuffle<T>(a, b, [](int i) { return 2 * i; }), shuffle<T>(a, b, [](int i) { return 2 * i + 1; }));
 }
 
 /// Lane i of the result is the sum of the lanes of x[i]; x is used up. Every sum is the same tree.
@@ -164,15 +191,6 @@ ATTN_INLINE packet<T> sums_across(packet<T> (&x)[width<T>]) {
                                            add_pairs<T>(add_pairs<T>(x[12], x[13]), add_pairs<T>(x[14], x[15]))));
   static_assert(width<T> <= 16);
   return x[0];
-}
-
-/// f(std::integral_constant<int, 0>), ..., f(std::integral_constant<int, N - 1>): a loop the compiler has no choice but
-/// to unroll, so that arrays indexed by it live in registers.
-template <int N, class F>
-ATTN_INLINE void unroll(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, I>{}), ...);
-  }(std::make_integer_sequence<int, N>{});
 }
 
 #if defined(__GNUC__) && !defined(__clang__)

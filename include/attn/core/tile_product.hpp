@@ -4,7 +4,7 @@
 //
 // One tile of C, tile_rows x panel_width<T>, stays in registers while k runs: per step two vectors of B are loaded and
 // tile_rows numbers of A broadcast, so nearly every instruction is a multiply-add. B comes in panels: [k][panel_width],
-// contiguous, padded with zeros. Every element of C is one chain of multiply-adds in the order of k, whatever the tile,
+// contiguous, padded. Every element of C is one chain of multiply-adds in the order of k, whatever the tile,
 // so results do not depend, to the last bit, on how rows and columns fall into tiles.
 //
 //   1. pack_panels         rows of a matrix become k:        B = X      (X [k, n], e.g. values)
@@ -51,30 +51,50 @@ ATTN_INLINE packet<T> load_part(const S* p, index stride, index count) {
   return gather_part<T>(p, stride, count);
 }
 
-/// width x width elements of X^T from row r0, column c0 on, zeros outside: lane i of packet j is X[r0 + i, c0 + j].
-/// row(i) points at row i of X, for i < rows.
-template <class T, class Row>
-ATTN_INLINE packet_square<T> load_across(Row&& row, index r0, index rows, index c0, index cols, index col_stride) {
-  packet_square<T> square;
-  unroll<width<T>>([&](auto i) {
-    square[i] = r0 + i < rows ? load_part<T>(row(r0 + i) + c0 * col_stride, col_stride, cols - c0) : zero<T>();
-  });
-  square.transpose();
-  return square;
+/// Pointers to width<T> rows of X from row r0 on; the last row stands in for those beyond it.
+template <class T, class S>
+struct row_pointers {
+  const S* at[width<T>];
+
+  template <class Row>
+  row_pointers(Row&& row, index r0, index rows) {
+    for (int i = 0; i < width<T>; ++i) at[i] = row(std::min(r0 + i, rows - 1));
+  }
+};
+
+/// width x width elements of X^T: lane i of packet j is element c0 + j of row i, 0 beyond the last column.
+template <class T, class S>
+ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T, S>& rows, index c0, index cols,
+                             index stride) {
+  bool whole = false;
+  if constexpr (std::same_as<S, T>) {
+    whole = stride == 1 && c0 + width<T> <= cols;
+    if (whole) unroll<width<T>>([&](auto i) { square[i] = load<T>(rows.at[i] + c0); });
+  }
+  if (!whole)
+    for (int i = 0; i < width<T>; ++i) square[i] = gather_part<T>(rows.at[i] + c0 * stride, stride, cols - c0);
+  transpose<T>(square);
 }
 
-/// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width].
-/// Takes round_up(rows, panel_width) * cols elements.
+/// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width], the
+/// last row again to fill it. Takes round_up(rows, panel_width) * cols elements.
 template <class T, class Row>
 void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* panels) {
+  using S = std::remove_cvref_t<decltype(*row(0))>;
   constexpr int w = width<T>, wide = panel_width<T>;
   for (index r = 0; r < rows; r += wide, panels += cols * wide)
-    for (index c = 0; c < cols; c += w)
-      for (int half = 0; half < wide; half += w) {
-        packet_square<T> square = load_across<T>(row, r + half, rows, c, cols, col_stride);
-        const int n = static_cast<int>(std::min<index>(w, cols - c));
-        for (int j = 0; j < n; ++j) store<T>(panels + (c + j) * wide + half, square[j]);
+    for (int half = 0; half < wide; half += w) {
+      const row_pointers<T, S> from(row, std::min(r + half, rows - 1), rows);
+      for (index c = 0; c < cols; c += w) {
+        packet<T> square[w];
+        load_across(square, from, c, cols, col_stride);
+        T* const to = panels + c * wide + half;
+        if (c + w <= cols)
+          unroll<w>([&](auto j) { store<T>(to + j * wide, square[j]); });
+        else
+          for (int j = 0; j < cols - c; ++j) store<T>(to + j * wide, square[j]);
       }
+    }
 }
 
 /// Packs rows [first, first + rows) of X into panels [capacity][panel_width] whose rows are X's: panel p holds columns
@@ -95,19 +115,25 @@ bool pack_panels(Row&& row, index first, index rows, index cols, index col_strid
   return sum_lanes(trace) == T(0);
 }
 
-/// Packs `rows` <= tile_rows rows as [col][tile_rows], each element times `factor`; absent rows are zero. Takes
+/// Packs `rows` <= tile_rows rows as [col][tile_rows], each element times `factor`; the last row fills up. Takes
 /// tile_rows * cols elements and writes up to width<T> beyond them.
 template <class T, class Row>
 void pack_rows(Row&& row, index rows, index cols, index col_stride, T factor, T* packed) {
   constexpr int w = width<T>;
+  using S = std::remove_cvref_t<decltype(*row(0))>;
   const packet<T> scale = broadcast<T>(factor);
   // Packets overlap the next column where tile_rows < w, and the packet before where w does not divide tile_rows.
   for (int r = 0; r < tile_rows; r += w) {
     const int r0 = r > 0 ? std::min(r, tile_rows - w) : 0;
+    const row_pointers<T, S> from(row, r0, rows);
     for (index c = 0; c < cols; c += w) {
-      packet_square<T> square = load_across<T>(row, r0, rows, c, cols, col_stride);
-      const int n = static_cast<int>(std::min<index>(w, cols - c));
-      for (int j = 0; j < n; ++j) store<T>(packed + (c + j) * tile_rows + r0, mul(square[j], scale));
+      packet<T> square[w];
+      load_across(square, from, c, cols, col_stride);
+      T* const to = packed + c * tile_rows + r0;
+      if (c + w <= cols)
+        unroll<w>([&](auto j) { store<T>(to + j * tile_rows, mul(square[j], scale)); });
+      else
+        for (int j = 0; j < cols - c; ++j) store<T>(to + j * tile_rows, mul(square[j], scale));
     }
   }
 }

@@ -138,19 +138,22 @@ void attend_tile(const row_block<T>& block, index r0, const key_slab<T>& slab, i
   constexpr index wide = panel_width<T>;
   const index rows = std::min<index>(tile_rows, block.rows - r0);
   const key_span* span = block.span + r0;
-  index low = to, high = from;
+  index low = to, high = from, all_from = from, all_to = to;
   for (index m = 0; m < rows; ++m) {
+    all_from = std::max(all_from, span[m].begin);
+    all_to = std::min(all_to, span[m].end);
     if (span[m].begin >= span[m].end) continue;
     low = std::min(low, std::max(span[m].begin, from));
     high = std::max(high, std::min(span[m].end, to));
   }
   if (low >= high) return;
   const index first = low / wide * wide, count = round_up(high, wide) - first;
+  const bool masked = first < all_from || first + count > all_to;
   T* const s = block.scores;
 
   with_tile_height(rows, [&](auto M) { tile_scores<T, M.value>(block.queries + r0 * block.dim, slab, first, count, s); });
 
-  for (index m = 0; m < rows; ++m) {
+  for (index m = 0; m < rows && (masked || terms.any()); ++m) {
     T* const row = s + m * score_stride;
     const index begin = std::clamp(span[m].begin - first, index(0), count);
     const index end = std::clamp(span[m].end - first, begin, count);
@@ -213,7 +216,10 @@ void finish_row(const T* o, T sum, T top, const T* sink, index dim_v, S* out, in
   }
   if (lse) *lse = (top + std::log2(sum)) * ln_2<T>;
   const T normal = sum == T(0) ? T(0) : factor / sum;
-  for (index d = 0; d < dim_v; ++d) out[d * stride] = static_cast<S>(o[d] * normal);
+  if (stride == 1)
+    for (index d = 0; d < dim_v; ++d) out[d] = static_cast<S>(o[d] * normal);
+  else
+    for (index d = 0; d < dim_v; ++d) out[d * stride] = static_cast<S>(o[d] * normal);
 }
 
 /// Ends the block: its rows go to out.row(which[r]) and lse[which[r] * lse_stride].
