@@ -6,4 +6,10 @@ namespace testing {
 
 std::size_t allocations();
 
+#if defined(ATTN_TEST_WRAP_MALLOC)
+inline constexpr std::size_t counted_ways = 3;  // new, malloc, Eigen
+#else
+inline constexpr std::size_t counted_ways = 1;  // new
+#endif
+
 }  // namespace testing
