@@ -185,8 +185,9 @@ def guides(axes, curves, key):
     for power, text in ((1, "∝ L"), (2, "∝ L²")):
         end = min(high, low * (top / start) ** (1 / power))
         axes.plot([low, end], [start, start * (end / low) ** power], color=FAINT, linewidth=1, linestyle=":", zorder=0)
-        axes.annotate(text, (end, start * (end / low) ** power), xytext=(-8, -10), textcoords="offset points",
-                      fontsize=8.5, color="#9a9a9a", ha="right", va="top")
+        axes.annotate(text, (end, start * (end / low) ** power), xytext=(-14, -12), textcoords="offset points",
+                      fontsize=8.5, color="#9a9a9a", ha="center", va="center",
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=0.5)
     axes.set_xlim(low, high)
     axes.set_ylim(bottom, top)
 
@@ -291,8 +292,8 @@ def error_picture(context, curves, folder):
         upper.spines["bottom"].set_visible(False)
         mean = float(context.get("mean_error" + suffix, 0))
         error_panel(upper, lower, curves, suffix, mean)
-        upper.set_title(names[column] + (f"   ·····  knows nothing: mean of the values, {mean:.2f}" if mean else ""),
-                        fontsize=10, color="#666666", loc="left")
+        knows_nothing = f"   ·····  knows nothing: mean of the values, {mean:.2f}" if mean else ""
+        upper.set_title(names[column] + knows_nothing, fontsize=10, color="#666666", loc="left")
         lower.set_xlabel(f"time at {tokens(curves[0].shown_length())} tokens")
         if column == 0:
             upper.set_ylabel("relative error against full softmax")

@@ -104,7 +104,6 @@ double sweep::pass_seconds(double min_seconds) const {
 }
 
 void sweep::enlist(int repetitions, double min_seconds) {
-  min_seconds_ = min_seconds;
   all_seconds_ = repetitions * pass_seconds(min_seconds);
   for (const record& r : records_)
     if (r.expected_seconds > long_run) all_seconds_ += r.expected_seconds;

@@ -67,7 +67,7 @@ class sweep {
   std::map<std::string, attn::execution> warm_;  // of long runs, so that they are warmed up once
   const record* prepared_for_ = nullptr;
   workload prepared_;
-  double all_seconds_ = 0, done_seconds_ = 0, min_seconds_ = 0, started_ = 0, shown_ = 0;
+  double all_seconds_ = 0, done_seconds_ = 0, started_ = 0, shown_ = 0;
 };
 
 }  // namespace bench
