@@ -16,11 +16,6 @@
 
 namespace attn::detail {
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wignored-attributes"  // vector types as template arguments
-#endif
-
 template <class T>
 using packet = typename Eigen::internal::packet_traits<T>::type;
 
@@ -192,9 +187,5 @@ ATTN_INLINE packet<T> sums_across(packet<T> (&x)[width<T>]) {
   static_assert(width<T> <= 16);
   return x[0];
 }
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
 
 }  // namespace attn::detail

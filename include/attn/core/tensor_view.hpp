@@ -9,7 +9,7 @@
 //   - std::mdspan of rank 2 to 4, where the standard library has it.
 #pragma once
 
-#include <Eigen/Core>
+#include <attn/core/eigen.hpp>
 
 #include <array>
 #include <concepts>
