@@ -48,9 +48,7 @@ struct sequence_lengths {
   index queries(index batch) const {
     return given_queries.empty() ? full_queries : given_queries[static_cast<std::size_t>(batch)];
   }
-  index keys(index batch) const {
-    return given_keys.empty() ? full_keys : given_keys[static_cast<std::size_t>(batch)];
-  }
+  index keys(index batch) const { return given_keys.empty() ? full_keys : given_keys[static_cast<std::size_t>(batch)]; }
 };
 
 inline void check_length_list(const door& at, const char* what, std::span<const index> list, index batch,
@@ -68,9 +66,9 @@ sequence_lengths check_lengths(const door& at, const attention_shape& s, const O
     if (!options.query_lengths.empty() || !options.key_lengths.empty())
       at.refuse("either lengths, or query_lengths and key_lengths", "both");
     if (s.queries != s.keys)
-      at.refuse(text({"query_lengths and key_lengths where query length ", s.queries, " and key length ", s.keys,
-                     " differ"}),
-                "lengths");
+      at.refuse(
+          text({"query_lengths and key_lengths where query length ", s.queries, " and key length ", s.keys, " differ"}),
+          "lengths");
   }
   const auto queries = options.lengths.empty() ? options.query_lengths : options.lengths;
   const auto keys = options.lengths.empty() ? options.key_lengths : options.lengths;

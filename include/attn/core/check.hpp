@@ -49,7 +49,8 @@ struct memory_layout {
   index extents[4] = {}, strides[4] = {};  // strides in elements
 
   template <class T, int Rank>
-  memory_layout(const tensor_view<T, Rank>& x) : data(reinterpret_cast<const char*>(x.data())), item(sizeof(T)), rank(Rank) {
+  memory_layout(const tensor_view<T, Rank>& x)
+      : data(reinterpret_cast<const char*>(x.data())), item(sizeof(T)), rank(Rank) {
     std::copy(x.extents().begin(), x.extents().end(), extents);
     std::copy(x.strides().begin(), x.strides().end(), strides);
   }
@@ -116,7 +117,8 @@ class door {
   }
 
   /// What is written and what is read share no memory.
-  [[gnu::noinline]] void apart(const char* what, const memory_layout& x, const char* other, const memory_layout& y) const {
+  [[gnu::noinline]] void apart(const char* what, const memory_layout& x, const char* other,
+                               const memory_layout& y) const {
     if (may_share(x, y)) refuse(text({what, " and ", other, " in separate memory"}), "an overlap");
   }
 
@@ -171,9 +173,9 @@ inline bool elements_overlap(const memory_layout& x) {
   return false;
 }
 
-/// Disjoint ranges share nothing. Where ranges interlace (q, k, v and out as slices of one buffer), every step of the slow
-/// axes is a multiple of some period; the views are apart if what the fast axes touch falls in different places of it.
-/// Exact for nested slices; an undecided case counts as sharing.
+/// Disjoint ranges share nothing. Where ranges interlace (q, k, v and out as slices of one buffer), every step of the
+/// slow axes is a multiple of some period; the views are apart if what the fast axes touch falls in different places of
+/// it. Exact for nested slices; an undecided case counts as sharing.
 inline bool may_share(const memory_layout& x, const memory_layout& y) {
   if (x.empty() || y.empty()) return false;
   constexpr index all = std::numeric_limits<index>::max();

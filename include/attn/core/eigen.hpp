@@ -1,4 +1,4 @@
-// attn: Eigen, without a false alarm: GCC 12 sees uninitialised variables in its own AVX-512 intrinsics (GCC bug 105593).
+// attn: Eigen, without a false alarm: GCC 12 sees uninitialised variables in its own AVX-512 intrinsics (bug 105593).
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)

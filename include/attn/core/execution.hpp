@@ -4,8 +4,8 @@
 //   attn::execution threads(4);    // the caller's thread and three of Eigen's pool
 //
 // An operator called without an execution makes a serial one for the call. One execution serves one call at a time;
-// separate executions are independent. Results do not depend on the number of threads, to the last bit: work is split at
-// fixed places and threads only choose who does which piece.
+// separate executions are independent. Results do not depend on the number of threads, to the last bit: work is split
+// at fixed places and threads only choose who does which piece.
 #pragma once
 
 #include <attn/core/tensor_view.hpp>
@@ -107,7 +107,9 @@ class execution {
   /// claimed in ascending order, so put the long ones first. An exception stops further claims and is rethrown here.
   template <class Body>
   void for_each(index tasks, Body&& body) {
-    run(tasks, {&body, [](void* b, index task, int worker) { (*static_cast<std::remove_reference_t<Body>*>(b))(task, worker); }});
+    run(tasks, {&body, [](void* b, index task, int worker) {
+                  (*static_cast<std::remove_reference_t<Body>*>(b))(task, worker);
+                }});
   }
 
   /// Scratch memory of one worker, laid out by layout(carver&); what it held before is lost.

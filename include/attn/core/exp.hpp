@@ -2,8 +2,8 @@
 //   exp2_weight  2^x for softmax weights: x <= 0 or small, <= 2 ulp, exact 0 for -infinity, NaN stays NaN
 //   exp          e^x for any x, <= 2 ulp, exact 0 for -infinity and 1 for 0, infinity above the range
 // Method: x = n + f with n the nearest integer (added to and taken from a number so large that its last bit is 1),
-// 2^f by a minimax polynomial (own Remez fits), times 2^n, whose bits are n + bias shifted up. At n = -bias the factor is
-// exactly 0: results below the smallest normal number are 0.
+// 2^f by a minimax polynomial (own Remez fits), times 2^n, whose bits are n + bias shifted up. At n = -bias the factor
+// is exactly 0: results below the smallest normal number are 0.
 #pragma once
 
 #include <attn/core/simd.hpp>
@@ -20,7 +20,7 @@ template <>
 struct exp_constants<float> {
   // 2^f - 1 on [-1/2, 1/2], in all within 1.8 ulp of 2^f. The constant term of 2^f lies between two floats: 1 is added
   // apart.
-  static constexpr float weight[] = {4.31663665e-08f, 0.693146825f,     0.240221471f,
+  static constexpr float weight[] = {4.31663665e-08f, 0.693146825f,   0.240221471f,
                                      0.0555088408f,   0.00967492163f, 0.00132298446f};
   // e^r on [-ln 2 / 2, ln 2 / 2] with e^0 = 1, relative error 2.6e-9
   static constexpr float natural[] = {1.0f,
@@ -109,10 +109,19 @@ ATTN_INLINE packet<T> exp(const packet<T>& x) {
 template <class T>
 ATTN_INLINE packet<T> tanh(const packet<T>& x) {
   // Taylor coefficients of tanh(x) / x in x^2, enough for |x| < 0.35 in double
-  constexpr T series[] = {T(1), T(-1.0 / 3), T(2.0 / 15), T(-17.0 / 315), T(62.0 / 2835), T(-1382.0 / 155925),
-                          T(21844.0 / 6081075), T(-929569.0 / 638512875), T(6404582.0 / 10854718875.0),
-                          T(-443861162.0 / 1856156927625.0), T(18888466084.0 / 194896477400625.0),
-                          T(-113927491862.0 / 2900518163668125.0), T(58870668456604.0 / 3698160658676859375.0)};
+  constexpr T series[] = {T(1),
+                          T(-1.0 / 3),
+                          T(2.0 / 15),
+                          T(-17.0 / 315),
+                          T(62.0 / 2835),
+                          T(-1382.0 / 155925),
+                          T(21844.0 / 6081075),
+                          T(-929569.0 / 638512875),
+                          T(6404582.0 / 10854718875.0),
+                          T(-443861162.0 / 1856156927625.0),
+                          T(18888466084.0 / 194896477400625.0),
+                          T(-113927491862.0 / 2900518163668125.0),
+                          T(58870668456604.0 / 3698160658676859375.0)};
   const packet<T> one = broadcast<T>(T(1)), size = abs(x);
   const packet<T> e = exp<T>(mul(broadcast<T>(T(-2)), size));
   const packet<T> big = div(sub(one, e), add(one, e));

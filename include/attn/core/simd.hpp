@@ -1,5 +1,5 @@
-// attn: the one file that touches Eigen's packet layer. A packet<T> is the widest vector of this build (SSE2 to AVX-512,
-// NEON, or a lone scalar where Eigen vectorises nothing); everything above is written once for any width.
+// attn: the one file that touches Eigen's packet layer. A packet<T> is the widest vector of this build (SSE2 to
+// AVX-512, NEON, or a lone scalar where Eigen vectorises nothing); everything above is written once for any width.
 #pragma once
 
 #include <attn/core/tensor_view.hpp>
@@ -119,8 +119,8 @@ template <class T>
 ATTN_INLINE packet<T> bits_to_exponent(const packet<T>& x) {
   using integer = typename float_bits<T>::integer;
   if constexpr (width<T> == 1) {
-    return std::bit_cast<T>(static_cast<integer>(
-        static_cast<std::make_unsigned_t<integer>>(std::bit_cast<integer>(x)) << float_bits<T>::mantissa));
+    return std::bit_cast<T>(static_cast<integer>(static_cast<std::make_unsigned_t<integer>>(std::bit_cast<integer>(x))
+                                                 << float_bits<T>::mantissa));
   } else {
     typedef integer lanes __attribute__((vector_size(sizeof(packet<T>))));
     return (packet<T>)((lanes)x << float_bits<T>::mantissa);

@@ -51,6 +51,17 @@ concept eigen_memory = requires(std::remove_reference_t<M>& m) {
 template <class M>
 using eigen_element = std::remove_pointer_t<decltype(std::declval<std::remove_reference_t<M>&>().data())>;
 
+#if defined(__cpp_lib_mdspan)
+template <class X>
+concept is_mdspan = requires(const std::remove_cvref_t<X>& x) {
+  x.data_handle();
+  x.mapping();
+};
+#else
+template <class>
+concept is_mdspan = false;
+#endif
+
 template <class>
 inline constexpr bool is_view = false;
 template <class T, int Rank>
@@ -158,14 +169,7 @@ class tensor_view {
 
 /// What every operator takes: a view or anything a view can be made of.
 template <class X>
-concept viewable = detail::is_view<std::remove_cvref_t<X>> || detail::eigen_memory<X>
-#if defined(__cpp_lib_mdspan)
-                   || requires(const std::remove_cvref_t<X>& x) {
-                        x.data_handle();
-                        x.mapping();
-                      }
-#endif
-    ;
+concept viewable = detail::is_view<std::remove_cvref_t<X>> || detail::eigen_memory<X> || detail::is_mdspan<X>;
 
 /// The view of a viewable argument; its element type is const where the argument is.
 template <viewable X>

@@ -76,8 +76,8 @@ ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T
   transpose<T>(square);
 }
 
-/// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width], the
-/// last row again to fill it. Takes round_up(rows, panel_width) * cols elements.
+/// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width],
+/// the last row again to fill it. Takes round_up(rows, panel_width) * cols elements.
 template <class T, class Row>
 void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* panels) {
   using S = std::remove_cvref_t<decltype(*row(0))>;

@@ -1,7 +1,7 @@
 // attn: the one blockwise kernel of exact softmax attention.
 //
-// A row_block holds up to max_rows queries of one head and what is known so far of their softmax: the running maximum m,
-// the denominator l and the unnormalised output o (online softmax: Milakov & Gimelshein 2018, Rabe & Staats 2021,
+// A row_block holds up to max_rows queries of one head and what is known so far of their softmax: the running maximum
+// m, the denominator l and the unnormalised output o (online softmax: Milakov & Gimelshein 2018, Rabe & Staats 2021,
 // Dao 2022). attend() takes it through packed keys, any number of times, in any order of disjoint key sets:
 //
 //   for every block of keys, for every tile of rows:
@@ -10,9 +10,10 @@
 //     3. softmax  m, P = 2^(S - m), l
 //     4. output   o = o 2^(m_old - m) + P V
 //
-// A tile's scores (18 KiB) never leave the first-level cache; a block of keys and values is reused from the second-level
-// cache by all tiles. Which keys a row sees is a span of slots per row: the kernel knows no pattern. Panels no row of a
-// tile sees are not touched. A key whose weight is exactly 0 contributes nothing, whatever its value: not even NaN.
+// A tile's scores (18 KiB) never leave the first-level cache; a block of keys and values is reused from the
+// second-level cache by all tiles. Which keys a row sees is a span of slots per row: the kernel knows no pattern.
+// Panels no row of a tile sees are not touched. A key whose weight is exactly 0 contributes nothing, whatever its
+// value: not even NaN.
 #pragma once
 
 #include <attn/softmax/score_terms.hpp>
@@ -24,9 +25,9 @@ struct key_span {
   index begin = 0, end = 0;
 };
 
-inline constexpr index max_rows = 96;     // a multiple of every tile height
-inline constexpr index key_block = 256;   // keys a tile takes at a time ...
-inline constexpr index key_buffer = 384;  // ... unless this many hold all
+inline constexpr index max_rows = 96;                 // a multiple of every tile height
+inline constexpr index key_block = 256;               // keys a tile takes at a time ...
+inline constexpr index key_buffer = 384;              // ... unless this many hold all
 inline constexpr int score_stride = key_buffer + 16;  // rows of a tile fall into different cache sets
 
 template <class T>
@@ -78,9 +79,9 @@ struct row_block {
 template <class T, int M>
 void tile_scores(const T* queries, const key_slab<T>& slab, index first, index count, T* scores) {
   for (index n = 0; n < count; n += panel_width<T>)
-    tile_product<T, M, 2>(packed_rows<T>{queries}, slab.key_panel(first + n), slab.dim, [&](auto m, auto half, const auto& x) {
-      store<T>(scores + m * score_stride + n + half * width<T>, x);
-    });
+    tile_product<T, M, 2>(
+        packed_rows<T>{queries}, slab.key_panel(first + n), slab.dim,
+        [&](auto m, auto half, const auto& x) { store<T>(scores + m * score_stride + n + half * width<T>, x); });
 }
 
 /// Step 4: out[m] = out[m] * rescale[m] + weights of M rows times the values of slots [low, high).
@@ -102,15 +103,16 @@ void tile_output(const T* weights, const T* rescale, const key_slab<T>& slab, in
 
 /// Step 4 where a value is not finite: weight by weight, those of 0 left out. Same sums, to the last bit.
 template <class T>
-[[gnu::noinline]] void careful_output(const T* weights, const T* rescale, const key_slab<T>& slab, index low, index high,
-                                      index rows, T* out, index out_stride) {
+[[gnu::noinline]] void careful_output(const T* weights, const T* rescale, const key_slab<T>& slab, index low,
+                                      index high, index rows, T* out, index out_stride) {
   for (index m = 0; m < rows; ++m)
     for (index col = 0; col < slab.dim_v; col += width<T>) {
       packet<T> x = zero<T>();
       for (index n = low; n < high; ++n) {
         const T weight = weights[m * score_stride + n - low];
         if (weight == T(0)) continue;
-        x = fma(broadcast<T>(weight), load<T>(slab.value_panel(col / panel_width<T> * panel_width<T>, n) + col % panel_width<T>), x);
+        x = fma(broadcast<T>(weight),
+                load<T>(slab.value_panel(col / panel_width<T> * panel_width<T>, n) + col % panel_width<T>), x);
       }
       T* const o = out + m * out_stride + col;
       store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
@@ -151,13 +153,15 @@ void attend_tile(const row_block<T>& block, index r0, const key_slab<T>& slab, i
   const bool masked = first < all_from || first + count > all_to;
   T* const s = block.scores;
 
-  with_tile_height(rows, [&](auto M) { tile_scores<T, M.value>(block.queries + r0 * block.dim, slab, first, count, s); });
+  with_tile_height(rows,
+                   [&](auto M) { tile_scores<T, M.value>(block.queries + r0 * block.dim, slab, first, count, s); });
 
   for (index m = 0; m < rows && (masked || terms.any()); ++m) {
     T* const row = s + m * score_stride;
     const index begin = std::clamp(span[m].begin - first, index(0), count);
     const index end = std::clamp(span[m].end - first, begin, count);
-    if (terms.any() && begin < end) terms.apply(row + begin, end - begin, block.where[r0 + m], slab.where, first + begin);
+    if (terms.any() && begin < end)
+      terms.apply(row + begin, end - begin, block.where[r0 + m], slab.where, first + begin);
     std::fill(row, row + begin, -std::numeric_limits<T>::infinity());
     std::fill(row + end, row + count, -std::numeric_limits<T>::infinity());
   }
@@ -181,7 +185,8 @@ void attend_tile(const row_block<T>& block, index r0, const key_slab<T>& slab, i
   T* const out = block.out + r0 * block.out_stride;
   const T* const weights = s + low - first;
   if (slab.all_finite(low, high)) [[likely]]
-    with_tile_height(rows, [&](auto M) { tile_output<T, M.value>(weights, rescale, slab, low, high, out, block.out_stride); });
+    with_tile_height(
+        rows, [&](auto M) { tile_output<T, M.value>(weights, rescale, slab, low, high, out, block.out_stride); });
   else
     careful_output(weights, rescale, slab, low, high, rows, out, block.out_stride);
 }
@@ -199,7 +204,8 @@ void attend(const row_block<T>& block, const key_slab<T>& slab, const Terms& ter
   begin = begin / panel_width<T> * panel_width<T>;
   const index step = end - begin <= key_buffer ? key_buffer : key_block;
   for (; begin < end; begin += step)
-    for (index r = 0; r < block.rows; r += tile_rows) attend_tile(block, r, slab, begin, std::min(begin + step, end), terms);
+    for (index r = 0; r < block.rows; r += tile_rows)
+      attend_tile(block, r, slab, begin, std::min(begin + step, end), terms);
 }
 
 /// Ends one row: o, the sum of weights `sum` and the maximum `top` (base 2) of the keys seen become output and natural

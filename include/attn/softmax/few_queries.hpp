@@ -1,13 +1,13 @@
 // attn: exact softmax attention of a few queries, as in decoding: a second kernel beside blockwise.hpp.
 //
 // With few queries there is nothing to share the packing of the keys with, and the cost is that of reading the keys and
-// values once. So they are read where they lie: scores are dot products along the rows of k, the output a weighted sum of
-// the rows of v, both for up to four queries at a time; all query heads of one key head go together.
+// values once. So they are read where they lie: scores are dot products along the rows of k, the output a weighted sum
+// of the rows of v, both for up to four queries at a time; all query heads of one key head go together.
 //
 // Measured on one core (Zen 4, float, D 64, 8192 cached keys): see the note at full_softmax's choice of kernel.
 //
-// Keys are taken in chunks of stream_chunk, each with a softmax of its own, merged in order. Threads may share the chunks
-// of one head, and the result does not depend on who took which.
+// Keys are taken in chunks of stream_chunk, each with a softmax of its own, merged in order. Threads may share the
+// chunks of one head, and the result does not depend on who took which.
 #pragma once
 
 #include <attn/softmax/blockwise.hpp>
@@ -42,7 +42,8 @@ struct stream_state {
       const T keep = std::exp2(top[r] - highest), take = std::exp2(other.top[r] - highest);
       top[r] = highest;
       sum[r] = sum[r] * keep + other.sum[r] * take;
-      for (index d = 0; d < dim_v; ++d) out[r * stride + d] = out[r * stride + d] * keep + other.out[r * stride + d] * take;
+      for (index d = 0; d < dim_v; ++d)
+        out[r * stride + d] = out[r * stride + d] * keep + other.out[r * stride + d] * take;
     }
   }
 };
@@ -67,7 +68,8 @@ struct stream_queries {
     for (index r = 0; r < rows; ++r) {
       const S* row = &q(batch, head + r / queries, r % queries, 0);
       for (index d = 0; d < stride; d += width<T>)
-        store<T>(data + r * stride + d, mul(load_part<T>(row + d * q.stride(3), q.stride(3), dim - d), broadcast<T>(factor)));
+        store<T>(data + r * stride + d,
+                 mul(load_part<T>(row + d * q.stride(3), q.stride(3), dim - d), broadcast<T>(factor)));
     }
   }
 };
@@ -75,7 +77,7 @@ struct stream_queries {
 /// Memory of one worker.
 template <class T>
 struct stream_scratch {
-  T *scores = nullptr;                    // [rows][stream_tile]
+  T* scores = nullptr;                   // [rows][stream_tile]
   T *keys = nullptr, *values = nullptr;  // a tile in T, padded, where it cannot be read in place
 
   static stream_scratch layout(carver& memory, index rows, index dim, index dim_v) {
@@ -97,8 +99,8 @@ matrix_view<const T> whole_packets(const matrix_view<const S>& x, index begin, i
   return {buffer, count, stride, stride, 1};
 }
 
-/// Rows to ask for while others are worked on: values during the scores, the next keys during the output. Memory streams
-/// do not keep up by themselves where two take turns.
+/// Rows to ask for while others are worked on: values during the scores, the next keys during the output. Memory
+/// streams do not keep up by themselves where two take turns.
 template <class S>
 struct rows_ahead {
   matrix_view<const S> rows;
@@ -109,7 +111,8 @@ struct rows_ahead {
   }
 };
 
-/// scores[r][j] = q_r . k_j for R rows, a few scores beyond the last key being anything: width<T> sums at a time, each along a register, then all added across at once.
+/// scores[r][j] = q_r . k_j for R rows, a few scores beyond the last key being anything: width<T> sums at a time, each
+/// along a register, then all added across at once.
 template <class T, int R, class S>
 void stream_scores(const T* q, index q_stride, const matrix_view<const T>& k, T* scores, const rows_ahead<S>& ahead) {
   constexpr int keys = width<T> / R;
@@ -130,8 +133,8 @@ void stream_scores(const T* q, index q_stride, const matrix_view<const T>& k, T*
   }
 }
 
-/// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` tells that a weight may be 0, values
-/// of weight 0 are skipped.
+/// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` tells that a weight may be 0,
+/// values of weight 0 are skipped.
 template <class T, int R, class S>
 void stream_output(const T* weights, bool zeros, const T* rescale, const matrix_view<const T>& v, T* out,
                    index out_stride, const rows_ahead<S>& ahead) {
@@ -209,8 +212,9 @@ void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, co
         state.top[r] = top;
         state.sum[r] = state.sum[r] * rescale[r - r0] + sum_lanes(sum);
       }
-      stream_output<T, R.value>(scratch.scores + r0 * stream_tile, zeros, rescale, values, state.out + r0 * state.stride,
-                                state.stride, rows_ahead<S>{k, begin + count, r0 == 0 ? std::min(stream_tile, end - begin - count) : 0});
+      stream_output<T, R.value>(
+          scratch.scores + r0 * stream_tile, zeros, rescale, values, state.out + r0 * state.stride, state.stride,
+          rows_ahead<S>{k, begin + count, r0 == 0 ? std::min(stream_tile, end - begin - count) : 0});
     });
   }
 }

@@ -1,16 +1,18 @@
 // attn: exact softmax attention.
 //
-//   out_i = sum_j softmax_j(scale q_i.k_j + bias_ij) v_j                      Vaswani et al. 2017, "Attention is all you need"
+//   out_i = sum_j softmax_j(scale q_i.k_j + bias_ij) v_j                      Vaswani et al. 2017, "Attention is all
+//   you need"
 //
 //   attn::full_softmax(q, k, v, out);                                         // Eigen matrices [length, dim]: one head
 //   attn::full_softmax(q, k, v, out, {.causal = true, .lse = lse}, threads);
-//   attn::full_softmax(q, k, v, out, {}, [&](float s, index b, index h, index i, index j) { return s - slope[h] * (i - j); });
+//   attn::full_softmax(q, k, v, out, {}, [&](float s, index b, index h, index i, index j) { return s - slope[h] * (i -
+//   j); });
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
 //          Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     2 B H Lq Lk (D + Dv) operations, half of it when causal. Scratch: the packed keys and values of one key head
-//          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to four queries, as in
-//          decoding, the keys are read in place and scratch does not depend on Lk.
+//          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to four queries, as
+//          in decoding, the keys are read in place and scratch does not depend on Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -54,7 +56,8 @@ void clear_rows(const matrix_view<S>& out, index begin, index end, T* lse, index
   }
 }
 
-/// Up to this many queries a head are attended where the keys lie (few_queries.hpp); more are worth packing the keys for.
+/// Up to this many queries a head are attended where the keys lie (few_queries.hpp); more are worth packing the keys
+/// for.
 inline constexpr index few_queries = 4;
 
 /// One call, after its checks.
@@ -102,7 +105,8 @@ struct full_call {
       const index h = (first + n) % shape.kv_heads * group + task % group;
       const index queries = lengths.queries(b), i1 = std::min(i0 + max_rows, queries);
       if (i0 < i1 && !few(b)) {
-        auto block = where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+        auto block =
+            where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
         block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
         for (index i = i0; i < i1; ++i) block.span[i - i0] = {0, end_of(b, i)};
         attend(block, slabs[n], terms.for_head(b, h, lengths.keys(b) - queries));
@@ -142,9 +146,10 @@ struct full_call {
           return stream_scratch<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
         });
         rows.begin(q, b, h * shape.group(), states[n].rows, lengths.queries(b), terms.query_factor());
-        attend_stream(rows, head_of(k, b, h), head_of(v, b, h), {}, begin, end,
-                      terms.for_head(b, 0, lengths.keys(b) - lengths.queries(b)), [&](index i) { return end_of(b, i); },
-                      scratch, states[n]);
+        attend_stream(
+            rows, head_of(k, b, h), head_of(v, b, h), {}, begin, end,
+            terms.for_head(b, 0, lengths.keys(b) - lengths.queries(b)), [&](index i) { return end_of(b, i); }, scratch,
+            states[n]);
       });
       for (index n = 0; n < count; ++n) {
         const index pair = (first + n) / chunks, chunk = (first + n) % chunks, b = pair / shape.kv_heads;
@@ -171,7 +176,8 @@ struct full_call {
     // A wave of pairs keeps the threads busy; serial, it is one pair.
     const index pairs = shape.batch * shape.kv_heads, threads = where.threads();
     const index bytes = std::max<index>(1, shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T)));
-    const index wave = threads == 1 ? 1 : std::clamp<index>((index(8) << 20) / bytes, threads, std::max(pairs, threads));
+    const index wave =
+        threads == 1 ? 1 : std::clamp<index>((index(8) << 20) / bytes, threads, std::max(pairs, threads));
     if (few_items < shape.batch || shape.queries > few_queries)
       for (index first = 0; first < pairs; first += wave) attend_pairs(first, std::min(wave, pairs - first), where);
     else
@@ -207,8 +213,9 @@ void full_softmax(const door& at, const tensor_view<const S>& q, const tensor_vi
                   Score& score, execution& where, index query_origin = 0) {
   using T = compute_type<S>;
   const attention_shape shape = check_full_softmax(at, q, k, v, out, options);
-  const score_terms<T, Score> terms{options.softcap, options.bias, options.alibi_slopes, &score,
-                                    scale_or_default(options.scale, shape.dim), query_origin};
+  const score_terms<T, Score> terms{
+      options.softcap, options.bias, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim),
+      query_origin};
   full_call<S, Score>{q, k, v, out, options, shape, check_lengths(at, shape, options), terms}.run(where);
 }
 
@@ -235,26 +242,26 @@ constexpr void require_score() {
 /// every other term; -infinity masks the key.
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void full_softmax(const Q& q, const K& k, const V& v, O&& out, const full_softmax_options<element_of<const Q&>>& options,
-                  Score&& score, execution& where) {
+void full_softmax(const Q& q, const K& k, const V& v, O&& out,
+                  const full_softmax_options<element_of<const Q&>>& options, Score&& score, execution& where) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   detail::require_score<Score, compute_type<S>>();
-  detail::full_softmax<S>(detail::door("full_softmax"), as_view(q), as_view(k), as_view(v), as_view(out), options, score,
-                          where);
+  detail::full_softmax<S>(detail::door("full_softmax"), as_view(q), as_view(k), as_view(v), as_view(out), options,
+                          score, where);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void full_softmax(const Q& q, const K& k, const V& v, O&& out, const full_softmax_options<element_of<const Q&>>& options,
-                  Score&& score) {
+void full_softmax(const Q& q, const K& k, const V& v, O&& out,
+                  const full_softmax_options<element_of<const Q&>>& options, Score&& score) {
   execution serial;
   full_softmax(q, k, v, out, options, score, serial);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>
-void full_softmax(const Q& q, const K& k, const V& v, O&& out, const full_softmax_options<element_of<const Q&>>& options,
-                  execution& where) {
+void full_softmax(const Q& q, const K& k, const V& v, O&& out,
+                  const full_softmax_options<element_of<const Q&>>& options, execution& where) {
   full_softmax(q, k, v, out, options, detail::no_score{}, where);
 }
 

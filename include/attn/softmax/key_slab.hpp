@@ -46,7 +46,8 @@ struct key_slab {
     pack_panels_across<T>(key_row, end - begin, dim, k.col_stride, keys + begin * dim);
     const auto value_row = [&](index slot) { return v.row(where[slot]); };
     for (index slot = begin; slot < end; slot += wide)
-      finite[slot / wide] = pack_panels<T>(value_row, slot, std::min(wide, end - slot), dim_v, v.col_stride, values, capacity);
+      finite[slot / wide] =
+          pack_panels<T>(value_row, slot, std::min(wide, end - slot), dim_v, v.col_stride, values, capacity);
   }
 
   const T* key_panel(index slot) const { return keys + slot * dim; }

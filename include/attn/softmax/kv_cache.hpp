@@ -41,7 +41,8 @@ class kv_cache {
     detail::door("kv_cache").at_least("tokens to reserve", 0, tokens);
     if (tokens <= capacity_) return;
     const std::size_t heads = static_cast<std::size_t>(batch_ * heads_);
-    std::vector<S> keys(heads * static_cast<std::size_t>(tokens * dim_)), values(heads * static_cast<std::size_t>(tokens * dim_v_));
+    std::vector<S> keys(heads * static_cast<std::size_t>(tokens * dim_)),
+        values(heads * static_cast<std::size_t>(tokens * dim_v_));
     for (index h = 0; h < batch_ * heads_; ++h) {
       std::copy_n(keys_.data() + h * capacity_ * dim_, size_ * dim_, keys.data() + h * tokens * dim_);
       std::copy_n(values_.data() + h * capacity_ * dim_v_, size_ * dim_v_, values.data() + h * tokens * dim_v_);
@@ -53,7 +54,8 @@ class kv_cache {
 
   /// Forgets all but the first `tokens` tokens; the memory stays.
   void truncate(index tokens) {
-    if (tokens < 0 || tokens > size_) detail::door("kv_cache").refuse(detail::text({"tokens to keep from 0 to ", size_}), tokens);
+    if (tokens < 0 || tokens > size_)
+      detail::door("kv_cache").refuse(detail::text({"tokens to keep from 0 to ", size_}), tokens);
     size_ = tokens;
   }
   void clear() { size_ = 0; }
@@ -114,12 +116,12 @@ class kv_cache {
   std::vector<S> keys_, values_;
 };
 
-/// Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which stand at
-/// the end, to all tokens up to their own: the last n rows of one causal full_softmax over the whole sequence. In `score`
-/// i and j count from the start of the sequence; `bias` is [B or 1, H or 1, n or 1, cache size with the n new tokens].
-/// Lengths are refused: items of a batch go in step. Up to four tokens cost one reading of the cache and scratch memory
-/// that does not depend on its size; longer chunks are attended as full_softmax does.
-/// Throws std::invalid_argument before anything, the cache included, changes.
+/// Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which stand
+/// at the end, to all tokens up to their own: the last n rows of one causal full_softmax over the whole sequence. In
+/// `score` i and j count from the start of the sequence; `bias` is [B or 1, H or 1, n or 1, cache size with the n new
+/// tokens]. Lengths are refused: items of a batch go in step. Up to four tokens cost one reading of the cache and
+/// scratch memory that does not depend on its size; longer chunks are attended as full_softmax does. Throws
+/// std::invalid_argument before anything, the cache included, changes.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
 void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,

@@ -78,7 +78,8 @@ struct score_terms {
       for (index n = 0; n < count; ++n) s[n] -= slope * static_cast<T>(std::abs(i + query_shift - where[slot + n]));
     }
     if constexpr (scored) {
-      for (index n = 0; n < count; ++n) s[n] = static_cast<T>((*score)(s[n], batch, head, i + query_origin, where[slot + n]));
+      for (index n = 0; n < count; ++n)
+        s[n] = static_cast<T>((*score)(s[n], batch, head, i + query_origin, where[slot + n]));
     }
     for (index n = 0; n < count; ++n) s[n] *= log2_e<T>;
   }

@@ -1,8 +1,8 @@
 // attn: sliding-window attention with dilation and global tokens.
 //
-//   out_i = softmax attention (full_softmax.hpp) over the keys the query sees: with the query at position p = i + Lk - Lq,
-//   key j with -left d <= j - p <= right d and (j - p) mod d = 0, d the dilation, and every global key.
-//   A global query sees every key.       Beltagy, Peters, Cohan 2020, "Longformer"; sliding windows from Child 2019 on
+//   out_i = softmax attention (full_softmax.hpp) over the keys the query sees: with the query at position p = i + Lk -
+//   Lq, key j with -left d <= j - p <= right d and (j - p) mod d = 0, d the dilation, and every global key. A global
+//   query sees every key.       Beltagy, Peters, Cohan 2020, "Longformer"; sliding windows from Child 2019 on
 //
 //   attn::sliding_window(q, k, v, out, {.left = 128, .right = 0});
 //   attn::sliding_window(q, k, v, out, {.left = 64, .right = 64, .dilation = per_head, .global_positions = first});
@@ -110,9 +110,9 @@ struct window_call {
   /// are r + d t, and the window is the undilated one in t.
   void attend_chunk(index b, index h, index r, index piece, window_scratch<T>& s) const {
     const index d = dilation(h), n = lengths.keys(b), shift = n - lengths.queries(b), kv = h / shape.group();
-    const index keys = n > r ? (n - r + d - 1) / d : 0;               // of the class
+    const index keys = n > r ? (n - r + d - 1) / d : 0;                            // of the class
     const index first = shift > r ? (shift - r + d - 1) / d : -((r - shift) / d);  // t of its first query
-    const index t0 = first + piece * chunk, t1 = std::min(t0 + chunk, keys);  // the last key has the last query
+    const index t0 = first + piece * chunk, t1 = std::min(t0 + chunk, keys);       // the last key has the last query
     if (t0 >= t1) return;
     const index k0 = std::clamp(t0 - left, index(0), keys), k1 = std::clamp(t1 + right, k0, keys);
 
@@ -167,7 +167,8 @@ struct window_call {
     const index end = std::min(begin + max_rows, globals_before(n));
     index rows = 0;
     for (index g = begin; g < end; ++g)
-      if (globals[static_cast<std::size_t>(g)] >= shift) s.row_list[rows++] = globals[static_cast<std::size_t>(g)] - shift;
+      if (globals[static_cast<std::size_t>(g)] >= shift)
+        s.row_list[rows++] = globals[static_cast<std::size_t>(g)] - shift;
     if (rows == 0) return;
     const bool own = static_cast<bool>(options.q_global);
     const auto head_terms = terms.for_head(b, h, shift);
@@ -228,9 +229,19 @@ void sliding_window(const door& at, const tensor_view<const S>& q, const tensor_
   const index all = shape.queries + shape.keys, left = std::min(options.left, all);
   const index right = options.causal ? 0 : std::min(options.right, all);
   const index chunk = round_up(std::clamp<index>(left + right, 4 * max_rows, 20 * max_rows), max_rows);
-  const window_call<S, Score> call{q, k, v, out, options, shape, lengths,
-                                   {options.softcap, {}, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim)},
-                                   {list, static_cast<std::size_t>(globals)}, left, right, chunk};
+  const window_call<S, Score> call{
+      q,
+      k,
+      v,
+      out,
+      options,
+      shape,
+      lengths,
+      {options.softcap, {}, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim)},
+      {list, static_cast<std::size_t>(globals)},
+      left,
+      right,
+      chunk};
   const index reach = std::min(left + right, shape.keys);
   const auto layout = [&](carver& memory) {
     return window_scratch<T>::layout(memory, chunk, reach, globals, shape.dim, shape.dim_v);
@@ -249,8 +260,8 @@ void sliding_window(const door& at, const tensor_view<const S>& q, const tensor_
     }
     piece -= global_blocks;
     if (piece == pieces)
-      return clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, options.lse ? &options.lse(b, h, 0) : nullptr,
-                        options.lse.stride(2));
+      return clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries,
+                        options.lse ? &options.lse(b, h, 0) : nullptr, options.lse.stride(2));
     if (piece >= call.chunks(h) * d) return;
     auto scratch = where.scratch(worker, layout);
     call.attend_chunk(b, h, piece % d, piece / d, scratch);

@@ -1,7 +1,8 @@
 // attn: sliding-window attention over an endless stream, in memory that does not grow with it.
 //
 //   attn::sliding_window_cache<float> cache(batch, kv_heads, 64, 64, {.left = 512});
-//   attn::sliding_window_step(cache, q_t, k_t, v_t, out_t);    // one token, or a chunk: what causal sliding_window gives
+//   attn::sliding_window_step(cache, q_t, k_t, v_t, out_t);    // one token, or a chunk: what causal sliding_window
+//   gives
 //
 // Memory   batch * kv_heads * (capacity + global positions) * (dim + value_dim) elements. The ring holds the window,
 //          left * dilation + 1 tokens; since a global query sees every token before it, up to the last global position
@@ -35,8 +36,8 @@ struct sliding_window_step_options {
 template <element S>
 class sliding_window_cache {
  public:
-  /// Takes left (finite), dilation and global_positions from the options; a stream is causal, whatever right says. What a
-  /// cache cannot honour is refused: lengths, and own projections of global queries. Throws std::invalid_argument.
+  /// Takes left (finite), dilation and global_positions from the options; a stream is causal, whatever right says. What
+  /// a cache cannot honour is refused: lengths, and own projections of global queries. Throws std::invalid_argument.
   sliding_window_cache(index batch, index kv_heads, index dim, index value_dim,
                        const sliding_window_options<S>& options = {})
       : batch_(batch), heads_(kv_heads), dim_(dim), dim_v_(value_dim), left_(options.left) {
@@ -100,8 +101,8 @@ class sliding_window_cache {
   }
   index left() const { return left_; }
 
-  /// Keys and values of one head: `capacity` rows of the ring, where position p lies in row p % capacity, then the global
-  /// ones in order.
+  /// Keys and values of one head: `capacity` rows of the ring, where position p lies in row p % capacity, then the
+  /// global ones in order.
   detail::matrix_view<const S> keys(index b, index h) const {
     return {keys_.data() + (b * heads_ + h) * rows_a_head() * dim_, rows_a_head(), dim_, dim_, 1};
   }
@@ -184,8 +185,8 @@ struct window_step {
     const auto take = [&](index row, index stride, index rows, const index_map& where) {
       const matrix_view<const S> some_keys{keys.row(row), rows, keys.cols, keys.row_stride * stride, 1};
       const matrix_view<const S> some_values{values.row(row), rows, values.cols, values.row_stride * stride, 1};
-      attend_stream(s.rows, some_keys, some_values, where, 0, rows, token_terms, [&](index) { return rows; }, s.tile,
-                    s.state);
+      attend_stream(
+          s.rows, some_keys, some_values, where, 0, rows, token_terms, [&](index) { return rows; }, s.tile, s.state);
     };
     // The window lies in the ring in one run, or in two.
     for (index from = first; from <= p;) {
@@ -225,8 +226,8 @@ struct window_step {
 
 }  // namespace detail
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and attends their queries q [B, H, n, D] causally: the next n
-/// rows of one causal sliding_window over the whole stream. In `score` i and j count from the start of the stream.
+/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and attends their queries q [B, H, n, D] causally: the next
+/// n rows of one causal sliding_window over the whole stream. In `score` i and j count from the start of the stream.
 /// Cost 2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. Tokens are taken
 /// one by one; feed a long prompt to sliding_window, then append() it.
 /// Throws std::invalid_argument before anything, the cache included, changes.
@@ -249,7 +250,8 @@ void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k,
   if (!cache.one_dilation()) at.equal("query heads = dilations of the cache", cache.dilations(), shape.heads);
   const detail::score_terms<T, std::remove_reference_t<Score>> terms{
       options.softcap, {}, options.alibi_slopes, &score, detail::scale_or_default(options.scale, shape.dim)};
-  detail::window_step<S, std::remove_reference_t<Score>>{cache, queries, keys, values, to, options, terms, shape.group()}
+  detail::window_step<S, std::remove_reference_t<Score>>{cache, queries, keys,  values,
+                                                         to,    options, terms, shape.group()}
       .run(where);
 }
 
