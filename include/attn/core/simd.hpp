@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #if defined(__GNUC__)
@@ -113,6 +114,40 @@ struct float_bits<double> {
   static constexpr int mantissa = 52, bias = 1023;
 };
 
+/// The compiler's own vector of N numbers: for what Eigen's packets cannot do. Packets convert to and from it.
+template <class I, int N>
+struct lanes_of {
+  typedef I type __attribute__((vector_size(N * sizeof(I))));
+};
+
+/// width<T> elements from p on, as T. The 16-bit types are widened by integer operations on whole vectors: Eigen 3.4 does
+/// it element by element in most builds, which made a half-precision cache slower to read than a float one.
+template <class T, class S>
+ATTN_INLINE packet<T> load_as(const S* p) {
+  if constexpr (std::same_as<T, S>) {
+    return load<T>(p);
+  } else if constexpr (width<T> == 1) {
+    return static_cast<T>(*p);
+  } else {
+    static_assert(std::same_as<T, float> && sizeof(S) == 2);
+    using narrow = typename lanes_of<std::uint16_t, width<T>>::type;
+    using wide = typename lanes_of<std::uint32_t, width<T>>::type;
+    narrow raw;
+    std::memcpy(&raw, p, sizeof raw);
+    const wide bits = __builtin_convertvector(raw, wide);
+    if constexpr (std::same_as<S, Eigen::bfloat16>) {
+      return (packet<T>)(bits << 16);
+    } else {
+      // Exponent and mantissa move up 13 places; 2^112 makes up for the other bias, also for subnormals. The largest
+      // exponent stands for infinity and NaN in both types.
+      const wide size = (bits & 0x7fff) << 13;
+      const wide scaled = (wide)mul<packet<T>>((packet<T>)size, broadcast<T>(0x1p112f));
+      const wide special = (wide)(size >= 0x0f800000u) & 0x7f800000u;
+      return (packet<T>)(scaled | special | (bits & 0x8000) << 16);
+    }
+  }
+}
+
 /// Shifts the bits of every lane up past the mantissa: turns the integer in a lane's lowest bits into an exponent.
 /// Eigen 3.4 has no 64-bit integer packets on x86, so the compiler's own vectors do it.
 template <class T>
@@ -122,8 +157,7 @@ ATTN_INLINE packet<T> bits_to_exponent(const packet<T>& x) {
     return std::bit_cast<T>(static_cast<integer>(static_cast<std::make_unsigned_t<integer>>(std::bit_cast<integer>(x))
                                                  << float_bits<T>::mantissa));
   } else {
-    typedef integer lanes __attribute__((vector_size(sizeof(packet<T>))));
-    return (packet<T>)((lanes)x << float_bits<T>::mantissa);
+    return (packet<T>)((typename lanes_of<integer, width<T>>::type)x << float_bits<T>::mantissa);
   }
 }
 
@@ -142,7 +176,7 @@ ATTN_INLINE packet<T> shuffle(const packet<T>& a, const packet<T>& b, F lane_of)
   if constexpr (width<T> == 1) {
     return lane_of(0) == 0 ? a : b;
   } else {
-    typedef T lanes __attribute__((vector_size(sizeof(packet<T>))));
+    using lanes = typename lanes_of<T, width<T>>::type;
     return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
       constexpr F lane{};
       return (packet<T>)__builtin_shufflevector((lanes)a, (lanes)b, lane(I)...);

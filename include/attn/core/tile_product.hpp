@@ -45,9 +45,7 @@ template <class T, class S>
 /// A packet of `count` elements from p on, converted to T; zeros after them.
 template <class T, class S>
 ATTN_INLINE packet<T> load_part(const S* p, index stride, index count) {
-  if constexpr (std::same_as<T, S>) {
-    if (stride == 1 && count >= width<T>) return load<T>(p);
-  }
+  if (stride == 1 && count >= width<T>) return load_as<T>(p);
   return gather_part<T>(p, stride, count);
 }
 
@@ -66,12 +64,9 @@ struct row_pointers {
 template <class T, class S>
 ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T, S>& rows, index c0, index cols,
                              index stride) {
-  bool whole = false;
-  if constexpr (std::same_as<S, T>) {
-    whole = stride == 1 && c0 + width<T> <= cols;
-    if (whole) unroll<width<T>>([&](auto i) { square[i] = load<T>(rows.at[i] + c0); });
-  }
-  if (!whole)
+  if (stride == 1 && c0 + width<T> <= cols)
+    unroll<width<T>>([&](auto i) { square[i] = load_as<T>(rows.at[i] + c0); });
+  else
     for (int i = 0; i < width<T>; ++i) square[i] = gather_part<T>(rows.at[i] + c0 * stride, stride, cols - c0);
   transpose<T>(square);
 }

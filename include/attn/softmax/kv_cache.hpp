@@ -145,6 +145,10 @@ void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O
                                 {part.stride(0), part.stride(1), 0, part.stride(3)});
   };
   if (keys.extent(2) > 0) detail::check_full_softmax<S>(at, queries, all(keys), all(values), to, causal);
+  at.apart("out", to, "k", keys);
+  at.apart("out", to, "v", values);
+  at.apart("lse", options.lse, "k", keys);
+  at.apart("lse", options.lse, "v", values);
   at.apart("out", to, "cache keys", cache.keys());
   at.apart("out", to, "cache values", cache.values());
   cache.append(keys, values);
