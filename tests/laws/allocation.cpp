@@ -24,7 +24,7 @@ TEST_CASE("law 11: the counter counts", "[allocation]") {
   CHECK(seen == vector.data());
 }
 
-TEMPLATE_TEST_CASE("law 11: no allocation once scratch has grown", "[allocation]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 11: no allocation once scratch has grown", "[allocation]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     attn::execution serial;
     for (bool grown : {false, true})
@@ -46,7 +46,7 @@ TEMPLATE_TEST_CASE("law 11: no allocation once scratch has grown", "[allocation]
   }
 }
 
-TEMPLATE_TEST_CASE("law 11: no allocation in a step of a stream", "[allocation]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 11: no allocation in a step of a stream", "[allocation]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.stream) continue;
     attn::execution serial;
@@ -72,7 +72,7 @@ TEMPLATE_TEST_CASE("law 11: no allocation in a step of a stream", "[allocation]"
   }
 }
 
-TEMPLATE_TEST_CASE("law 11: concurrent calls with separate executions", "[concurrent]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 11: concurrent calls with separate executions", "[concurrent]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     const law_shape shape = fitted(op, {.queries = 150, .keys = 150});
     const law_inputs<TestType> in = random_inputs<TestType>(shape);

@@ -4,7 +4,7 @@
 
 namespace testing {
 
-TEMPLATE_TEST_CASE("law 7: the average of a constant is that constant", "[averages]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 7: the average of a constant is that constant", "[averages]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.averages) continue;
     for (law_shape shape : law_shapes()) {

@@ -4,7 +4,7 @@
 
 namespace testing {
 
-TEMPLATE_TEST_CASE("law 2: each head stands alone", "[independence]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 2: each head stands alone", "[independence]", exact_types) {
   for (const auto& op : operators<TestType>())
     for (law_shape shape : law_shapes()) {
       shape = fitted(op, shape);

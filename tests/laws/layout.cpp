@@ -61,7 +61,7 @@ struct laid_out {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("law 3: any layout gives the same bits", "[layout]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 3: any layout gives the same bits", "[layout]", exact_types) {
   using T = TestType;
   for (const auto& op : operators<T>())
     for (law_shape shape : law_shapes({0, 1, 7, 64, 65, 130})) {
@@ -87,7 +87,7 @@ TEMPLATE_TEST_CASE("law 3: any layout gives the same bits", "[layout]", float, d
     }
 }
 
-TEMPLATE_TEST_CASE("law 3: one head's memory may serve all heads", "[layout]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 3: one head's memory may serve all heads", "[layout]", exact_types) {
   using T = TestType;
   for (const auto& op : operators<T>()) {
     const law_shape shape = fitted(op, {.queries = 65, .keys = 65});

@@ -4,7 +4,7 @@
 
 namespace testing {
 
-TEMPLATE_TEST_CASE("law 8: at its limits an operator equals another", "[limits]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 8: at its limits an operator equals another", "[limits]", exact_types) {
   for (const auto& op : operators<TestType>())
     for (const auto& limit : op.limits)
       for (law_shape shape : law_shapes()) {

@@ -5,7 +5,7 @@
 
 namespace testing {
 
-TEMPLATE_TEST_CASE("law 1: padding changes nothing", "[padding]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 1: padding changes nothing", "[padding]", exact_types) {
   for (const auto& op : operators<TestType>())
     for (law_shape shape : law_shapes()) {
       shape = fitted(op, shape);

@@ -15,7 +15,7 @@ std::vector<std::vector<index>> feedings(index length) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("law 6: token by token, in chunks and at once agree", "[streaming]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 6: token by token, in chunks and at once agree", "[streaming]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.stream) continue;
     for (law_shape shape : law_shapes()) {

@@ -4,7 +4,7 @@
 
 namespace testing {
 
-TEMPLATE_TEST_CASE("law 4: any number of threads gives the same bits", "[threads]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 4: any number of threads gives the same bits", "[threads]", exact_types) {
   attn::execution two(2), three(3), seven(7);
   for (const auto& op : operators<TestType>()) {
     std::vector<law_shape> shapes = law_shapes({0, 1, 7, 65, 257});
@@ -23,7 +23,7 @@ TEMPLATE_TEST_CASE("law 4: any number of threads gives the same bits", "[threads
   }
 }
 
-TEMPLATE_TEST_CASE("law 4: fewer queries than threads, many keys", "[threads]", float, double) {
+TEMPLATE_LIST_TEST_CASE("law 4: fewer queries than threads, many keys", "[threads]", exact_types) {
   attn::execution four(4);
   for (const auto& op : operators<TestType>()) {
     if (!op.cross) continue;

@@ -61,14 +61,14 @@ full_softmax_problem apply(const choice& c, index queries, index keys) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("full_softmax: every combination of options", "[full_softmax]", float, double) {
+TEMPLATE_LIST_TEST_CASE("full_softmax: every combination of options", "[full_softmax]", exact_types) {
   for (const choice& c : every_choice()) {
     CAPTURE(c.causal, c.softcap, c.alibi, c.sinks, c.score, int(c.given), int(c.added));
     check<TestType>(apply(c, 21, 35));
   }
 }
 
-TEMPLATE_TEST_CASE("full_softmax: 16-bit storage computes in float", "[full_softmax]", Eigen::half, Eigen::bfloat16) {
+TEMPLATE_LIST_TEST_CASE("full_softmax: 16-bit storage computes in float", "[full_softmax]", storage_types) {
   check<TestType>(problem_of({.queries = 130, .keys = 130, .dim = 64, .value_dim = 64}));
   check<TestType>(problem_of({.queries = 70, .keys = 257, .dim = 33, .value_dim = 7}));
   for (const choice& c : every_choice())
@@ -78,7 +78,7 @@ TEMPLATE_TEST_CASE("full_softmax: 16-bit storage computes in float", "[full_soft
     }
 }
 
-TEMPLATE_TEST_CASE("full_softmax: odd lengths and dims", "[full_softmax]", float, double) {
+TEMPLATE_LIST_TEST_CASE("full_softmax: odd lengths and dims", "[full_softmax]", exact_types) {
   const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
     for (std::size_t step : {0u, 3u, 5u})
@@ -92,7 +92,7 @@ TEMPLATE_TEST_CASE("full_softmax: odd lengths and dims", "[full_softmax]", float
       }
 }
 
-TEMPLATE_TEST_CASE("full_softmax: queries and keys of different lengths", "[full_softmax]", float, double) {
+TEMPLATE_LIST_TEST_CASE("full_softmax: queries and keys of different lengths", "[full_softmax]", exact_types) {
   const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
@@ -103,7 +103,7 @@ TEMPLATE_TEST_CASE("full_softmax: queries and keys of different lengths", "[full
     }
 }
 
-TEMPLATE_TEST_CASE("full_softmax: grouped queries", "[full_softmax]", float, double) {
+TEMPLATE_LIST_TEST_CASE("full_softmax: grouped queries", "[full_softmax]", exact_types) {
   for (auto [heads, kv_heads] : {std::pair<index, index>{8, 1}, {8, 4}, {6, 6}, {6, 2}, {0, 0}, {1, 1}})
     for (index queries : {1, 3, 66}) {
       problem_shape shape{.batch = 2, .heads = heads, .kv_heads = kv_heads, .queries = queries, .keys = 66};
@@ -114,7 +114,7 @@ TEMPLATE_TEST_CASE("full_softmax: grouped queries", "[full_softmax]", float, dou
     }
 }
 
-TEMPLATE_TEST_CASE("full_softmax: a batch of none, heads of no width", "[full_softmax]", float, double) {
+TEMPLATE_LIST_TEST_CASE("full_softmax: a batch of none, heads of no width", "[full_softmax]", exact_types) {
   check<TestType>(problem_of({.batch = 0}));
   check<TestType>(problem_of({.value_dim = 0}));
   full_softmax_problem no_dim = problem_of({.dim = 0});  // every score is 0: plain averages
@@ -122,7 +122,7 @@ TEMPLATE_TEST_CASE("full_softmax: a batch of none, heads of no width", "[full_so
   check<TestType>(no_dim);
 }
 
-TEMPLATE_TEST_CASE("full_softmax: the scale of the caller", "[full_softmax]", float, double) {
+TEMPLATE_LIST_TEST_CASE("full_softmax: the scale of the caller", "[full_softmax]", exact_types) {
   for (double scale : {0.0, 0.01, 1.0, -0.3}) {
     full_softmax_problem p = problem_of({.queries = 40, .keys = 67});
     p.options.scale = scale;
@@ -131,7 +131,7 @@ TEMPLATE_TEST_CASE("full_softmax: the scale of the caller", "[full_softmax]", fl
   }
 }
 
-TEMPLATE_TEST_CASE("full_softmax: the promised accuracy at length 4096", "[full_softmax][long]", float, double) {
+TEMPLATE_LIST_TEST_CASE("full_softmax: the promised accuracy at length 4096", "[full_softmax][long]", exact_types) {
   problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = 4096, .keys = 4096, .dim = 64, .value_dim = 64};
   check<TestType>(problem_of(shape));
 }

@@ -78,15 +78,14 @@ bool same(const attn::tensor_view<const S>& held, const tensor<S>& x) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("full_softmax_step: any feeding equals one causal call", "[kv_cache]", float, double, Eigen::half,
-                   Eigen::bfloat16) {
+TEMPLATE_LIST_TEST_CASE("full_softmax_step: any feeding equals one causal call", "[kv_cache]", all_types) {
   for (std::size_t n = 0; n < feedings.size(); ++n) {
     CAPTURE(n);
     check<TestType>(hundred_tokens(), feedings[n]);
   }
 }
 
-TEMPLATE_TEST_CASE("full_softmax_step: every option", "[kv_cache]", float, double) {
+TEMPLATE_LIST_TEST_CASE("full_softmax_step: every option", "[kv_cache]", exact_types) {
   for (int bits = 0; bits < 32; ++bits) {
     full_softmax_problem p = hundred_tokens();
     if (bits & 1) p.options.softcap = 1.5;
@@ -104,7 +103,7 @@ TEMPLATE_TEST_CASE("full_softmax_step: every option", "[kv_cache]", float, doubl
   }
 }
 
-TEMPLATE_TEST_CASE("full_softmax_step: grouped queries over a longer cache", "[kv_cache]", float, double) {
+TEMPLATE_LIST_TEST_CASE("full_softmax_step: grouped queries over a longer cache", "[kv_cache]", exact_types) {
   for (auto [heads, kv_heads] : {std::pair<index, index>{32, 8}, {8, 1}, {5, 5}, {7, 1}}) {
     const auto p = random_problem<full_softmax_problem>(
         {.batch = 1, .heads = heads, .kv_heads = kv_heads, .queries = 600, .keys = 600, .dim = 64, .value_dim = 64});
@@ -113,7 +112,7 @@ TEMPLATE_TEST_CASE("full_softmax_step: grouped queries over a longer cache", "[k
   }
 }
 
-TEMPLATE_TEST_CASE("kv_cache: holds what was appended", "[kv_cache]", float, double, Eigen::half, Eigen::bfloat16) {
+TEMPLATE_LIST_TEST_CASE("kv_cache: holds what was appended", "[kv_cache]", all_types) {
   const auto p = hundred_tokens();
   const auto k = cast<TestType>(p.k), v = cast<TestType>(p.v);
   attn::kv_cache<TestType> cache(2, 2, 20, 12);

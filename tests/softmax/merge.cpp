@@ -38,7 +38,7 @@ const problem_shape shape{.queries = 37, .keys = 100, .dim = 16, .value_dim = 13
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("merge_softmax: pieces give the whole, in any grouping", "[merge]", float, double) {
+TEMPLATE_LIST_TEST_CASE("merge_softmax: pieces give the whole, in any grouping", "[merge]", exact_types) {
   const auto p = random_problem<full_softmax_problem>(shape);
   const reference::result whole = expected(rounded<TestType>(p));
   const auto a = part_of<TestType>(p, 0, 31), b = part_of<TestType>(p, 31, 1), c = part_of<TestType>(p, 32, 68);
@@ -55,7 +55,7 @@ TEMPLATE_TEST_CASE("merge_softmax: pieces give the whole, in any grouping", "[me
   }
 }
 
-TEMPLATE_TEST_CASE("merge_softmax: nothing is neutral, bit by bit", "[merge]", float, double) {
+TEMPLATE_LIST_TEST_CASE("merge_softmax: nothing is neutral, bit by bit", "[merge]", exact_types) {
   const auto p = random_problem<full_softmax_problem>(shape);
   const auto some = part_of<TestType>(p, 0, 50);
   auto left = some;
@@ -72,7 +72,7 @@ TEMPLATE_TEST_CASE("merge_softmax: nothing is neutral, bit by bit", "[merge]", f
   CHECK(none.lse == nothing<TestType>(p).lse);
 }
 
-TEMPLATE_TEST_CASE("merge_softmax: parts of very different weight", "[merge]", float, double) {
+TEMPLATE_LIST_TEST_CASE("merge_softmax: parts of very different weight", "[merge]", exact_types) {
   auto p = random_problem<full_softmax_problem>(shape);
   for (index b = 0; b < 2; ++b)
     for (index h = 0; h < 2; ++h)
@@ -86,7 +86,7 @@ TEMPLATE_TEST_CASE("merge_softmax: parts of very different weight", "[merge]", f
   for (std::size_t n = 0; n < merged.lse.data.size(); ++n) CHECK(merged.lse.data[n] >= heavy.lse.data[n]);
 }
 
-TEMPLATE_TEST_CASE("merge_softmax: 16-bit storage", "[merge]", Eigen::half, Eigen::bfloat16) {
+TEMPLATE_LIST_TEST_CASE("merge_softmax: 16-bit storage", "[merge]", storage_types) {
   const auto p = random_problem<full_softmax_problem>(shape);
   const reference::result whole = expected(rounded<TestType>(p));
   auto merged = part_of<TestType>(p, 0, 31);

@@ -73,21 +73,20 @@ void check_choice(const choice& c, index queries, index keys, index left, index 
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("sliding_window: every combination of options", "[sliding_window]", float, double) {
+TEMPLATE_LIST_TEST_CASE("sliding_window: every combination of options", "[sliding_window]", exact_types) {
   for (const choice& c : every_choice()) {
     check_choice<TestType>(c, 40, 40, 3, 5);
     check_choice<TestType>(c, 25, 38, 6, 0);
   }
 }
 
-TEMPLATE_TEST_CASE("sliding_window: 16-bit storage computes in float", "[sliding_window]", Eigen::half,
-                   Eigen::bfloat16) {
+TEMPLATE_LIST_TEST_CASE("sliding_window: 16-bit storage computes in float", "[sliding_window]", storage_types) {
   check<TestType>(problem_of({.queries = 257, .keys = 257, .dim = 33, .value_dim = 64}, 20, 30));
   for (const choice& c : every_choice())
     if (!c.softcap && !c.alibi) check_choice<TestType>(c, 21, 21, 3, 2);
 }
 
-TEMPLATE_TEST_CASE("sliding_window: odd lengths, dims and windows", "[sliding_window]", float, double) {
+TEMPLATE_LIST_TEST_CASE("sliding_window: odd lengths, dims and windows", "[sliding_window]", exact_types) {
   const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   const index windows[][2] = {{0, 0}, {1, 0}, {0, 2}, {7, 7}, {64, 0}, {63, 65}, {1000, 1}, {5, attn::unlimited}};
   for (std::size_t n = 0; n < std::size(lengths); ++n)
@@ -101,7 +100,7 @@ TEMPLATE_TEST_CASE("sliding_window: odd lengths, dims and windows", "[sliding_wi
     }
 }
 
-TEMPLATE_TEST_CASE("sliding_window: long rows with dilation and global tokens", "[sliding_window]", float, double) {
+TEMPLATE_LIST_TEST_CASE("sliding_window: long rows with dilation and global tokens", "[sliding_window]", exact_types) {
   for (bool causal : {false, true}) {
     sliding_window_problem p = problem_of({.batch = 1, .queries = 1500, .keys = 1500}, 100, 60);
     p.options.causal = causal;
@@ -112,7 +111,7 @@ TEMPLATE_TEST_CASE("sliding_window: long rows with dilation and global tokens", 
   }
 }
 
-TEMPLATE_TEST_CASE("sliding_window: queries and keys of different lengths", "[sliding_window]", float, double) {
+TEMPLATE_LIST_TEST_CASE("sliding_window: queries and keys of different lengths", "[sliding_window]", exact_types) {
   const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
@@ -124,7 +123,7 @@ TEMPLATE_TEST_CASE("sliding_window: queries and keys of different lengths", "[sl
     }
 }
 
-TEMPLATE_TEST_CASE("sliding_window: huge windows and steps do not overflow", "[sliding_window]", float, double) {
+TEMPLATE_LIST_TEST_CASE("sliding_window: huge windows and steps do not overflow", "[sliding_window]", exact_types) {
   const index most = attn::unlimited;
   for (auto [left, right, step] : {std::array<index, 3>{most, most, 1}, {most - 1, most - 1, 1}, {most / 2, 3, 5},
                                    {most, 0, 7}, {1, 1, most}, {most - 1, most, most}, {2, most / 3, 1000}}) {
@@ -137,7 +136,7 @@ TEMPLATE_TEST_CASE("sliding_window: huge windows and steps do not overflow", "[s
   }
 }
 
-TEMPLATE_TEST_CASE("sliding_window: the promised accuracy at length 4096", "[sliding_window][long]", float, double) {
+TEMPLATE_LIST_TEST_CASE("sliding_window: the promised accuracy at length 4096", "[sliding_window][long]", exact_types) {
   problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = 4096, .keys = 4096, .dim = 64, .value_dim = 64};
   check<TestType>(problem_of(shape, 128, 128));
 }

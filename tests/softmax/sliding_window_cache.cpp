@@ -62,8 +62,8 @@ void check(const sliding_window_problem& problem, const std::vector<index>& chun
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("sliding_window_step: any feeding equals one causal call", "[sliding_window_cache]", float, double,
-                   Eigen::half, Eigen::bfloat16) {
+TEMPLATE_LIST_TEST_CASE("sliding_window_step: any feeding equals one causal call", "[sliding_window_cache]",
+                        all_types) {
   for (std::size_t n = 0; n < feedings.size(); ++n)
     for (index left : {0, 1, 30, 149, 400}) {
       CAPTURE(n, left);
@@ -71,7 +71,7 @@ TEMPLATE_TEST_CASE("sliding_window_step: any feeding equals one causal call", "[
     }
 }
 
-TEMPLATE_TEST_CASE("sliding_window_step: every option", "[sliding_window_cache]", float, double) {
+TEMPLATE_LIST_TEST_CASE("sliding_window_step: every option", "[sliding_window_cache]", exact_types) {
   for (int bits = 0; bits < 128; ++bits) {
     sliding_window_problem p = tokens(9);
     if (bits & 1) p.options.softcap = 1.5;
@@ -114,50 +114,52 @@ TEST_CASE("sliding_window_cache: size, capacity and bytes", "[sliding_window_cac
 }
 
 TEST_CASE("sliding_window_cache: it keeps its own copy of the options", "[sliding_window_cache]") {
-  auto p = tokens(9);
+  auto p = rounded<float>(tokens(9));
   p.options.dilation = {2}, p.options.global_positions = {3, 60};
-  stream<double> s(p);
+  stream<float> s(p);
   s.stored.options = {};  // nobody holds the lists any more
   const sliding_window_problem given = s.p;
   s.p.options.global_positions.assign(2, 149);
-  CHECK(relative_error(s.feed(feedings[2]).out, expected(given).out) <= tolerance<double>::out);
+  CHECK(relative_error(s.feed(feedings[2]).out, expected(given).out) <= tolerance<float>::out);
 }
 
 TEST_CASE("sliding_window_cache: reset starts over, a copy goes its own way", "[sliding_window_cache]") {
-  auto p = tokens(25);
+  auto p = rounded<float>(tokens(25));
   p.options.global_positions = {0, 80};
-  stream<double> s(p);
+  stream<float> s(p);
   const auto wanted = expected(p).out;
   s.feed({70});
   auto copy = s.cache;
   s.cache.reset();
   CHECK(s.cache.size() == 0);
   CHECK(copy.size() == 70);
-  CHECK(relative_error(s.feed(feedings[4]).out, wanted) <= tolerance<double>::out);
+  CHECK(relative_error(s.feed(feedings[4]).out, wanted) <= tolerance<float>::out);
 
   s.cache = copy;  // go on from token 70
-  const auto q = rows(p.q, 70, 80), k = rows(p.k, 70, 80), v = rows(p.v, 70, 80);
-  tensor<double> out(2, 4, 80, 12);
+  const auto q = cast<float>(rows(p.q, 70, 80)), k = cast<float>(rows(p.k, 70, 80)), v = cast<float>(rows(p.v, 70, 80));
+  tensor<float> out(2, 4, 80, 12);
   attn::execution serial;
-  compiled_sliding_window<double>::step(s.cache, view(q), view(k), view(v), view(out), {}, {}, serial);
-  CHECK(relative_error(out, rows(wanted, 70, 80)) <= tolerance<double>::out);
+  compiled_sliding_window<float>::step(s.cache, view(q), view(k), view(v), view(out), {}, {}, serial);
+  CHECK(relative_error(out, rows(wanted, 70, 80)) <= tolerance<float>::out);
 }
 
 TEST_CASE("sliding_window_cache: tokens may be fed without asking", "[sliding_window_cache]") {
-  auto p = tokens(25);
+  auto p = rounded<float>(tokens(25));
   p.options.dilation = {2}, p.options.global_positions = {0, 80};
   const auto wanted = expected(p).out;
   for (index quiet : {0, 1, 60, 149}) {
     CAPTURE(quiet);
-    stream<double> s(p);
-    s.cache.append(view(std::as_const(p.k)).slice(2, 0, quiet), view(std::as_const(p.v)).slice(2, 0, quiet));
+    stream<float> s(p);
+    const auto past_k = cast<float>(rows(p.k, 0, quiet)), past_v = cast<float>(rows(p.v, 0, quiet));
+    s.cache.append(view(past_k), view(past_v));
     CHECK(s.cache.size() == quiet);
     const index rest = 150 - quiet;
-    const auto q = rows(p.q, quiet, rest), k = rows(p.k, quiet, rest), v = rows(p.v, quiet, rest);
-    tensor<double> out(2, 4, rest, 12);
+    const auto q = cast<float>(rows(p.q, quiet, rest)), k = cast<float>(rows(p.k, quiet, rest)),
+               v = cast<float>(rows(p.v, quiet, rest));
+    tensor<float> out(2, 4, rest, 12);
     attn::execution serial;
-    compiled_sliding_window<double>::step(s.cache, view(q), view(k), view(v), view(out), {}, {}, serial);
-    CHECK(relative_error(out, rows(wanted, quiet, rest)) <= tolerance<double>::out);
+    compiled_sliding_window<float>::step(s.cache, view(q), view(k), view(v), view(out), {}, {}, serial);
+    CHECK(relative_error(out, rows(wanted, quiet, rest)) <= tolerance<float>::out);
   }
 }
 

@@ -2,6 +2,7 @@
 // The operators with every argument as a plain view, compiled once for all tests (call_*.cpp):
 // instantiating them is most of what building the tests costs.
 #include <functional>
+#include <tuple>
 
 #include <attn/core/execution.hpp>
 #include <attn/softmax/full_softmax.hpp>
@@ -10,6 +11,16 @@
 #include <attn/softmax/sliding_window_cache.hpp>
 
 namespace testing {
+
+// The element types tests run for. Under a sanitizer, where compiling takes several times as long, one of each kind.
+#if defined(ATTN_TEST_FEW_TYPES)
+using exact_types = std::tuple<float>;
+using storage_types = std::tuple<Eigen::bfloat16>;
+#else
+using exact_types = std::tuple<float, double>;
+using storage_types = std::tuple<Eigen::half, Eigen::bfloat16>;
+#endif
+using all_types = decltype(std::tuple_cat(exact_types{}, storage_types{}));
 
 template <class S>
 using real = attn::compute_type<S>;
@@ -20,7 +31,7 @@ using out_view = attn::tensor_view<S>;
 template <class S>
 using score_of = std::function<real<S>(real<S>, attn::index, attn::index, attn::index, attn::index)>;
 
-// S is float, double, Eigen::half or Eigen::bfloat16. An empty score means none.
+// S is one of all_types. An empty score means none.
 template <class S>
 struct compiled_full_softmax {
   using options = attn::full_softmax_options<S>;

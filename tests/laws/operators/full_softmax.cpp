@@ -105,6 +105,8 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
     all.push_back(operator_of<T>(entry));
 }
 template void add_full_softmax(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
 template void add_full_softmax(std::vector<law_operator<double>>&);
+#endif
 
 }  // namespace testing

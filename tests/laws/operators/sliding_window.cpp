@@ -171,6 +171,8 @@ void add_sliding_window(std::vector<law_operator<T>>& all) {
   all[all.size() - std::size(entries)].limits = window_limits<T>();
 }
 template void add_sliding_window(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
 template void add_sliding_window(std::vector<law_operator<double>>&);
+#endif
 
 }  // namespace testing
