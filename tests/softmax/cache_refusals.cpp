@@ -98,8 +98,7 @@ TEST_CASE("full_softmax_step refuses what does not fit", "[refusals]") {
 TEST_CASE("sliding_window_cache refuses what does not fit", "[refusals]") {
   const auto check = [](const char* says, index left, std::vector<index> dilation, std::vector<index> globals,
                         std::array<index, 4> shape = {2, 2, 8, 5}) {
-    attn::sliding_window_options<float> options;
-    options.left = left, options.dilation = dilation, options.global_positions = globals;
+    const attn::sliding_window_cache_options options{left, dilation, globals};
     const std::string message =
         refusal([&] { attn::sliding_window_cache<float>(shape[0], shape[1], shape[2], shape[3], options); });
     INFO(message << " should mention " << says);
@@ -118,16 +117,6 @@ TEST_CASE("sliding_window_cache refuses what does not fit", "[refusals]") {
   check("dim", 4, {}, {}, {2, 2, -8, 5});
   check("dim", 4, {}, {}, {2, 2, 8, -5});
 
-  attn::sliding_window_options<float> own;
-  own.left = 4;
-  own.q_global = shaped(2, 4, 2, 8), own.k_global = shaped(2, 2, 2, 8), own.v_global = shaped(2, 2, 2, 5);
-  CHECK(well_formed(refusal([&] { attn::sliding_window_cache<float>(2, 2, 8, 5, own); }), "sliding_window_cache"));
-
-  attn::sliding_window_options<float> padded;
-  const std::vector<index> lengths = {2, 2};
-  padded.left = 4, padded.lengths = lengths;
-  CHECK(well_formed(refusal([&] { attn::sliding_window_cache<float>(2, 2, 8, 5, padded); }), "sliding_window_cache"));
-
   attn::sliding_window_cache<float> cache(2, 2, 8, 5, {.left = 4});
   CHECK(well_formed(refusal([&] { cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 2, 5)); }), "sliding_window_cache"));
   CHECK(well_formed(refusal([&] { cache.append(shaped(2, 2, 3, 5), shaped(2, 2, 3, 5)); }), "sliding_window_cache"));
@@ -135,7 +124,7 @@ TEST_CASE("sliding_window_cache refuses what does not fit", "[refusals]") {
 }
 
 TEST_CASE("sliding_window_step refuses what does not fit", "[refusals]") {
-  attn::sliding_window_options<float> window;
+  attn::sliding_window_cache_options window;
   window.left = 4;
   attn::sliding_window_cache<float> cache(2, 2, 8, 5, window);
   tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
@@ -167,7 +156,7 @@ TEST_CASE("sliding_window_step refuses what does not fit", "[refusals]") {
 }
 
 TEST_CASE("sliding_window_step refuses a dilation per head for other heads", "[refusals]") {
-  attn::sliding_window_options<float> window;
+  attn::sliding_window_cache_options window;
   const std::vector<index> per_head = {1, 2};
   window.left = 4, window.dilation = per_head;
   attn::sliding_window_cache<float> cache(2, 2, 8, 5, window);

@@ -204,4 +204,17 @@ TEST_CASE("full_softmax: scratch grows with length × dim, never length × lengt
   CHECK(at_4096 < 4096.0 * 4096 * sizeof(float) / 4);
 }
 
+TEST_CASE("full_softmax: a query of NaN has a result of NaN, however many queries there are", "[full_softmax]") {
+  for (index queries = 1; queries <= 6; ++queries) {
+    tensor<float> q(1, 1, queries, 8, 0.5f), k(1, 1, 70, 8, 0.25f), v(1, 1, 70, 3, 1), out(1, 1, queries, 3);
+    tensor<float> lse(1, 1, queries, 1);
+    q(0, 0, 0, 5) = std::numeric_limits<float>::quiet_NaN();
+    attn::full_softmax(view(q), view(k), view(v), view(out), {.lse = row_view(lse)});
+    CAPTURE(queries);
+    CHECK(std::isnan(out(0, 0, 0, 0)));
+    CHECK(std::isnan(lse(0, 0, 0, 0)));
+    if (queries > 1) CHECK(std::abs(out(0, 0, 1, 0) - 1) <= 1e-6f);
+  }
+}
+
 }  // namespace testing

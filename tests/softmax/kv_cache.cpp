@@ -199,4 +199,25 @@ TEST_CASE("full_softmax_step: scratch does not grow with the cache", "[kv_cache]
   CHECK(execution.scratch_bytes() == at_1024);
 }
 
+TEST_CASE("full_softmax_step: what a score function throws leaves the cache as it was", "[kv_cache]") {
+  attn::kv_cache<float> cache(1, 1, 4);
+  const tensor<float> x(1, 1, 3, 4, 0.5f);
+  tensor<float> out(1, 1, 3, 4);
+  cache.append(view(x), view(x));
+  const auto score = [](float s, index, index, index i, index) { return i < 5 ? s : throw std::runtime_error("no"); };
+  CHECK_THROWS_AS(attn::full_softmax_step(cache, view(x), view(x), view(x), view(out), {}, score), std::runtime_error);
+  CHECK(cache.size() == 3);
+}
+
+TEST_CASE("full_softmax_step: queries that lie in the cache are refused", "[kv_cache]") {
+  attn::kv_cache<float> cache(1, 1, 4);
+  const tensor<float> x(1, 1, 16, 4, 0.5f);
+  tensor<float> out(1, 1, 1, 4);
+  cache.append(view(x), view(x));
+  const auto token = view(x).slice(2, 0, 1);
+  CHECK_THROWS_AS(attn::full_softmax_step(cache, cache.keys().slice(2, 3, 1), token, token, view(out)),
+                  std::invalid_argument);
+  CHECK(cache.size() == 16);
+}
+
 }  // namespace testing

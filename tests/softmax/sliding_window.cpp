@@ -184,4 +184,15 @@ TEST_CASE("sliding_window: scratch does not grow with the length", "[sliding_win
   CHECK(scratch(16384, true) == scratch(4096, true));
 }
 
+TEST_CASE("sliding_window: steps beyond the sequence leave each query itself", "[sliding_window]") {
+  tensor<float> q(1, 1, 10, 8, 0.5f), v(1, 1, 10, 3), out(1, 1, 10, 3, 7);
+  for (index i = 0; i < 10; ++i)
+    for (index d = 0; d < 3; ++d) v(0, 0, i, d) = static_cast<float>(i);
+  for (index steps : {index(10), index(1) << 40, attn::unlimited}) {
+    const std::vector<index> dilation = {steps};
+    attn::sliding_window(view(q), view(q), view(v), view(out), {.dilation = dilation});
+    CHECK(out == v);
+  }
+}
+
 }  // namespace testing

@@ -13,7 +13,8 @@ const std::vector<std::vector<index>> feedings = {
 template <class S>
 struct stream {
   explicit stream(const sliding_window_problem& problem)
-      : p(problem), stored(p.options), cache(p.k.batch(), p.k.heads(), p.k.dim(), p.v.dim(), stored.options) {}
+      : p(problem), stored(p.options), cache(p.k.batch(), p.k.heads(), p.k.dim(), p.v.dim(),
+                                             {stored.options.left, stored.options.dilation, stored.options.global_positions}) {}
 
   reference::result feed(const std::vector<index>& chunks) {
     reference::result all = reference::empty_result(p.q, p.v);
@@ -93,7 +94,7 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_step: every option", "[sliding_window_ca
 }
 
 TEST_CASE("sliding_window_cache: size, capacity and bytes", "[sliding_window_cache]") {
-  attn::sliding_window_options<float> options;
+  attn::sliding_window_cache_options options;
   options.left = 20;
   const std::vector<index> dilation = {3}, positions = {0, 7};
   options.dilation = dilation, options.global_positions = positions;
@@ -161,6 +162,16 @@ TEST_CASE("sliding_window_cache: tokens may be fed without asking", "[sliding_wi
     compiled_sliding_window<float>::step(s.cache, view(q), view(k), view(v), view(out), {}, {}, serial);
     CHECK(relative_error(out, rows(wanted, quiet, rest)) <= tolerance<float>::out);
   }
+}
+
+TEST_CASE("sliding_window_step: what a score function throws resets the stream", "[sliding_window_cache]") {
+  attn::sliding_window_cache<float> cache(1, 1, 4, 4, {.left = 3});
+  const tensor<float> x(1, 1, 8, 4, 0.5f);
+  tensor<float> out(1, 1, 8, 4);
+  cache.append(view(x), view(x));
+  const auto score = [](float s, index, index, index i, index) { return i < 12 ? s : throw std::runtime_error("no"); };
+  CHECK_THROWS_AS(attn::sliding_window_step(cache, view(x), view(x), view(x), view(out), {}, score), std::runtime_error);
+  CHECK(cache.size() == 0);
 }
 
 }  // namespace testing

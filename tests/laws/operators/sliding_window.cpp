@@ -95,8 +95,10 @@ bound<T> stream_window(const sliding_window_entry& entry, const law_shape& shape
     attn::sliding_window_cache<T> cache;
   };
   const parameters<T> p(entry, shape);
+  const auto all = p.options({});
+  const attn::sliding_window_cache_options window{all.left, all.dilation, all.global_positions};
   auto shared = std::make_shared<state>(
-      state{p, attn::sliding_window_cache<T>(shape.batch, shape.kv_heads, shape.dim, shape.value_dim, p.options({}))});
+      state{p, attn::sliding_window_cache<T>(shape.batch, shape.kv_heads, shape.dim, shape.value_dim, window)});
   return [shared](const law_call<T>& call) {
     const auto chosen = shared->p.options(call);
     attn::sliding_window_step_options<T> options;
