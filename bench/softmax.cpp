@@ -48,10 +48,7 @@ struct sliding_window_stream final : stream {
 
   explicit sliding_window_stream(const problem& p) : cache(1, p.kv_heads, p.dim, p.dim_v, {.left = p.set.window}) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<sliding_window_stream>(*this); }
-  void feed(input k, input v) override {
-    std::vector<float> unused(static_cast<std::size_t>(v.size()));
-    attn::sliding_window_step(cache, k, k, v, output(unused.data(), v.extents()));
-  }
+  void feed(input k, input v) override { cache.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     attn::sliding_window_step(cache, q, k, v, out, {}, exec);
   }

@@ -40,6 +40,29 @@ attention_shape check_attention(const door& at, const tensor_view<const S>& q, c
   return s;
 }
 
+/// The extents of a cache of keys and values.
+inline void check_cache(const door& at, index batch, index kv_heads, index dim, index dim_v) {
+  at.at_least("batch", 0, batch);
+  at.at_least("key heads", 0, kv_heads);
+  at.at_least("key dim", 0, dim);
+  at.at_least("value dim", 0, dim_v);
+}
+
+/// Tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv] for such a cache.
+template <class S>
+void check_tokens(const door& at, index batch, index kv_heads, index dim, index dim_v, const tensor_view<const S>& k,
+                  const tensor_view<const S>& v) {
+  at.readable("k", k);
+  at.readable("v", v);
+  at.equal("key batch = cache batch", batch, k.extent(0));
+  at.equal("key heads = cache heads", kv_heads, k.extent(1));
+  at.equal("key dim = cache dim", dim, k.extent(3));
+  at.equal("value batch = cache batch", batch, v.extent(0));
+  at.equal("value heads = cache heads", kv_heads, v.extent(1));
+  at.equal("value dim = cache value dim", dim_v, v.extent(3));
+  at.equal("value length = key length", k.extent(2), v.extent(2));
+}
+
 /// True lengths per batch item: what is given, else the extents.
 struct sequence_lengths {
   index full_queries = 0, full_keys = 0;
@@ -82,6 +105,24 @@ sequence_lengths check_lengths(const door& at, const attention_shape& s, const O
 template <class T>
 void check_per_head(const door& at, const char* what, std::span<const T> list, index heads) {
   if (!list.empty()) at.one_per(what, "head", heads, static_cast<index>(list.size()));
+}
+
+/// Entry `head` of a per-head list, or null where there is none.
+template <class T>
+const T* per_head(std::span<const T> list, index head) {
+  return list.empty() ? nullptr : list.data() + head;
+}
+
+/// The types of a call, checked where the compiler can.
+template <class Q, class K, class V, class O>
+constexpr void require_one_element_type() {
+  static_assert(decltype(as_view(std::declval<Q>()))::rank == 4, "attn: views must be [batch, head, length, dim]");
+  static_assert(element<element_of<Q>>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  static_assert(std::same_as<element_of<Q>, element_of<K>> && std::same_as<element_of<Q>, element_of<V>> &&
+                    std::same_as<element_of<Q>, element_of<O>>,
+                "attn: q, k, v and out must have one element type");
+  static_assert(!std::is_const_v<typename decltype(as_view(std::declval<O>()))::element_type>,
+                "attn: out must be writable, but its elements are const");
 }
 
 }  // namespace detail

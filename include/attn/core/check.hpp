@@ -41,6 +41,18 @@ struct word {
   return all;
 }
 
+/// The product of sizes that are not negative, or -1 where no memory can hold it.
+inline index checked_product(std::initializer_list<index> sizes) {
+  index product = 1;
+  for (index size : sizes)
+    if (size == 0) return 0;
+  for (index size : sizes)
+    if (size < 0 || __builtin_mul_overflow(product, size, &product) ||
+        product > std::numeric_limits<index>::max() / index(sizeof(double)))
+      return -1;
+  return product;
+}
+
 /// A view without its element type.
 struct memory_layout {
   const char* data = nullptr;
@@ -89,6 +101,13 @@ class door {
 
   void at_least(const char* what, index least, index value) const {
     if (value < least) refuse(text({what, " >= ", least}), value);
+  }
+
+  /// Sizes whose product memory can hold; returns it.
+  index fits(const char* what, std::initializer_list<index> sizes) const {
+    const index product = checked_product(sizes);
+    if (product < 0) refuse(text({what, " that memory can hold"}), "a size beyond it");
+    return product;
   }
 
   /// A list with one entry for each of `wanted` things.

@@ -16,6 +16,7 @@
 #include <unsupported/Eigen/CXX11/ThreadPool>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <memory>
@@ -84,6 +85,7 @@ class execution {
     if (threads > 1) pool_ = std::make_unique<Eigen::ThreadPool>(threads - 1);
   }
 
+  /// One that was moved from may only be assigned to or destroyed.
   execution(execution&&) noexcept = default;
   execution& operator=(execution&&) noexcept = default;
 
@@ -158,11 +160,16 @@ class execution {
       }
     };
     Eigen::Barrier barrier(static_cast<unsigned>(helpers));
-    for (int helper = 1; helper <= helpers; ++helper)
-      pool_->Schedule([&work, &barrier, helper] {
-        work(helper);
-        barrier.Notify();
-      });
+    int started = 0;
+    try {
+      for (; started < helpers; ++started)
+        pool_->Schedule([&work, &barrier, helper = started + 1] {
+          work(helper);
+          barrier.Notify();
+        });
+    } catch (...) {  // no memory to start one: those that run share the work
+      for (int missing = started; missing < helpers; ++missing) barrier.Notify();
+    }
     work(0);
     barrier.Wait();
     if (error) std::rethrow_exception(error);

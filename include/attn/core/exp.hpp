@@ -3,7 +3,7 @@
 //   exp          e^x for any x, <= 2 ulp, exact 0 for -infinity and 1 for 0, infinity above the range
 // Method: x = n + f with n the nearest integer (added to and taken from a number so large that its last bit is 1),
 // 2^f by a minimax polynomial (own Remez fits), times 2^n, whose bits are n + bias shifted up. At n = -bias the factor
-// is exactly 0: results below the smallest normal number are 0.
+// is exactly 0, and so is the result: from about 0.7 times the smallest normal number down.
 #pragma once
 
 #include <attn/core/simd.hpp>
@@ -144,8 +144,8 @@ void map_packets(const T* x, T* y, index n, F&& f) {
 
 }  // namespace detail
 
-/// y[i] = e^x[i] for n numbers, <= 2 ulp, no allocation; x and y may be the same array. Results that would be subnormal
-/// are 0; e^-infinity = 0, e^0 = 1, NaN stays NaN.
+/// y[i] = e^x[i] for n numbers, <= 2 ulp, no allocation; x and y may be the same array. Results below
+/// about 0.7 times the smallest normal number are 0; e^-infinity = 0, e^0 = 1, NaN stays NaN.
 template <class T>
   requires(std::same_as<T, float> || std::same_as<T, double>)
 void exp(const T* x, T* y, index n) {

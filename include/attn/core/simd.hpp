@@ -120,8 +120,8 @@ struct lanes_of {
   typedef I type __attribute__((vector_size(N * sizeof(I))));
 };
 
-/// width<T> elements from p on, as T. The 16-bit types are widened by integer operations on whole vectors: Eigen 3.4 does
-/// it element by element in most builds, which made a half-precision cache slower to read than a float one.
+/// width<T> elements from p on, as T. The 16-bit types are widened by integer operations on whole vectors: Eigen 3.4
+/// does it element by element in most builds, which made a half-precision cache slower to read than a float one.
 template <class T, class S>
 ATTN_INLINE packet<T> load_as(const S* p) {
   if constexpr (std::same_as<T, S>) {

@@ -14,7 +14,10 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
+#include <utility>
 #if __has_include(<mdspan>)
 #include <mdspan>
 #endif
@@ -194,12 +197,15 @@ constexpr tensor_view<T> blhd_view(T* data, index batch, index length, index hea
   return {data, {batch, heads, length, dim}, {length * heads * dim, dim, heads * dim, 1}};
 }
 
-/// An Eigen matrix [length, heads * dim] as [1, heads, length, dim]; `heads` divides the columns.
+/// An Eigen matrix [length, heads * dim] as [1, heads, length, dim]. Throws std::invalid_argument unless `heads`
+/// divides the columns.
 template <detail::eigen_memory M>
 constexpr auto split_heads(M&& m, index heads) {
   using view = tensor_view<detail::eigen_element<M>>;
   const view whole(m);
-  eigen_assert(heads > 0 && whole.extent(3) % heads == 0);
+  if (heads < 1 || whole.extent(3) % heads != 0)
+    throw std::invalid_argument("attn::split_heads: expected heads that divide the columns " +
+                                std::to_string(whole.extent(3)) + "; found " + std::to_string(heads));
   const index dim = whole.extent(3) / heads;
   return view(whole.data(), {1, heads, whole.extent(2), dim},
               {0, dim * whole.stride(3), whole.stride(2), whole.stride(3)});
@@ -221,6 +227,12 @@ template <class T>
 matrix_view<T> head_of(const tensor_view<T>& x, index batch, index head) {
   T* origin = x.data() ? x.data() + batch * x.stride(0) + head * x.stride(1) : nullptr;
   return {origin, x.extent(2), x.extent(3), x.stride(2), x.stride(3)};
+}
+
+/// The row of one head, or null where the view is not given.
+template <class T>
+T* row_of(const tensor_view<T, 3>& x, index batch, index head) {
+  return x.data() ? x.data() + batch * x.stride(0) + head * x.stride(1) : nullptr;
 }
 
 }  // namespace detail

@@ -11,7 +11,6 @@
 //   2. pack_panels_across  rows of a matrix become columns:  B = X^T    (X [n, k], e.g. keys)
 //   3. pack_rows           the A operand as [k][tile_rows]   (queries)
 //   4. tile_product        one tile
-//   5. rows_product        up to tile_rows rows against a run of panels
 #pragma once
 
 #include <attn/core/simd.hpp>

@@ -25,10 +25,9 @@ struct key_span {
   index begin = 0, end = 0;
 };
 
-inline constexpr index max_rows = 96;                 // a multiple of every tile height
-inline constexpr index key_block = 256;               // keys a tile takes at a time ...
-inline constexpr index key_buffer = 384;              // ... unless this many hold all
-inline constexpr int score_stride = key_buffer + 16;  // rows of a tile fall into different cache sets
+inline constexpr index max_rows = 96;                // a multiple of every tile height
+inline constexpr index key_block = 384;              // keys a tile takes at a time
+inline constexpr int score_stride = key_block + 16;  // rows of a tile fall into different cache sets
 
 template <class T>
 struct row_block {
@@ -202,10 +201,9 @@ void attend(const row_block<T>& block, const key_slab<T>& slab, const Terms& ter
   }
   if (begin >= end) return;
   begin = begin / panel_width<T> * panel_width<T>;
-  const index step = end - begin <= key_buffer ? key_buffer : key_block;
-  for (; begin < end; begin += step)
+  for (; begin < end; begin += key_block)
     for (index r = 0; r < block.rows; r += tile_rows)
-      attend_tile(block, r, slab, begin, std::min(begin + step, end), terms);
+      attend_tile(block, r, slab, begin, std::min(begin + key_block, end), terms);
 }
 
 /// Ends one row: o, the sum of weights `sum` and the maximum `top` (base 2) of the keys seen become output and natural

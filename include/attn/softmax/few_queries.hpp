@@ -4,8 +4,9 @@
 // values once. So they are read where they lie: scores are dot products along the rows of k, the output a weighted sum
 // of the rows of v, both for up to four queries at a time; all query heads of one key head go together.
 //
-// Measured against packing and blockwise.hpp (one Zen 4 core, float, D 64, 8192 keys, 8 key heads): one query takes 0.50
-// of its time, with 32 query heads 0.39; it stays ahead up to about 12 queries a head, with 32 query heads up to 6.
+// Measured against packing and blockwise.hpp (one Zen 4 core, float, D 64, 8192 keys, 8 key heads): one query takes
+// 0.50 of its time, with 32 query heads 0.39; it stays ahead up to about 12 queries a head, with 32 query heads up
+// to 6.
 //
 // Keys are taken in chunks of stream_chunk, each with a softmax of its own, merged in order. Threads may share the
 // chunks of one head, and the result does not depend on who took which.
@@ -38,9 +39,10 @@ struct stream_state {
   /// Takes in what another state has seen.
   void merge(const stream_state& other) const {
     for (index r = 0; r < rows; ++r) {
+      if (other.sum[r] == T(0)) continue;  // it has seen no key; a sum of NaN goes on
       const T highest = std::max(top[r], other.top[r]);
-      if (highest == -std::numeric_limits<T>::infinity()) continue;
-      const T keep = std::exp2(top[r] - highest), take = std::exp2(other.top[r] - highest);
+      const T reference = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
+      const T keep = std::exp2(top[r] - reference), take = std::exp2(other.top[r] - reference);
       top[r] = highest;
       sum[r] = sum[r] * keep + other.sum[r] * take;
       for (index d = 0; d < dim_v; ++d)

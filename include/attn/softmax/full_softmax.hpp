@@ -1,12 +1,11 @@
 // attn: exact softmax attention.
 //
-//   out_i = sum_j softmax_j(scale q_i.k_j + bias_ij) v_j                      Vaswani et al. 2017, "Attention is all
-//   you need"
+//   out_i = sum_j softmax_j(scale q_i.k_j + bias_ij) v_j       Vaswani et al. 2017, "Attention is all you need"
 //
-//   attn::full_softmax(q, k, v, out);                                         // Eigen matrices [length, dim]: one head
+//   attn::full_softmax(q, k, v, out);                          // Eigen matrices [length, dim]: one head
 //   attn::full_softmax(q, k, v, out, {.causal = true, .lse = lse}, threads);
-//   attn::full_softmax(q, k, v, out, {}, [&](float s, index b, index h, index i, index j) { return s - slope[h] * (i -
-//   j); });
+//   attn::full_softmax(q, k, v, out, {}, [](float s, auto b, auto h, auto i, auto j) { return i - j < 9 ? s : s - 1;
+//   });
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
 //          Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
@@ -14,6 +13,10 @@
 //          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to four queries, as
 //          in decoding, the keys are read in place and scratch does not depend on Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+//
+// A score function score(s, batch, head, i, j) may replace the score s of query row i and key row j after every other
+// term; -infinity masks the key. It is inlined, called in no particular order and from all threads of the execution at
+// once, not for keys that causal or lengths hide, and what it throws passes through, leaving out partly written.
 #pragma once
 
 #include <attn/softmax/blockwise.hpp>
@@ -77,8 +80,8 @@ struct full_call {
     const index keys = lengths.keys(b);
     return options.causal ? std::clamp(i + keys - lengths.queries(b) + 1, index(0), keys) : keys;
   }
-  const T* sink(index h) const { return options.sinks.empty() ? nullptr : &options.sinks[static_cast<std::size_t>(h)]; }
-  T* lse(index b, index h) const { return options.lse ? &options.lse(b, h, 0) : nullptr; }
+  const T* sink(index h) const { return per_head(options.sinks, h); }
+  T* lse(index b, index h) const { return row_of(options.lse, b, h); }
 
   /// Pairs [first, first + count) of batch item and key head, by the blockwise kernel: packed, then attended.
   void attend_pairs(index first, index count, execution& where) const {
@@ -177,8 +180,8 @@ struct full_call {
     const index pairs = shape.batch * shape.kv_heads, threads = where.threads();
     const index bytes = std::max<index>(1, shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T)));
     const index wave =
-        threads == 1 ? 1 : std::clamp<index>((index(8) << 20) / bytes, threads, std::max(pairs, threads));
-    if (few_items < shape.batch || shape.queries > few_queries)
+        threads == 1 ? 1 : std::clamp<index>((index(2) << 20) / bytes, threads, std::max(pairs, threads));
+    if (few_items < shape.batch)
       for (index first = 0; first < pairs; first += wave) attend_pairs(first, std::min(wave, pairs - first), where);
     else
       for (index b = 0; b < shape.batch; ++b)
@@ -189,11 +192,13 @@ struct full_call {
 
 /// Everything full_softmax refuses, it refuses here.
 template <class S>
-attention_shape check_full_softmax(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                                   const tensor_view<const S>& v, const tensor_view<S>& out,
-                                   const full_softmax_options<S>& options) {
+std::pair<attention_shape, sequence_lengths> check_full_softmax(const door& at, const tensor_view<const S>& q,
+                                                                const tensor_view<const S>& k,
+                                                                const tensor_view<const S>& v,
+                                                                const tensor_view<S>& out,
+                                                                const full_softmax_options<S>& options) {
   const attention_shape shape = check_attention(at, q, k, v, out);
-  check_lengths(at, shape, options);
+  const sequence_lengths lengths = check_lengths(at, shape, options);
   check_softmax_options(at, shape, options, q, k, v, out);
   if (options.bias) {
     at.readable("bias", options.bias);
@@ -204,32 +209,22 @@ attention_shape check_full_softmax(const door& at, const tensor_view<const S>& q
     at.apart("out", out, "bias", options.bias);
     at.apart("lse", options.lse, "bias", options.bias);
   }
-  return shape;
+  return {shape, lengths};
 }
 
+/// A call that has passed its checks. `query_origin` is what the score function calls query 0.
 template <class S, class Score>
-void full_softmax(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                  const tensor_view<const S>& v, const tensor_view<S>& out, const full_softmax_options<S>& options,
-                  Score& score, execution& where, index query_origin = 0) {
+void run_full_softmax(const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
+                      const tensor_view<S>& out, const full_softmax_options<S>& options, const attention_shape& shape,
+                      const sequence_lengths& lengths, Score& score, execution& where, index query_origin = 0) {
   using T = compute_type<S>;
-  const attention_shape shape = check_full_softmax(at, q, k, v, out, options);
   const score_terms<T, Score> terms{
       options.softcap, options.bias, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim),
       query_origin};
-  full_call<S, Score>{q, k, v, out, options, shape, check_lengths(at, shape, options), terms}.run(where);
+  full_call<S, Score>{q, k, v, out, options, shape, lengths, terms}.run(where);
 }
 
-/// The types of a call, checked where the compiler can.
-template <class Q, class K, class V, class O>
-constexpr void require_one_element_type() {
-  static_assert(element<element_of<Q>>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-  static_assert(std::same_as<element_of<Q>, element_of<K>> && std::same_as<element_of<Q>, element_of<V>> &&
-                    std::same_as<element_of<Q>, element_of<O>>,
-                "attn: q, k, v and out must have one element type");
-  static_assert(!std::is_const_v<typename decltype(as_view(std::declval<O>()))::element_type>,
-                "attn: out must be writable, but its elements are const");
-}
-
+/// What the caller gives as a score function, or nothing.
 template <class Score, class T>
 constexpr void require_score() {
   static_assert(score_function<std::remove_reference_t<Score>, T> || std::same_as<std::remove_cvref_t<Score>, no_score>,
@@ -238,8 +233,7 @@ constexpr void require_score() {
 
 }  // namespace detail
 
-/// Exact softmax attention; `score(s, batch, head, i, j)` may replace the score s of query row i and key row j, after
-/// every other term; -infinity masks the key.
+/// Exact softmax attention with a score function, by an execution; either may be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
 void full_softmax(const Q& q, const K& k, const V& v, O&& out,
@@ -247,8 +241,11 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out,
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   detail::require_score<Score, compute_type<S>>();
-  detail::full_softmax<S>(detail::door("full_softmax"), as_view(q), as_view(k), as_view(v), as_view(out), options,
-                          score, where);
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
+  const tensor_view<S> to = as_view(out);
+  const auto [shape, lengths] =
+      detail::check_full_softmax(detail::door("full_softmax"), queries, keys, values, to, options);
+  detail::run_full_softmax(queries, keys, values, to, options, shape, lengths, score, where);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, class Score>

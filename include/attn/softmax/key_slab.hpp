@@ -52,7 +52,6 @@ struct key_slab {
 
   const T* key_panel(index slot) const { return keys + slot * dim; }
   const T* value_panel(index col, index slot) const { return values + col * capacity + slot * wide; }
-  T value(index slot, index col) const { return value_panel(col / wide * wide, slot)[col % wide]; }
 
   bool all_finite(index begin, index end) const {
     bool all = true;

@@ -13,18 +13,15 @@
 
 namespace attn {
 
-/// Keys [B, Hkv, size, D] and values [B, Hkv, size, Dv] of the tokens so far, each head contiguous.
+/// Keys [B, Hkv, size, D] and values [B, Hkv, size, Dv] of the tokens so far, each head contiguous. One that was moved
+/// from may only be assigned to or destroyed.
 template <element S>
 class kv_cache {
  public:
   /// An empty cache. Throws std::invalid_argument for a negative extent.
   kv_cache(index batch, index kv_heads, index dim, index value_dim)
       : batch_(batch), heads_(kv_heads), dim_(dim), dim_v_(value_dim) {
-    const detail::door at("kv_cache");
-    at.at_least("batch", 0, batch);
-    at.at_least("key heads", 0, kv_heads);
-    at.at_least("key dim", 0, dim);
-    at.at_least("value dim", 0, value_dim);
+    detail::check_cache(detail::door("kv_cache"), batch, kv_heads, dim, value_dim);
   }
   kv_cache(index batch, index kv_heads, index dim) : kv_cache(batch, kv_heads, dim, dim) {}
 
@@ -36,13 +33,14 @@ class kv_cache {
   index value_dim() const { return dim_v_; }
   std::size_t bytes() const { return (keys_.capacity() + values_.capacity()) * sizeof(S); }
 
-  /// Room for `tokens` tokens; never shrinks. What views point to may move.
+  /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
+  /// memory can hold, std::bad_alloc.
   void reserve(index tokens) {
-    detail::door("kv_cache").at_least("tokens to reserve", 0, tokens);
+    const detail::door at("kv_cache");
+    at.at_least("tokens to reserve", 0, tokens);
     if (tokens <= capacity_) return;
-    const std::size_t heads = static_cast<std::size_t>(batch_ * heads_);
-    std::vector<S> keys(heads * static_cast<std::size_t>(tokens * dim_)),
-        values(heads * static_cast<std::size_t>(tokens * dim_v_));
+    std::vector<S> keys(static_cast<std::size_t>(at.fits("keys", {batch_, heads_, tokens, dim_})));
+    std::vector<S> values(static_cast<std::size_t>(at.fits("values", {batch_, heads_, tokens, dim_v_})));
     for (index h = 0; h < batch_ * heads_; ++h) {
       std::copy_n(keys_.data() + h * capacity_ * dim_, size_ * dim_, keys.data() + h * tokens * dim_);
       std::copy_n(values_.data() + h * capacity_ * dim_v_, size_ * dim_v_, values.data() + h * tokens * dim_v_);
@@ -60,7 +58,8 @@ class kv_cache {
   }
   void clear() { size_ = 0; }
 
-  /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv].
+  /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv]: a copy, and now and then a move of what is there.
+  /// Throws std::invalid_argument for shapes that do not fit or views of the cache itself, before anything changes.
   template <viewable K, viewable V>
   void append(const K& k, const V& v) {
     append_views(detail::door("kv_cache"), as_view(k), as_view(v));
@@ -71,19 +70,13 @@ class kv_cache {
 
   // For the step: checks what append() would, and nothing else.
   void check(const detail::door& at, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
-    at.readable("k", k);
-    at.readable("v", v);
-    at.equal("key batch = cache batch", batch_, k.extent(0));
-    at.equal("key heads = cache heads", heads_, k.extent(1));
-    at.equal("key dim = cache dim", dim_, k.extent(3));
-    at.equal("value batch = cache batch", batch_, v.extent(0));
-    at.equal("value heads = cache heads", heads_, v.extent(1));
-    at.equal("value dim = cache value dim", dim_v_, v.extent(3));
-    at.equal("value length = key length", k.extent(2), v.extent(2));
-    at.apart("cache keys", whole(keys_), "k", k);
-    at.apart("cache keys", whole(keys_), "v", v);
-    at.apart("cache values", whole(values_), "k", k);
-    at.apart("cache values", whole(values_), "v", v);
+    detail::check_tokens(at, batch_, heads_, dim_, dim_v_, k, v);
+    apart(at, "k", k);
+    apart(at, "v", v);
+  }
+  void apart(const detail::door& at, const char* what, const detail::memory_layout& x) const {
+    at.apart("cache keys", whole(keys_), what, x);
+    at.apart("cache values", whole(values_), what, x);
   }
 
  private:
@@ -141,18 +134,25 @@ void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O
   const index before = cache.size();
   // What the attention would refuse it refuses before the cache changes, against views of the coming shape.
   auto all = [&](const tensor_view<const S>& part) {
-    return tensor_view<const S>(part.data(), {part.extent(0), part.extent(1), before + part.extent(2), part.extent(3)},
-                                {part.stride(0), part.stride(1), 0, part.stride(3)});
+    return tensor_view<const S>(
+        part.data(), {part.extent(0), part.extent(1), part.extent(2) ? before + part.extent(2) : 0, part.extent(3)},
+        {part.stride(0), part.stride(1), 0, part.stride(3)});
   };
-  if (keys.extent(2) > 0) detail::check_full_softmax<S>(at, queries, all(keys), all(values), to, causal);
+  const auto [shape, lengths] = detail::check_full_softmax<S>(at, queries, all(keys), all(values), to, causal);
   at.apart("out", to, "k", keys);
   at.apart("out", to, "v", values);
   at.apart("lse", options.lse, "k", keys);
   at.apart("lse", options.lse, "v", values);
-  at.apart("out", to, "cache keys", cache.keys());
-  at.apart("out", to, "cache values", cache.values());
+  for (const auto& [what, x] : std::initializer_list<std::pair<const char*, detail::memory_layout>>{
+           {"q", queries}, {"out", to}, {"bias", options.bias}, {"lse", options.lse}})
+    cache.apart(at, what, x);
   cache.append(keys, values);
-  detail::full_softmax<S>(at, queries, cache.keys(), cache.values(), to, causal, score, where, before);
+  try {
+    detail::run_full_softmax(queries, cache.keys(), cache.values(), to, causal, shape, lengths, score, where, before);
+  } catch (...) {
+    cache.truncate(before);
+    throw;
+  }
 }
 
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>

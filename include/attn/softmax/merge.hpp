@@ -1,8 +1,7 @@
 // attn: partial results of softmax attention over disjoint sets of keys, merged exactly.
 #pragma once
 
-#include <attn/core/check.hpp>
-#include <attn/core/tensor_view.hpp>
+#include <attn/core/attention_shape.hpp>
 
 #include <cmath>
 
@@ -18,7 +17,7 @@ void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<elemen
                    std::type_identity_t<tensor_view<const compute_type<element_of<O>>, 3>> other_lse) {
   using S = element_of<O>;
   using T = compute_type<S>;
-  static_assert(std::same_as<S, element_of<const P&>>, "attn: out and other_out must have one element type");
+  detail::require_one_element_type<const P&, const P&, const P&, O>();
   const tensor_view<S> into = as_view(out);
   const tensor_view<const S> from = as_view(other_out);
   const detail::door at("merge_softmax");

@@ -78,8 +78,12 @@ struct score_terms {
       for (index n = 0; n < count; ++n) s[n] -= slope * static_cast<T>(std::abs(i + query_shift - where[slot + n]));
     }
     if constexpr (scored) {
-      for (index n = 0; n < count; ++n)
-        s[n] = static_cast<T>((*score)(s[n], batch, head, i + query_origin, where[slot + n]));
+      // What the bias masks stays masked.
+      const bool biased = static_cast<bool>(bias);
+      for (index n = 0; n < count; ++n) {
+        const T x = s[n], y = static_cast<T>((*score)(x, batch, head, i + query_origin, where[slot + n]));
+        s[n] = biased && x == -std::numeric_limits<T>::infinity() ? x : y;
+      }
     }
     for (index n = 0; n < count; ++n) s[n] *= log2_e<T>;
   }

@@ -87,9 +87,11 @@ struct window_call {
   std::span<const index> globals;  // ascending, each once
   index left, right, chunk;        // window in keys of a class, cut to what can occur; queries a task takes
 
+  /// Of one head; cut to where a step leaves the sequence, so that there are no more classes than positions.
   index dilation(index h) const {
     const auto& d = options.dilation;
-    return d.empty() ? 1 : d[d.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+    const index given = d.empty() ? 1 : d[d.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+    return std::min(given, std::max<index>(1, shape.queries + shape.keys));
   }
   bool is_global(index position) const { return std::binary_search(globals.begin(), globals.end(), position); }
 
@@ -102,8 +104,7 @@ struct window_call {
   index chunks(index h) const { return ((shape.queries + dilation(h) - 1) / dilation(h) + chunk - 1) / chunk; }
 
   void write(const row_block<T>& block, index b, index h) const {
-    finish(block, head_of(out, b, h), options.sinks.empty() ? nullptr : &options.sinks[static_cast<std::size_t>(h)],
-           options.lse ? &options.lse(b, h, 0) : nullptr, options.lse.stride(2));
+    finish(block, head_of(out, b, h), per_head(options.sinks, h), row_of(options.lse, b, h), options.lse.stride(2));
   }
 
   /// Attends one chunk of the queries of head h whose positions are r modulo its dilation d. In such a class positions
@@ -260,8 +261,8 @@ void sliding_window(const door& at, const tensor_view<const S>& q, const tensor_
     }
     piece -= global_blocks;
     if (piece == pieces)
-      return clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries,
-                        options.lse ? &options.lse(b, h, 0) : nullptr, options.lse.stride(2));
+      return clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, row_of(options.lse, b, h),
+                        options.lse.stride(2));
     if (piece >= call.chunks(h) * d) return;
     auto scratch = where.scratch(worker, layout);
     call.attend_chunk(b, h, piece % d, piece / d, scratch);

@@ -1,8 +1,7 @@
 // attn: sliding-window attention over an endless stream, in memory that does not grow with it.
 //
 //   attn::sliding_window_cache<float> cache(batch, kv_heads, 64, 64, {.left = 512});
-//   attn::sliding_window_step(cache, q_t, k_t, v_t, out_t);    // one token, or a chunk: what causal sliding_window
-//   gives
+//   attn::sliding_window_step(cache, q_t, k_t, v_t, out_t);    // a token or a chunk, as causal sliding_window
 //
 // Memory   batch * kv_heads * (capacity + global positions) * (dim + value_dim) elements. The ring holds the window,
 //          left * dilation + 1 tokens; since a global query sees every token before it, up to the last global position
@@ -32,38 +31,40 @@ struct sliding_window_step_options {
   tensor_view<real, 3> lse{};
 };
 
-/// The last tokens of a stream, and those at its global positions.
+/// What a stream sees. It is causal, so there is nothing to the right.
+struct sliding_window_cache_options {
+  /// Keys seen before the query's own, >= 0.
+  index left = 128;
+  /// Every how manyth key the window takes, >= 1: none given (1), one for all heads, or one per query head.
+  std::span<const index> dilation{};
+  /// Positions seen by every later query, and whose queries see every earlier key.
+  std::span<const index> global_positions{};
+};
+
+/// The last tokens of a stream, and those at its global positions. One that was moved from may only be assigned to or
+/// destroyed.
 template <element S>
 class sliding_window_cache {
  public:
-  /// Takes left (finite), dilation and global_positions from the options; a stream is causal, whatever right says. What
-  /// a cache cannot honour is refused: lengths, and own projections of global queries. Throws std::invalid_argument.
+  /// An empty stream; the lists of the options are copied. Throws std::invalid_argument for options that do not fit or
+  /// sizes no memory can hold.
   sliding_window_cache(index batch, index kv_heads, index dim, index value_dim,
-                       const sliding_window_options<S>& options = {})
+                       const sliding_window_cache_options& options = {})
       : batch_(batch), heads_(kv_heads), dim_(dim), dim_v_(value_dim), left_(options.left) {
     const detail::door at("sliding_window_cache");
-    at.at_least("batch", 0, batch);
-    at.at_least("key heads", 0, kv_heads);
-    at.at_least("key dim", 0, dim);
-    at.at_least("value dim", 0, value_dim);
+    detail::check_cache(at, batch, kv_heads, dim, value_dim);
     at.at_least("left", 0, left_);
-    if (left_ == unlimited) at.refuse("a finite left", "unlimited");
-    for (index d : options.dilation) at.at_least("dilation", 1, d);
-    for (index position : options.global_positions) at.at_least("global positions", 0, position);
-    if (options.q_global || options.k_global || options.v_global)
-      at.refuse("no q_global, k_global or v_global, which a stream has no place for", "some");
-    if (!options.lengths.empty() || !options.query_lengths.empty() || !options.key_lengths.empty())
-      at.refuse("no lengths, since all items of a batch go in step", "some");
+    index widest = 1, furthest = 0;
+    for (index d : options.dilation) at.at_least("dilation", 1, d), widest = std::max(widest, d);
+    for (index p : options.global_positions) at.at_least("global positions", 0, p), furthest = std::max(furthest, p);
     dilation_.assign(options.dilation.begin(), options.dilation.end());
     globals_.assign(options.global_positions.begin(), options.global_positions.end());
     std::sort(globals_.begin(), globals_.end());
     globals_.erase(std::unique(globals_.begin(), globals_.end()), globals_.end());
-    index widest = 1;
-    for (index d : dilation_) widest = std::max(widest, d);
-    capacity_ = std::max(left_ * widest, globals_.empty() ? 0 : globals_.back()) + 1;
-    const std::size_t rows = static_cast<std::size_t>(batch_ * heads_ * rows_a_head());
-    keys_.resize(rows * static_cast<std::size_t>(dim_));
-    values_.resize(rows * static_cast<std::size_t>(dim_v_));
+    capacity_ = std::max(at.fits("left * dilation", {left_, widest}), at.fits("global positions", {furthest})) + 1;
+    const index rows = at.fits("ring", {batch_, heads_, rows_a_head()});
+    keys_.resize(static_cast<std::size_t>(at.fits("keys", {rows, dim_})));
+    values_.resize(static_cast<std::size_t>(at.fits("values", {rows, dim_v_})));
   }
 
   /// Tokens fed so far.
@@ -111,15 +112,7 @@ class sliding_window_cache {
   }
 
   void check(const detail::door& at, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
-    at.readable("k", k);
-    at.readable("v", v);
-    at.equal("key batch = cache batch", batch_, k.extent(0));
-    at.equal("key heads = cache heads", heads_, k.extent(1));
-    at.equal("key dim = cache dim", dim_, k.extent(3));
-    at.equal("value batch = cache batch", batch_, v.extent(0));
-    at.equal("value heads = cache heads", heads_, v.extent(1));
-    at.equal("value dim = cache value dim", dim_v_, v.extent(3));
-    at.equal("value length = key length", k.extent(2), v.extent(2));
+    detail::check_tokens(at, batch_, heads_, dim_, dim_v_, k, v);
   }
 
   /// Token t of a chunk goes to its place in the ring and, if global, among the global ones.
@@ -204,22 +197,26 @@ struct window_step {
     }
     for (index r = 0; r < count; ++r) {
       const index h = head + r;
-      finish_row(s.state.out + r * s.state.stride, s.state.sum[r], s.state.top[r],
-                 options.sinks.empty() ? nullptr : &options.sinks[static_cast<std::size_t>(h)], cache.value_dim(),
-                 &out(b, h, t, 0), out.stride(3), options.lse ? &options.lse(b, h, t) : nullptr);
+      finish_row(s.state.out + r * s.state.stride, s.state.sum[r], s.state.top[r], per_head(options.sinks, h),
+                 cache.value_dim(), &out(b, h, t, 0), out.stride(3), options.lse ? &options.lse(b, h, t) : nullptr);
     }
   }
 
   void run(execution& where) const {
     const index tokens = q.extent(2);
-    where.for_each(cache.batch() * cache.kv_heads(), [&](index task, int worker) {
-      const index b = task / cache.kv_heads(), kv = task % cache.kv_heads(), heads = cache.one_dilation() ? group : 1;
-      scratch s = where.scratch(worker, [&](carver& memory) { return layout(memory); });
-      for (index t = 0; t < tokens; ++t) {
-        cache.put(k, v, b, kv, t);
-        for (index h = kv * group; h < (kv + 1) * group; h += heads) attend_token(b, kv, t, h, heads, s);
-      }
-    });
+    try {
+      where.for_each(cache.batch() * cache.kv_heads(), [&](index task, int worker) {
+        const index b = task / cache.kv_heads(), kv = task % cache.kv_heads(), heads = cache.one_dilation() ? group : 1;
+        scratch s = where.scratch(worker, [&](carver& memory) { return layout(memory); });
+        for (index t = 0; t < tokens; ++t) {
+          cache.put(k, v, b, kv, t);
+          for (index h = kv * group; h < (kv + 1) * group; h += heads) attend_token(b, kv, t, h, heads, s);
+        }
+      });
+    } catch (...) {  // of the score function, or no memory: the ring has already lost what the chunk pushed out
+      cache.reset();
+      throw;
+    }
     cache.advance(tokens);
   }
 };
@@ -230,7 +227,8 @@ struct window_step {
 /// n rows of one causal sliding_window over the whole stream. In `score` i and j count from the start of the stream.
 /// Cost 2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. Tokens are taken
 /// one by one; feed a long prompt to sliding_window, then append() it.
-/// Throws std::invalid_argument before anything, the cache included, changes.
+/// Throws std::invalid_argument before anything, the cache included, changes. Should anything else be thrown, by
+/// `score` or for want of memory, the cache is reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
 void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
