@@ -26,8 +26,9 @@
 namespace attn {
 
 /// Options of full_softmax for elements of type S.
-template <element S>
+template <class S>
 struct full_softmax_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.

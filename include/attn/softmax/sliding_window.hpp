@@ -21,8 +21,9 @@ namespace attn {
 inline constexpr index unlimited = std::numeric_limits<index>::max();
 
 /// Options of sliding_window for elements of type S.
-template <element S>
+template <class S>
 struct sliding_window_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Keys seen beside the query itself, >= 0, or `unlimited`; a window of 2 w + 1 keys is left = right = w.

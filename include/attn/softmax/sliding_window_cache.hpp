@@ -15,8 +15,9 @@
 namespace attn {
 
 /// What a step may be told; the window, its dilation and the global positions are the cache's.
-template <element S>
+template <class S>
 struct sliding_window_step_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
