@@ -75,8 +75,10 @@ TEST_CASE("pieces of one buffer that do not overlap are accepted", "[check]") {
     }
   }
   Eigen::MatrixXf columns(7, 8);
-  CHECK_FALSE(attn::detail::may_share(tensor_view<float>(columns.leftCols(4)), tensor_view<float>(columns.rightCols(4))));
-  CHECK_FALSE(attn::detail::may_share(tensor_view<float>(columns.topRows(4)), tensor_view<float>(columns.bottomRows(3))));
+  CHECK_FALSE(
+      attn::detail::may_share(tensor_view<float>(columns.leftCols(4)), tensor_view<float>(columns.rightCols(4))));
+  CHECK_FALSE(
+      attn::detail::may_share(tensor_view<float>(columns.topRows(4)), tensor_view<float>(columns.bottomRows(3))));
   CHECK(attn::detail::may_share(tensor_view<float>(columns.topRows(4)), tensor_view<float>(columns.bottomRows(4))));
 }
 

@@ -2,6 +2,8 @@
 #include <attn/core/execution.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <thread>

@@ -1,6 +1,7 @@
 // The exponential is within 2 ulp of the true value, at every width and at the edges.
 #include <attn/core/exp.hpp>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -44,7 +45,7 @@ TEMPLATE_TEST_CASE("exp is within 2 ulp over its whole range", "[exp]", float, d
   constexpr int count = 1 << 18;
   std::vector<TestType> x(count);
   for (int n = 0; n < count; ++n)
-    x[n] = lowest<TestType> + (highest<TestType> - lowest<TestType>) * TestType(n) / TestType(count - 1);
+    x[n] = lowest<TestType> + (highest<TestType> - lowest<TestType>)*TestType(n) / TestType(count - 1);
   CHECK(worst_ulps(x) <= 2);
 }
 
@@ -77,7 +78,8 @@ TEMPLATE_TEST_CASE("exp is exact where the value is known", "[exp]", float, doub
   CHECK(std::isnan(exp(limits::quiet_NaN())));
 }
 
-TEMPLATE_TEST_CASE("exp of an array does not depend on its length or place, and works in place", "[exp]", float, double) {
+TEMPLATE_TEST_CASE("exp of an array does not depend on its length or place, and works in place", "[exp]", float,
+                   double) {
   const std::vector<double> numbers = random_values(3, 70, 3);
   const std::vector<TestType> x(numbers.begin(), numbers.end());
   std::vector<TestType> whole(x.size());

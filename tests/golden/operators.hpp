@@ -21,9 +21,8 @@ golden_operator golden_sliding_window();
 inline std::vector<golden_operator> golden_operators() { return {golden_full_softmax(), golden_sliding_window()}; }
 
 // What the exact operators' cases have in common.
-inline const std::set<std::string> softmax_keys = {"operator", "source",  "tolerance",     "causal",
-                                                   "scale",    "lengths", "query_lengths", "key_lengths",
-                                                   "softcap"};
+inline const std::set<std::string> softmax_keys = {"operator", "source",        "tolerance",   "causal", "scale",
+                                                   "lengths",  "query_lengths", "key_lengths", "softcap"};
 inline const std::set<std::string> softmax_arrays = {"q", "k", "v", "out", "lse", "alibi_slopes", "sinks"};
 
 inline std::set<std::string> with(std::set<std::string> names, const std::set<std::string>& more) {

@@ -22,13 +22,17 @@ std::string npy(const std::string& type, const std::string& shape, std::vector<S
 
 // A folder that goes away with the test.
 struct temporary_folder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("attn_reader_" + std::to_string(getpid()) + "_" + std::to_string(serial()));
+  std::filesystem::path path = std::filesystem::temp_directory_path() /
+                               ("attn_reader_" + std::to_string(getpid()) + "_" + std::to_string(serial()));
   temporary_folder() { std::filesystem::create_directories(path); }
   ~temporary_folder() { std::filesystem::remove_all(path); }
   void write(const std::string& name, const std::string& text) const {
     std::ofstream(path / name, std::ios::binary) << text;
   }
-  static int serial() { static int n = 0; return ++n; }
+  static int serial() {
+    static int n = 0;
+    return ++n;
+  }
 };
 
 const std::string good = "operator = full_softmax\nsource = someone # who\ntolerance = 1e-10\n";
@@ -43,7 +47,8 @@ TEST_CASE("npy: every element type arrives as double", "[reader]") {
   CHECK(parse_npy(npy<std::int64_t>("<i8", "(2,)", {-1, 1 << 20})).values == std::vector<double>{-1, 1 << 20});
   CHECK(parse_npy(npy<double>("<f8", "()", {8})).shape.empty());
   CHECK(parse_npy(npy<double>("<f8", "(0, 4)", {})).values.empty());
-  const auto half = parse_npy(npy<std::uint16_t>("<f2", "(6,)", {0x3c00, 0xc000, 0x0001, 0x7c00, 0x7bff, 0x8000})).values;
+  const auto half =
+      parse_npy(npy<std::uint16_t>("<f2", "(6,)", {0x3c00, 0xc000, 0x0001, 0x7c00, 0x7bff, 0x8000})).values;
   CHECK(half == std::vector<double>{1, -2, 0x1p-24, HUGE_VAL, 65504, -0.0});
   CHECK(std::isnan(parse_npy(npy<std::uint16_t>("<f2", "(1,)", {0x7e00})).values[0]));
 }

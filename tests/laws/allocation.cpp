@@ -31,7 +31,8 @@ TEMPLATE_LIST_TEST_CASE("law 11: no allocation once scratch has grown", "[alloca
         const law_inputs<TestType> in = random_inputs<TestType>(shape);
         law_result<TestType> r = fresh_result(op, shape);
         const bound<TestType> run = op.bind(shape);
-        const law_call<TestType> call = call_of(in, r, serial), item = call_of(in, r, serial, {shape.keys / 2, shape.keys});
+        const law_call<TestType> call = call_of(in, r, serial),
+                                 item = call_of(in, r, serial, {shape.keys / 2, shape.keys});
         const std::size_t before = allocations(), scratch = serial.scratch_bytes();
         run(call);
         run(item);

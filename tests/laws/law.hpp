@@ -1,7 +1,11 @@
 #pragma once
 // The laws every operator obeys, each a generic test over the table below. An operator joins with one entry
 // in operators(): how it is called, what it can do, and its own relatives (streaming form, limits).
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,8 +28,8 @@ template <class T>
 struct law_call {
   in_view<T> q, k, v;
   out_view<T> out;
-  attn::tensor_view<T, 3> lse;     // null if the operator has none, or nobody asks
-  std::vector<index> lengths;      // none, or one per batch item
+  attn::tensor_view<T, 3> lse;  // null if the operator has none, or nobody asks
+  std::vector<index> lengths;   // none, or one per batch item
   attn::execution* execution;
 };
 
@@ -46,14 +50,14 @@ template <class T>
 struct law_operator {
   std::string name;
   binder<T> bind;
-  bool causal = false;    // law 5: row i does not depend on what comes after its position
-  bool averages = true;   // law 7: weights sum to 1
-  bool grouped = true;    // fewer key heads than query heads
-  bool cross = true;      // as many keys as one likes
+  bool causal = false;   // law 5: row i does not depend on what comes after its position
+  bool averages = true;  // law 7: weights sum to 1
+  bool grouped = true;   // fewer key heads than query heads
+  bool cross = true;     // as many keys as one likes
   bool lse = true;
   // Laws 9, 10: does row i of item b and head h see row j of k and v?
   std::function<bool(const law_shape&, index b, index h, index i, index j)> sees;
-  binder<T> stream{};     // law 6: a fresh state; each call feeds the next tokens
+  binder<T> stream{};  // law 6: a fresh state; each call feeds the next tokens
   std::vector<law_limit<T>> limits{};
 };
 
@@ -156,8 +160,8 @@ law_call<T> call_of(const law_inputs<T>& in, law_result<T>& r, attn::execution& 
 }
 
 template <class T>
-law_result<T> attend(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
-                     attn::execution& execution, std::vector<index> lengths = {}) {
+law_result<T> attend(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in, attn::execution& execution,
+                     std::vector<index> lengths = {}) {
   law_result<T> r = fresh_result(op, s);
   op.bind(s)(call_of(in, r, execution, std::move(lengths)));
   return r;

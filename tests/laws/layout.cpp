@@ -15,12 +15,31 @@ struct layout {
 
 // [batch, head, length, dim] extents to strides.
 const layout layouts[] = {
-    {"[batch, length, head, dim]", [](const strides& e) { return strides{e[2] * e[1] * e[3], e[3], e[1] * e[3], 1}; }},
-    {"column-major heads", [](const strides& e) { return strides{e[1] * e[2] * e[3], e[2] * e[3], 1, e[2]}; }},
-    {"batch fastest", [](const strides& e) { return strides{1, e[0], e[0] * e[1], e[0] * e[1] * e[2]}; }},
-    {"gaps between rows", [](const strides& e) { return strides{e[1] * e[2] * (e[3] + 5), e[2] * (e[3] + 5), e[3] + 5, 1}; }},
-    {"gaps between numbers", [](const strides& e) { return strides{e[1] * e[2] * e[3] * 3, e[2] * e[3] * 3, e[3] * 3, 3}; }},
-    {"backwards", [](const strides& e) { return strides{e[1] * e[2] * e[3], e[2] * e[3], e[3], 1}; }, true},
+    {"[batch, length, head, dim]",
+     [](const strides& e) {
+       return strides{e[2] * e[1] * e[3], e[3], e[1] * e[3], 1};
+     }},
+    {"column-major heads",
+     [](const strides& e) {
+       return strides{e[1] * e[2] * e[3], e[2] * e[3], 1, e[2]};
+     }},
+    {"batch fastest",
+     [](const strides& e) {
+       return strides{1, e[0], e[0] * e[1], e[0] * e[1] * e[2]};
+     }},
+    {"gaps between rows",
+     [](const strides& e) {
+       return strides{e[1] * e[2] * (e[3] + 5), e[2] * (e[3] + 5), e[3] + 5, 1};
+     }},
+    {"gaps between numbers",
+     [](const strides& e) {
+       return strides{e[1] * e[2] * e[3] * 3, e[2] * e[3] * 3, e[3] * 3, 3};
+     }},
+    {"backwards",
+     [](const strides& e) {
+       return strides{e[1] * e[2] * e[3], e[2] * e[3], e[3], 1};
+     },
+     true},
 };
 
 // The tensor's numbers laid out anew; what lies between them is NaN.
@@ -76,7 +95,8 @@ TEMPLATE_LIST_TEST_CASE("law 3: any layout gives the same bits", "[layout]", exa
         const index between = out.untouched();
         attn::tensor_view<T, 3> rows;
         if (op.lse)
-          rows = {lse.view.data(), {shape.batch, shape.heads, shape.queries},
+          rows = {lse.view.data(),
+                  {shape.batch, shape.heads, shape.queries},
                   {lse.view.stride(0), lse.view.stride(1), lse.view.stride(2)}};
         attn::execution serial;
         call({q.view, k.view, v.view, out.view, rows, {}, &serial});

@@ -8,7 +8,8 @@ TEMPLATE_LIST_TEST_CASE("law 4: any number of threads gives the same bits", "[th
   attn::execution two(2), three(3), seven(7);
   for (const auto& op : operators<TestType>()) {
     std::vector<law_shape> shapes = law_shapes({0, 1, 7, 65, 257});
-    shapes.push_back({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 1100, .keys = 1100, .dim = 8});  // one long head
+    shapes.push_back(
+        {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 1100, .keys = 1100, .dim = 8});  // one long head
     shapes.push_back({.batch = 3, .heads = 6, .kv_heads = 2, .queries = 96, .keys = 96, .dim = 24});
     for (law_shape shape : shapes) {
       shape = fitted(op, shape);

@@ -1,7 +1,9 @@
 #pragma once
 // What the oracles of the exact operators share. They are written to be read, in double, with plain
 // loops and no code of the library; padding and unseen keys are never read.
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <optional>

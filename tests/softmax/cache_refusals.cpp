@@ -1,4 +1,7 @@
 // Bad input to the caches and steps: refused in one sentence; out, lse and the cache stay as they were.
+#include <algorithm>
+#include <functional>
+
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 #include "support/run.hpp"
@@ -18,16 +21,34 @@ struct step_inputs {
   in_view<float> q = shaped(2, 4, 2, 8), k = shaped(2, 2, 2, 8), v = shaped(2, 2, 2, 5);
 };
 const std::pair<const char*, std::function<void(step_inputs&)>> misfits[] = {
-    {"batch", [](auto& s) { s.q = shaped(1, 4, 2, 8); }},  {"batch", [](auto& s) { s.k = shaped(1, 2, 2, 8); }},
-    {"batch", [](auto& s) { s.v = shaped(3, 2, 2, 5); }},  {"heads", [](auto& s) { s.k = shaped(2, 4, 2, 8); }},
-    {"heads", [](auto& s) { s.v = shaped(2, 1, 2, 5); }},  {"heads", [](auto& s) { s.q = shaped(2, 3, 2, 8); }},
-    {"dim", [](auto& s) { s.q = shaped(2, 4, 2, 7); }},    {"dim", [](auto& s) { s.k = shaped(2, 2, 2, 9); }},
-    {"dim", [](auto& s) { s.v = shaped(2, 2, 2, 8); }},    {"length", [](auto& s) { s.k = shaped(2, 2, 3, 8); }},
-    {"length", [](auto& s) { s.v = shaped(2, 2, 1, 5); }}, {"length", [](auto& s) { s.q = shaped(2, 4, 1, 8); }},
-    {"null", [](auto& s) { s.k = {nullptr, {2, 2, 2, 8}}; }},
-    {"batch", [](auto& s) { s = {shaped(1, 4, 2, 8), shaped(1, 2, 2, 8), shaped(1, 2, 2, 5)}; }},
-    {"heads", [](auto& s) { s = {shaped(2, 4, 2, 8), shaped(2, 4, 2, 8), shaped(2, 4, 2, 5)}; }},
-    {"dim", [](auto& s) { s = {shaped(2, 4, 2, 16), shaped(2, 2, 2, 16), shaped(2, 2, 2, 5)}; }},
+    {"batch", [](auto& s) { s.q = shaped(1, 4, 2, 8); }},
+    {"batch", [](auto& s) { s.k = shaped(1, 2, 2, 8); }},
+    {"batch", [](auto& s) { s.v = shaped(3, 2, 2, 5); }},
+    {"heads", [](auto& s) { s.k = shaped(2, 4, 2, 8); }},
+    {"heads", [](auto& s) { s.v = shaped(2, 1, 2, 5); }},
+    {"heads", [](auto& s) { s.q = shaped(2, 3, 2, 8); }},
+    {"dim", [](auto& s) { s.q = shaped(2, 4, 2, 7); }},
+    {"dim", [](auto& s) { s.k = shaped(2, 2, 2, 9); }},
+    {"dim", [](auto& s) { s.v = shaped(2, 2, 2, 8); }},
+    {"length", [](auto& s) { s.k = shaped(2, 2, 3, 8); }},
+    {"length", [](auto& s) { s.v = shaped(2, 2, 1, 5); }},
+    {"length", [](auto& s) { s.q = shaped(2, 4, 1, 8); }},
+    {"null",
+     [](auto& s) {
+       s.k = {nullptr, {2, 2, 2, 8}};
+     }},
+    {"batch",
+     [](auto& s) {
+       s = {shaped(1, 4, 2, 8), shaped(1, 2, 2, 8), shaped(1, 2, 2, 5)};
+     }},
+    {"heads",
+     [](auto& s) {
+       s = {shaped(2, 4, 2, 8), shaped(2, 4, 2, 8), shaped(2, 4, 2, 5)};
+     }},
+    {"dim",
+     [](auto& s) {
+       s = {shaped(2, 4, 2, 16), shaped(2, 2, 2, 16), shaped(2, 2, 2, 5)};
+     }},
 };
 
 }  // namespace

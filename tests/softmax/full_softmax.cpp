@@ -1,6 +1,8 @@
 // full_softmax against its reference: every option alone and in combination, odd lengths and dims, all types.
 #include <attn/softmax/full_softmax.hpp>
 
+#include <cmath>
+
 #include "support/catch.hpp"
 #include "support/run.hpp"
 
@@ -32,7 +34,8 @@ std::vector<choice> every_choice() {
   for (int bits = 0; bits < 32; ++bits)
     for (lengths given : {lengths::none, lengths::both, lengths::queries_and_keys, lengths::keys_only})
       for (bias added : {bias::none, bias::one_row, bias::per_head, bias::everything})
-        all.push_back({(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0, given, added});
+        all.push_back(
+            {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0, given, added});
   return all;
 }
 
@@ -49,7 +52,8 @@ full_softmax_problem apply(const choice& c, index queries, index keys) {
       return (i * 3 + j * 5 + h) % 11 == 0 ? -reference::infinity : s * 0.5 + 0.01 * static_cast<double>(b + i - j);
     };
   if (c.given == lengths::both) o.lengths = {keys - 5, keys};
-  if (c.given == lengths::queries_and_keys) o.query_lengths = {queries, queries / 2}, o.key_lengths = {keys / 3, keys - 1};
+  if (c.given == lengths::queries_and_keys)
+    o.query_lengths = {queries, queries / 2}, o.key_lengths = {keys / 3, keys - 1};
   if (c.given == lengths::keys_only) o.key_lengths = {keys, keys / 2};
   const index rows = shape.queries;
   if (c.added == bias::one_row) o.bias = random_normal(8, 1, 1, 1, keys);
@@ -93,7 +97,8 @@ TEMPLATE_LIST_TEST_CASE("full_softmax: odd lengths and dims", "[full_softmax]", 
 }
 
 TEMPLATE_LIST_TEST_CASE("full_softmax: queries and keys of different lengths", "[full_softmax]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
+  const std::array<index, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
+                                        {129, 60}, {0, 9},   {9, 0},   {77, 530}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
       full_softmax_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24});

@@ -1,6 +1,8 @@
 // Partial results over disjoint keys merge into the result over all of them.
 #include <attn/softmax/merge.hpp>
 
+#include <cmath>
+
 #include "support/catch.hpp"
 #include "support/run.hpp"
 

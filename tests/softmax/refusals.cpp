@@ -1,4 +1,6 @@
 // Bad input is refused at the door: std::invalid_argument in one sentence, out and lse untouched.
+#include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "support/catch.hpp"
@@ -42,8 +44,10 @@ std::vector<refused<Door>> common_refusals() {
       {"another batch of k", "batch", [](auto& d) { d.k_view = d.shaped(1, 2, 9, 8); }},
       {"another batch of v", "batch", [](auto& d) { d.v_view = d.shaped(3, 2, 9, 5); }},
       {"another batch of out", "batch", [](auto& d) { d.out_view_ = d.out_view_.slice(0, 0, 1); }},
-      {"heads of k that do not divide", "heads", [](auto& d) { d.k_view = d.shaped(2, 3, 9, 8), d.v_view = d.shaped(2, 3, 9, 5); }},
-      {"more heads of k than of q", "heads", [](auto& d) { d.k_view = d.shaped(2, 8, 9, 8), d.v_view = d.shaped(2, 8, 9, 5); }},
+      {"heads of k that do not divide", "heads",
+       [](auto& d) { d.k_view = d.shaped(2, 3, 9, 8), d.v_view = d.shaped(2, 3, 9, 5); }},
+      {"more heads of k than of q", "heads",
+       [](auto& d) { d.k_view = d.shaped(2, 8, 9, 8), d.v_view = d.shaped(2, 8, 9, 5); }},
       {"no heads of k", "heads", [](auto& d) { d.k_view = d.shaped(2, 0, 9, 8), d.v_view = d.shaped(2, 0, 9, 5); }},
       {"other heads of v", "heads", [](auto& d) { d.v_view = d.shaped(2, 4, 9, 5); }},
       {"other heads of out", "heads", [](auto& d) { d.out_view_ = d.out_view_.slice(1, 0, 2); }},
@@ -51,35 +55,110 @@ std::vector<refused<Door>> common_refusals() {
       {"another length of v", "length", [](auto& d) { d.v_view = d.shaped(2, 2, 8, 5); }},
       {"another length of out", "length", [](auto& d) { d.out_view_ = d.out_view_.slice(2, 0, 5); }},
       {"another dim of out", "dim", [](auto& d) { d.out_view_ = d.out_view_.slice(3, 0, 4); }},
-      {"a negative extent", "extent", [](auto& d) { d.k_view = {d.k.data.data(), {2, 2, -9, 8}}; }},
-      {"a null q", "null", [](auto& d) { d.q_view = {nullptr, {2, 4, 6, 8}}; }},
-      {"a null k", "null", [](auto& d) { d.k_view = {nullptr, {2, 2, 9, 8}}; }},
-      {"a null v", "null", [](auto& d) { d.v_view = {nullptr, {2, 2, 9, 5}}; }},
-      {"a null out", "null", [](auto& d) { d.out_view_ = {nullptr, {2, 4, 6, 5}}; }},
-      {"a null lse with extents", "null", [](auto& d) { d.options.lse = {nullptr, {2, 4, 6}}; }},
-      {"out that is q", "overlap", [](auto& d) { d.q_view = {d.out.data.data(), {2, 4, 6, 8}, {0, 0, 0, 1}}; }},
-      {"out that is k", "overlap", [](auto& d) { d.k_view = {d.out.data.data(), {2, 2, 9, 8}, {0, 0, 8, 1}}; }},
-      {"out that is v", "overlap", [](auto& d) { d.v_view = {d.out.data.data() + 100, {2, 2, 9, 5}, {0, 0, 5, 1}}; }},
-      {"out that meets q at its last number", "overlap", [](auto& d) { d.q_view = {&d.out.data.back(), {2, 4, 6, 8}, {0, 0, 0, 0}}; }},
-      {"out whose rows are one", "overlap", [](auto& d) { d.out_view_ = {d.out.data.data(), {2, 4, 6, 5}, {120, 30, 0, 1}}; }},
-      {"out whose heads interlace wrongly", "overlap", [](auto& d) { d.out_view_ = {d.out.data.data(), {2, 4, 6, 5}, {120, 4, 5, 1}}; }},
-      {"lse in out", "overlap", [](auto& d) { d.options.lse = {d.out.data.data(), {2, 4, 6}}; }},
-      {"lse in q", "overlap", [](auto& d) { d.options.lse = {d.q.data.data(), {2, 4, 6}}; }},
-      {"lse in k", "overlap", [](auto& d) { d.options.lse = {d.k.data.data(), {2, 4, 6}}; }},
-      {"lse in v", "overlap", [](auto& d) { d.options.lse = {d.v.data.data(), {2, 4, 6}}; }},
-      {"lse whose heads are one", "overlap", [](auto& d) { d.options.lse = {d.lse.data.data(), {2, 4, 6}, {6, 0, 1}}; }},
+      {"a negative extent", "extent",
+       [](auto& d) {
+         d.k_view = {d.k.data.data(), {2, 2, -9, 8}};
+       }},
+      {"a null q", "null",
+       [](auto& d) {
+         d.q_view = {nullptr, {2, 4, 6, 8}};
+       }},
+      {"a null k", "null",
+       [](auto& d) {
+         d.k_view = {nullptr, {2, 2, 9, 8}};
+       }},
+      {"a null v", "null",
+       [](auto& d) {
+         d.v_view = {nullptr, {2, 2, 9, 5}};
+       }},
+      {"a null out", "null",
+       [](auto& d) {
+         d.out_view_ = {nullptr, {2, 4, 6, 5}};
+       }},
+      {"a null lse with extents", "null",
+       [](auto& d) {
+         d.options.lse = {nullptr, {2, 4, 6}};
+       }},
+      {"out that is q", "overlap",
+       [](auto& d) {
+         d.q_view = {d.out.data.data(), {2, 4, 6, 8}, {0, 0, 0, 1}};
+       }},
+      {"out that is k", "overlap",
+       [](auto& d) {
+         d.k_view = {d.out.data.data(), {2, 2, 9, 8}, {0, 0, 8, 1}};
+       }},
+      {"out that is v", "overlap",
+       [](auto& d) {
+         d.v_view = {d.out.data.data() + 100, {2, 2, 9, 5}, {0, 0, 5, 1}};
+       }},
+      {"out that meets q at its last number", "overlap",
+       [](auto& d) {
+         d.q_view = {&d.out.data.back(), {2, 4, 6, 8}, {0, 0, 0, 0}};
+       }},
+      {"out whose rows are one", "overlap",
+       [](auto& d) {
+         d.out_view_ = {d.out.data.data(), {2, 4, 6, 5}, {120, 30, 0, 1}};
+       }},
+      {"out whose heads interlace wrongly", "overlap",
+       [](auto& d) {
+         d.out_view_ = {d.out.data.data(), {2, 4, 6, 5}, {120, 4, 5, 1}};
+       }},
+      {"lse in out", "overlap",
+       [](auto& d) {
+         d.options.lse = {d.out.data.data(), {2, 4, 6}};
+       }},
+      {"lse in q", "overlap",
+       [](auto& d) {
+         d.options.lse = {d.q.data.data(), {2, 4, 6}};
+       }},
+      {"lse in k", "overlap",
+       [](auto& d) {
+         d.options.lse = {d.k.data.data(), {2, 4, 6}};
+       }},
+      {"lse in v", "overlap",
+       [](auto& d) {
+         d.options.lse = {d.v.data.data(), {2, 4, 6}};
+       }},
+      {"lse whose heads are one", "overlap",
+       [](auto& d) {
+         d.options.lse = {d.lse.data.data(), {2, 4, 6}, {6, 0, 1}};
+       }},
       {"lse of another batch", "lse", [](auto& d) { d.options.lse = d.options.lse.slice(0, 0, 1); }},
       {"lse of other heads", "lse", [](auto& d) { d.options.lse = d.options.lse.slice(1, 0, 2); }},
       {"lse of another length", "lse", [](auto& d) { d.options.lse = d.options.lse.slice(2, 0, 5); }},
-      {"lengths for q and k of different length", "lengths", [](auto& d) { d.options.lengths = d.list({6, 6}); }},
+      {"lengths for q and k of different length", "lengths",
+       [](auto& d) {
+         d.options.lengths = d.list({6, 6});
+       }},
       {"too few query lengths", "query_lengths", [](auto& d) { d.options.query_lengths = d.list({6}); }},
-      {"too many key lengths", "key_lengths", [](auto& d) { d.options.key_lengths = d.list({6, 6, 6}); }},
-      {"a query length beyond the buffer", "query_lengths", [](auto& d) { d.options.query_lengths = d.list({6, 7}); }},
-      {"a key length beyond the buffer", "key_lengths", [](auto& d) { d.options.key_lengths = d.list({10, 0}); }},
-      {"a negative query length", "query_lengths", [](auto& d) { d.options.query_lengths = d.list({-1, 6}); }},
-      {"a negative key length", "key_lengths", [](auto& d) { d.options.key_lengths = d.list({9, -9}); }},
-      {"lengths beside query lengths", "lengths", [](auto& d) { d.options.lengths = d.options.query_lengths = d.list({5, 5}); }},
-      {"lengths beside key lengths", "lengths", [](auto& d) { d.options.lengths = d.options.key_lengths = d.list({5, 5}); }},
+      {"too many key lengths", "key_lengths",
+       [](auto& d) {
+         d.options.key_lengths = d.list({6, 6, 6});
+       }},
+      {"a query length beyond the buffer", "query_lengths",
+       [](auto& d) {
+         d.options.query_lengths = d.list({6, 7});
+       }},
+      {"a key length beyond the buffer", "key_lengths",
+       [](auto& d) {
+         d.options.key_lengths = d.list({10, 0});
+       }},
+      {"a negative query length", "query_lengths",
+       [](auto& d) {
+         d.options.query_lengths = d.list({-1, 6});
+       }},
+      {"a negative key length", "key_lengths",
+       [](auto& d) {
+         d.options.key_lengths = d.list({9, -9});
+       }},
+      {"lengths beside query lengths", "lengths",
+       [](auto& d) {
+         d.options.lengths = d.options.query_lengths = d.list({5, 5});
+       }},
+      {"lengths beside key lengths", "lengths",
+       [](auto& d) {
+         d.options.lengths = d.options.key_lengths = d.list({5, 5});
+       }},
       {"a softcap of 0", "softcap", [](auto& d) { d.options.softcap = 0.0f; }},
       {"a negative softcap", "softcap", [](auto& d) { d.options.softcap = -2.0f; }},
       {"a softcap of NaN", "softcap", [nan](auto& d) { d.options.softcap = nan; }},
@@ -96,9 +175,10 @@ template <class Options>
 void check_refused(const std::string& name, const std::vector<refused<door<Options>>>& list) {
   door<Options> good;
   attn::execution serial;
-  using call = std::conditional_t<std::is_same_v<Options, attn::full_softmax_options<float>>, compiled_full_softmax<float>,
-                                  compiled_sliding_window<float>>;
-  CHECK(refusal([&] { call::call(good.q_view, good.k_view, good.v_view, good.out_view_, good.options, {}, serial); }) == "");
+  using call = std::conditional_t<std::is_same_v<Options, attn::full_softmax_options<float>>,
+                                  compiled_full_softmax<float>, compiled_sliding_window<float>>;
+  CHECK(refusal([&] { call::call(good.q_view, good.k_view, good.v_view, good.out_view_, good.options, {}, serial); }) ==
+        "");
 
   for (const auto& bad : list) {
     door<Options> d;
@@ -144,31 +224,42 @@ TEST_CASE("sliding_window refuses what does not fit", "[refusals]") {
     d.options.q_global = d.shaped(2, 4, 6, 8), d.options.k_global = d.shaped(2, 2, 9, 8);
     d.options.v_global = d.shaped(2, 2, 9, 5);
   };
-  const auto with_own = [own](std::function<void(here&)> then) {
-    return [=](here& d) { own(d), then(d); };
-  };
+  const auto with_own = [own](std::function<void(here&)> then) { return [=](here& d) { own(d), then(d); }; };
   list.push_back({"a negative left", "left", [](here& d) { d.options.left = -1; }});
   list.push_back({"a negative right", "right", [](here& d) { d.options.right = -5; }});
   list.push_back({"a dilation of 0", "dilation", [](here& d) { d.options.dilation = d.list({0}); }});
   list.push_back({"a negative dilation", "dilation", [](here& d) { d.options.dilation = d.list({1, 2, -1, 1}); }});
   list.push_back({"a dilation for some heads", "dilation", [](here& d) { d.options.dilation = d.list({1, 2}); }});
-  list.push_back({"a dilation for too many heads", "dilation", [](here& d) { d.options.dilation = d.list({1, 2, 1, 1, 1}); }});
-  list.push_back({"a negative global position", "global", [](here& d) { d.options.global_positions = d.list({0, -1}); }});
+  list.push_back({"a dilation for too many heads", "dilation", [](here& d) {
+                    d.options.dilation = d.list({1, 2, 1, 1, 1});
+                  }});
+  list.push_back({"a negative global position", "global", [](here& d) {
+                    d.options.global_positions = d.list({0, -1});
+                  }});
   list.push_back({"q_global alone", "k_global", [](here& d) { d.options.q_global = d.shaped(2, 4, 6, 8); }});
   list.push_back({"no v_global", "v_global", with_own([](here& d) { d.options.v_global = {}; })});
   list.push_back({"no q_global", "q_global", with_own([](here& d) { d.options.q_global = {}; })});
-  list.push_back({"q_global of another length", "", with_own([](here& d) { d.options.q_global = d.shaped(2, 4, 5, 8); })});
+  list.push_back(
+      {"q_global of another length", "", with_own([](here& d) { d.options.q_global = d.shaped(2, 4, 5, 8); })});
   list.push_back({"q_global of another dim", "", with_own([](here& d) { d.options.q_global = d.shaped(2, 4, 6, 9); })});
   list.push_back({"q_global of other heads", "", with_own([](here& d) { d.options.q_global = d.shaped(2, 2, 6, 8); })});
-  list.push_back({"k_global of another length", "", with_own([](here& d) { d.options.k_global = d.shaped(2, 2, 8, 8); })});
+  list.push_back(
+      {"k_global of another length", "", with_own([](here& d) { d.options.k_global = d.shaped(2, 2, 8, 8); })});
   list.push_back({"k_global of another dim", "", with_own([](here& d) { d.options.k_global = d.shaped(2, 2, 9, 7); })});
-  list.push_back({"k_global of the query heads", "", with_own([](here& d) { d.options.k_global = d.shaped(2, 4, 9, 8); })});
-  list.push_back({"k_global of another batch", "", with_own([](here& d) { d.options.k_global = d.shaped(1, 2, 9, 8); })});
-  list.push_back({"v_global of another length", "", with_own([](here& d) { d.options.v_global = d.shaped(2, 2, 8, 5); })});
+  list.push_back(
+      {"k_global of the query heads", "", with_own([](here& d) { d.options.k_global = d.shaped(2, 4, 9, 8); })});
+  list.push_back(
+      {"k_global of another batch", "", with_own([](here& d) { d.options.k_global = d.shaped(1, 2, 9, 8); })});
+  list.push_back(
+      {"v_global of another length", "", with_own([](here& d) { d.options.v_global = d.shaped(2, 2, 8, 5); })});
   list.push_back({"v_global of another dim", "", with_own([](here& d) { d.options.v_global = d.shaped(2, 2, 9, 8); })});
   list.push_back({"a null k_global", "null", with_own([](here& d) { d.options.k_global = {nullptr, {2, 2, 9, 8}}; })});
-  list.push_back({"out in v_global", "overlap", with_own([](here& d) { d.options.v_global = {d.out.data.data(), {2, 2, 9, 5}, {90, 45, 5, 1}}; })});
-  list.push_back({"lse in q_global", "overlap", with_own([](here& d) { d.options.q_global = {d.lse.data.data(), {2, 4, 6, 8}, {0, 0, 0, 1}}; })});
+  list.push_back({"out in v_global", "overlap", with_own([](here& d) {
+                    d.options.v_global = {d.out.data.data(), {2, 2, 9, 5}, {90, 45, 5, 1}};
+                  })});
+  list.push_back({"lse in q_global", "overlap", with_own([](here& d) {
+                    d.options.q_global = {d.lse.data.data(), {2, 4, 6, 8}, {0, 0, 0, 1}};
+                  })});
   check_refused<options>("sliding_window", list);
 }
 

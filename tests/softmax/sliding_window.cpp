@@ -112,7 +112,8 @@ TEMPLATE_LIST_TEST_CASE("sliding_window: long rows with dilation and global toke
 }
 
 TEMPLATE_LIST_TEST_CASE("sliding_window: queries and keys of different lengths", "[sliding_window]", exact_types) {
-  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {48, 49}, {5, 1}, {300, 1}, {129, 60}, {0, 9}, {9, 0}, {77, 530}};
+  const std::array<index, 2> pairs[] = {{1, 300},  {2, 129}, {48, 49}, {5, 1},   {300, 1},
+                                        {129, 60}, {0, 9},   {9, 0},   {77, 530}};
   for (auto [queries, keys] : pairs)
     for (bool causal : {false, true}) {
       sliding_window_problem p = problem_of({.queries = queries, .keys = keys, .dim = 20, .value_dim = 24}, 33, 4);
@@ -125,8 +126,13 @@ TEMPLATE_LIST_TEST_CASE("sliding_window: queries and keys of different lengths",
 
 TEMPLATE_LIST_TEST_CASE("sliding_window: huge windows and steps do not overflow", "[sliding_window]", exact_types) {
   const index most = attn::unlimited;
-  for (auto [left, right, step] : {std::array<index, 3>{most, most, 1}, {most - 1, most - 1, 1}, {most / 2, 3, 5},
-                                   {most, 0, 7}, {1, 1, most}, {most - 1, most, most}, {2, most / 3, 1000}}) {
+  for (auto [left, right, step] : {std::array<index, 3>{most, most, 1},
+                                   {most - 1, most - 1, 1},
+                                   {most / 2, 3, 5},
+                                   {most, 0, 7},
+                                   {1, 1, most},
+                                   {most - 1, most, most},
+                                   {2, most / 3, 1000}}) {
     sliding_window_problem p = problem_of({.queries = 90, .keys = 100}, left, right);
     p.options.dilation = {step};
     CAPTURE(left, right, step);

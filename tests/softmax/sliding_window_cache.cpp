@@ -13,8 +13,10 @@ const std::vector<std::vector<index>> feedings = {
 template <class S>
 struct stream {
   explicit stream(const sliding_window_problem& problem)
-      : p(problem), stored(p.options), cache(p.k.batch(), p.k.heads(), p.k.dim(), p.v.dim(),
-                                             {stored.options.left, stored.options.dilation, stored.options.global_positions}) {}
+      : p(problem),
+        stored(p.options),
+        cache(p.k.batch(), p.k.heads(), p.k.dim(), p.v.dim(),
+              {stored.options.left, stored.options.dilation, stored.options.global_positions}) {}
 
   reference::result feed(const std::vector<index>& chunks) {
     reference::result all = reference::empty_result(p.q, p.v);
@@ -170,7 +172,8 @@ TEST_CASE("sliding_window_step: what a score function throws resets the stream",
   tensor<float> out(1, 1, 8, 4);
   cache.append(view(x), view(x));
   const auto score = [](float s, index, index, index i, index) { return i < 12 ? s : throw std::runtime_error("no"); };
-  CHECK_THROWS_AS(attn::sliding_window_step(cache, view(x), view(x), view(x), view(out), {}, score), std::runtime_error);
+  CHECK_THROWS_AS(attn::sliding_window_step(cache, view(x), view(x), view(x), view(out), {}, score),
+                  std::runtime_error);
   CHECK(cache.size() == 0);
 }
 

@@ -12,9 +12,8 @@ void compiled_full_softmax<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, ou
 }
 
 template <class S>
-void compiled_full_softmax<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_view<S> k, in_view<S> v,
-                                    out_view<S> out, const options& chosen, const score_of<S>& score,
-                                    attn::execution& execution) {
+void compiled_full_softmax<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
+                                    const options& chosen, const score_of<S>& score, attn::execution& execution) {
   if (score)
     attn::full_softmax_step(cache, q, k, v, out, chosen, score, execution);
   else

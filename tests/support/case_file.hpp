@@ -1,5 +1,6 @@
 #pragma once
 // A golden case: a folder with case.txt (`key = value` lines, # starts a comment) and .npy arrays.
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>

@@ -32,9 +32,7 @@ class guarded_memory {
 
   T* data() const { return static_cast<T*>(memory_); }
   // The first row of `dim` elements that may be read.
-  index first_readable(index dim) const {
-    return (static_cast<index>(guarded_ / sizeof(T)) + dim - 1) / dim;
-  }
+  index first_readable(index dim) const { return (static_cast<index>(guarded_ / sizeof(T)) + dim - 1) / dim; }
 
  private:
 #if !__has_include(<sys/mman.h>)

@@ -83,11 +83,16 @@ inline npy_array parse_npy(const std::string& bytes) {
     if (available != count * sizeof(Stored)) throw std::runtime_error("size and shape disagree");
     array.values = npy_values<Stored>(data, count);
   };
-  if (type == "'<f8'") read(double{});
-  else if (type == "'<f4'") read(float{});
-  else if (type == "'<f2'") read(std::uint16_t{});
-  else if (type == "'<i8'") read(std::int64_t{});
-  else throw std::runtime_error("unknown element type " + type);
+  if (type == "'<f8'")
+    read(double{});
+  else if (type == "'<f4'")
+    read(float{});
+  else if (type == "'<f2'")
+    read(std::uint16_t{});
+  else if (type == "'<i8'")
+    read(std::int64_t{});
+  else
+    throw std::runtime_error("unknown element type " + type);
   return array;
 }
 

@@ -20,7 +20,7 @@ class random_source {
     return z ^ (z >> 31);
   }
   double uniform() { return (static_cast<double>(bits() >> 11) + 0.5) * 0x1p-53; }  // in (0, 1)
-  double normal() {                                                                // Box–Muller
+  double normal() {                                                                 // Box–Muller
     const double radius = std::sqrt(-2 * std::log(uniform()));
     return radius * std::cos(2 * std::numbers::pi * uniform());
   }
@@ -30,8 +30,8 @@ class random_source {
   std::uint64_t state_;
 };
 
-inline tensor<double> random_normal(std::uint64_t seed, index batch, index heads, index length,
-                                    index dim, double scale = 1) {
+inline tensor<double> random_normal(std::uint64_t seed, index batch, index heads, index length, index dim,
+                                    double scale = 1) {
   random_source random(seed);
   tensor<double> x(batch, heads, length, dim);
   for (double& value : x.data) value = scale * random.normal();

@@ -16,8 +16,7 @@ struct tensor {
 
   tensor() = default;
   tensor(index batch, index heads, index length, index dim, T value = T(0))
-      : extents{batch, heads, length, dim},
-        data(static_cast<std::size_t>(batch * heads * length * dim), value) {}
+      : extents{batch, heads, length, dim}, data(static_cast<std::size_t>(batch * heads * length * dim), value) {}
 
   index batch() const { return extents[0]; }
   index heads() const { return extents[1]; }

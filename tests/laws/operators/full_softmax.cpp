@@ -97,10 +97,10 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
                                           {.name = "full_softmax causal with bias", .causal = true, .bias = true},
                                           {.name = "full_softmax with a score function", .score = true},
                                           {.name = "full_softmax causal, softcap, ALiBi, sinks",
-                                           .causal = true,
-                                           .softcap = true,
-                                           .alibi = true,
-                                           .sinks = true},
+                                          .causal = true,
+                                          .softcap = true,
+                                          .alibi = true,
+                                          .sinks = true},
                                           {.name = "full_softmax with sinks", .sinks = true}})
     all.push_back(operator_of<T>(entry));
 }

@@ -1,5 +1,5 @@
-#include "laws/law.hpp"
 #include "reference/sliding_window.hpp"
+#include "laws/law.hpp"
 
 namespace testing {
 namespace {
@@ -14,7 +14,8 @@ struct sliding_window_entry {
 
 // The numbers of a larger tensor at the place where this shape stands in it.
 template <class T>
-tensor<T> own_projection(std::uint64_t seed, const law_shape& s, index first_head, index heads, index length, index dim) {
+tensor<T> own_projection(std::uint64_t seed, const law_shape& s, index first_head, index heads, index length,
+                         index dim) {
   tensor<T> x(s.batch, heads, length, dim);
   for (index b = 0; b < s.batch; ++b)
     for (index h = 0; h < heads; ++h)
@@ -156,7 +157,11 @@ void add_sliding_window(std::vector<law_operator<T>>& all) {
       {.name = "sliding_window", .left = 5, .right = 3},
       {.name = "sliding_window causal", .left = 40, .right = 0, .causal = true},
       {.name = "sliding_window dilated", .left = 4, .right = 9, .dilation = {3}},
-      {.name = "sliding_window dilated per head, causal", .left = 6, .right = 2, .causal = true, .dilation = {1, 4, 2, 7}},
+      {.name = "sliding_window dilated per head, causal",
+       .left = 6,
+       .right = 2,
+       .causal = true,
+       .dilation = {1, 4, 2, 7}},
       {.name = "sliding_window with global tokens", .left = 8, .right = 8, .globals = some},
       {.name = "sliding_window with global tokens, causal", .left = 8, .causal = true, .globals = some},
       {.name = "sliding_window with own projections", .left = 8, .right = 2, .globals = some, .own_projections = true},
@@ -167,7 +172,10 @@ void add_sliding_window(std::vector<law_operator<T>>& all) {
        .dilation = {1, 4, 2, 7},
        .globals = some,
        .softcap_and_sinks = true},
-      {.name = "sliding_window unlimited to the left, dilated", .left = attn::unlimited, .causal = true, .dilation = {6}},
+      {.name = "sliding_window unlimited to the left, dilated",
+       .left = attn::unlimited,
+       .causal = true,
+       .dilation = {6}},
   };
   for (const auto& entry : entries) all.push_back(operator_of<T>(entry));
   all[all.size() - std::size(entries)].limits = window_limits<T>();
