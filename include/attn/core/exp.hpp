@@ -1,5 +1,6 @@
 // attn: exponentials in registers.
-//   exp2_weight  2^x for softmax weights: x <= 0 or small, <= 2 ulp, exact 0 for -infinity, NaN stays NaN
+//   exp2_weight  2^x for softmax weights: x <= 0 or small, <= 2 ulp (2.2 without fused multiply-adds), exact 0 for
+//                -infinity, NaN stays NaN
 //   exp          e^x for any x, <= 2 ulp, exact 0 for -infinity and 1 for 0, infinity above the range
 // Method: x = n + f with n the nearest integer (added to and taken from a number so large that its last bit is 1),
 // 2^f by a minimax polynomial (own Remez fits), times 2^n, whose bits are n + bias shifted up. At n = -bias the factor

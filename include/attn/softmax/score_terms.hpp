@@ -54,6 +54,24 @@ struct score_terms {
     return one;
   }
 
+  /// The caller's function on every score; key(n) is the row of key n. By pieces, through memory of its own: nothing
+  /// the function reads can then be what is written, and compilers vectorise it. What the bias masks stays masked.
+  template <class Key>
+  void ask_caller(T* s, index count, index i, Key key) const {
+    constexpr index piece = 64;
+    const index b = batch, h = head, row = i + query_origin;
+    const bool biased = static_cast<bool>(bias);
+    T scores[piece];
+    for (index begin = 0; begin < count; begin += piece) {
+      const index end = std::min(count - begin, piece);
+      for (index n = 0; n < end; ++n) {
+        const T x = s[begin + n], y = static_cast<T>((*score)(x, b, h, row, key(begin + n)));
+        scores[n] = biased && x == -std::numeric_limits<T>::infinity() ? x : y;
+      }
+      std::copy_n(scores, end, s + begin);
+    }
+  }
+
   /// s[n] holds scale * q_i.k of the keys at slots slot + n, n < count, and becomes log2(e) times the final score.
   void apply(T* s, index count, index i, const index_map& where, index slot) const {
     if (softcap) {
@@ -78,12 +96,10 @@ struct score_terms {
       for (index n = 0; n < count; ++n) s[n] -= slope * static_cast<T>(std::abs(i + query_shift - where[slot + n]));
     }
     if constexpr (scored) {
-      // What the bias masks stays masked.
-      const bool biased = static_cast<bool>(bias);
-      for (index n = 0; n < count; ++n) {
-        const T x = s[n], y = static_cast<T>((*score)(x, batch, head, i + query_origin, where[slot + n]));
-        s[n] = biased && x == -std::numeric_limits<T>::infinity() ? x : y;
-      }
+      if (where.list)
+        ask_caller(s, count, i, [list = where.list + slot](index n) { return list[n]; });
+      else
+        ask_caller(s, count, i, [first = where[slot], step = where.step](index n) { return first + step * n; });
     }
     for (index n = 0; n < count; ++n) s[n] *= log2_e<T>;
   }
