@@ -1,6 +1,7 @@
 // attn: everything. Each header also stands alone.
 #pragma once
 
+#include <attn/core/random.hpp>
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/kv_cache.hpp>
 #include <attn/softmax/merge.hpp>

@@ -55,7 +55,9 @@ struct law_operator {
   bool grouped = true;   // fewer key heads than query heads
   bool cross = true;     // as many keys as one likes
   bool lse = true;
-  // Laws 9, 10: does row i of item b and head h see row j of k and v?
+  bool square = false;        // q, k and v have one dim, and as many keys as queries
+  double error_factor = 1;    // of the tolerance, where an operator loses more than a softmax: the entry says why
+  // Laws 9, 10: does row i of item b and head h see row j of k and v? Empty: these two do not apply.
   std::function<bool(const law_shape&, index b, index h, index i, index j)> sees;
   binder<T> stream{};  // law 6: a fresh state; each call feeds the next tokens
   std::vector<law_limit<T>> limits{};
@@ -101,6 +103,7 @@ inline std::string text(const law_shape& s) {
 template <class T>
 law_shape fitted(const law_operator<T>& op, law_shape shape) {
   if (!op.grouped) shape.kv_heads = shape.heads;
+  if (op.square) shape.value_dim = shape.dim, shape.keys = shape.queries;
   return shape;
 }
 
@@ -138,8 +141,9 @@ bool identical(const law_result<T>& a, const law_result<T>& b) {
   return identical(a.out, b.out) && identical(a.lse, b.lse);
 }
 template <class T>
-bool close(const law_result<T>& a, const law_result<T>& b) {
-  return relative_error(a.out, b.out) <= tolerance<T>::out && relative_error(a.lse, b.lse) <= tolerance<T>::lse;
+bool close(const law_operator<T>& op, const law_result<T>& a, const law_result<T>& b) {
+  return relative_error(a.out, b.out) <= op.error_factor * tolerance<T>::out &&
+         relative_error(a.lse, b.lse) <= op.error_factor * tolerance<T>::lse;
 }
 
 // Outputs that start as rubbish: a row that is not written shows.

@@ -15,7 +15,7 @@ TEMPLATE_LIST_TEST_CASE("law 8: at its limits an operator equals another", "[lim
         attn::execution serial;
         limit.at_limit(shape)(call_of(in, one, serial));
         limit.equals(shape)(call_of(in, other, serial));
-        CHECK(close(one, other));
+        CHECK(close(op, one, other));
       }
 }
 

@@ -33,7 +33,8 @@ void check_quiet(const law_operator<T>& op, const law_shape& shape, law_inputs<T
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("law 10: a NaN reaches only those who see it", "[quiet]", exact_types) {
-  for (const auto& op : operators<TestType>())
+  for (const auto& op : operators<TestType>()) {
+    if (!op.sees) continue;
     for (law_shape shape : law_shapes({1, 7, 64, 65, 130, 257})) {
       shape = fitted(op, shape);
       const law_inputs<TestType> in = random_inputs<TestType>(shape);
@@ -44,6 +45,7 @@ TEMPLATE_LIST_TEST_CASE("law 10: a NaN reaches only those who see it", "[quiet]"
           check_quiet(op, shape, in, before, spoilt, in_key);
         }
     }
+  }
 }
 
 }  // namespace testing

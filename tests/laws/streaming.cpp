@@ -36,7 +36,7 @@ TEMPLATE_LIST_TEST_CASE("law 6: token by token, in chunks and at once agree", "[
           state(call);
           begin += count;
         }
-        CHECK(close(streamed, at_once));
+        CHECK(close(op, streamed, at_once));
       }
     }
   }
