@@ -1,8 +1,8 @@
 // attn: the small transforms a long one is made of, over packets of independent channels.
 //
 // A row is one complex number for each lane: a packet of real parts, then a packet of imaginary parts. One pass takes
-// blocks of `size` rows and transforms the `radix` rows that stand size / radix apart (decimation in frequency: twiddles
-// after the butterfly), in place.
+// blocks of `size` rows and transforms the `radix` rows that stand size / radix apart (decimation in frequency:
+// twiddles after the butterfly), in place.
 #pragma once
 
 #include <attn/core/simd.hpp>
@@ -50,7 +50,8 @@ ATTN_INLINE complex_packet<T> times(const complex_packet<T>& x, const T* factor)
   return {sub(mul(x.re, re), mul(x.im, im)), fma(x.re, im, mul(x.im, re))};
 }
 
-// Butterflies: y_k = sum over q of x_q e^(-2 pi i q k / R), in place, in natural order ----------------------------------
+// Butterflies: y_k = sum over q of x_q e^(-2 pi i q k / R), in place, in natural order
+// ----------------------------------
 
 template <class T>
 ATTN_INLINE void butterfly(complex_packet<T> (&x)[2]) {
@@ -135,8 +136,8 @@ ATTN_INLINE void butterfly(complex_packet<T> (&x)[R]) {
 
 // Passes --------------------------------------------------------------------------------------------------------------
 
-/// One pass over `blocks` blocks of `size` rows. The twiddles e^(-2 pi i j k / size), k = 1 ... R - 1, stand in the order
-/// of j; the last pass, of size R, needs none.
+/// One pass over `blocks` blocks of `size` rows. The twiddles e^(-2 pi i j k / size), k = 1 ... R - 1, stand in the
+/// order of j; the last pass, of size R, needs none.
 template <int R, class T>
 void pass(T* rows, index blocks, index size, const T* twiddles) {
   const index step = size / R * row_width<T>;

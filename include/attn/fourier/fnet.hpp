@@ -1,7 +1,8 @@
 // attn: Fourier mixing of tokens.
 //
-//   out = Re(F_L(F_D(x)))     F_n the discrete Fourier transform of length n, over tokens (L) and over the hidden dim (D)
-//   out_lc = sum over t, d of x_td cos(2 pi (l t / L + c d / D))        Lee-Thorp et al. 2021, "FNet: Mixing Tokens with
+//   out = Re(F_L(F_D(x)))     F_n the discrete Fourier transform of length n, over tokens (L) and over the hidden dim
+//   (D) out_lc = sum over t, d of x_td cos(2 pi (l t / L + c d / D))        Lee-Thorp et al. 2021, "FNet: Mixing Tokens
+//   with
 //                                                                       Fourier Transforms"; nothing is normalised
 //   attn::fnet(x, out);                                          // Eigen matrices [length, dim]
 //   attn::fnet(x, out, {.lengths = lengths}, threads);
@@ -10,8 +11,8 @@
 //          Any L and D, primes too. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     5/4 B H L D log2(L D) operations if L and D are products of small factors, a quarter of two complex
 //          transforms; about four times as much for lengths with a prime above 31. Scratch: L D / 2 numbers (of one
-//          [b, h], or of as many as fill the threads), 2 L numbers for each lane of a vector and thread, and the roots of
-//          unity, about 2 (L + D).
+//          [b, h], or of as many as fill the threads), 2 L numbers for each lane of a vector and thread, and the roots
+//          of unity, about 2 (L + D).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -38,9 +39,9 @@ namespace detail {
 // The result does not change if x gives way to its even part e_td = (x_td + x_-t,-d) / 2, indices modulo L and D, and
 // of e it is, mirrored, the product of two real transforms: with cas = cos + sin,
 //
-//   u_ld = sum over t of e_td cas(2 pi l t / L)       u_l,-d = u_-l,d       so d <= D / 2 is enough: half of the columns
-//   h_lc = sum over d of u_ld cas(2 pi c d / D)       h_-l,-c = h_lc        so l <= L / 2 is enough: half of the rows
-//   out_-l,c = out_l,-c = h_lc
+//   u_ld = sum over t of e_td cas(2 pi l t / L)       u_l,-d = u_-l,d       so d <= D / 2 is enough: half of the
+//   columns h_lc = sum over d of u_ld cas(2 pi c d / D)       h_-l,-c = h_lc        so l <= L / 2 is enough: half of
+//   the rows out_-l,c = out_l,-c = h_lc
 //
 // Nothing complex is ever stored. Both steps run the same transform on packets: of channels over the tokens, where
 // packets lie in memory; of tokens over the channels, where squares of them are transposed in registers on the way in
@@ -91,8 +92,8 @@ struct even_part {
       const index d = first + i;
       row[i] = T(0);
       if (d < x.cols)
-        row[i] = (static_cast<T>(a[d * x.col_stride]) + static_cast<T>(b[(x.cols - d) % x.cols * x.col_stride])) *
-                 T(0.125);
+        row[i] =
+            (static_cast<T>(a[d * x.col_stride]) + static_cast<T>(b[(x.cols - d) % x.cols * x.col_stride])) * T(0.125);
     }
   }
 };
@@ -140,8 +141,7 @@ struct fnet_call {
     matrix_view<const S> from = head_of(x, slice / x.extent(1), slice % x.extent(1));
     from.rows = n;
     const even_part<T, S> even{from};
-    for (index t = 0; t <= n / 2; ++t)
-      even.fold(t, block * wide, rows + t * wide, rows + (t == 0 ? 0 : n - t) * wide);
+    for (index t = 0; t <= n / 2; ++t) even.fold(t, block * wide, rows + t * wide, rows + (t == 0 ? 0 : n - t) * wide);
     T* const results = hartley_twice(plan, rows);
     for (index l = 0; l <= n / 2; ++l) {
       T* const to = between(all, place, n, block, l);
@@ -161,8 +161,7 @@ struct fnet_call {
         for (int sign = 0; sign < 2; ++sign) {
           packet<T> square[w];
           for (int i = 0; i < w; ++i)
-            square[i] =
-                load<T>(between(all, place, n, d0 / wide, std::min(l0 + i, last)) + sign * wide + d0 % wide);
+            square[i] = load<T>(between(all, place, n, d0 / wide, std::min(l0 + i, last)) + sign * wide + d0 % wide);
           transpose<T>(square);
           for (int j = 0; j < w; ++j) {
             const index d = d0 + j;
@@ -206,7 +205,8 @@ struct fnet_call {
       most_between = std::max(most_between, between_size(n));
     }
     const index threads = where.threads();
-    const index wave = threads == 1 ? 1 : std::clamp((8 * threads + channel_blocks() - 1) / channel_blocks(), index(1), slices());
+    const index wave =
+        threads == 1 ? 1 : std::clamp((8 * threads + channel_blocks() - 1) / channel_blocks(), index(1), slices());
 
     fourier_plan<T> over_channels, over_tokens;
     std::byte* plan_memory = nullptr;

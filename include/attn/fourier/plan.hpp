@@ -5,8 +5,8 @@
 // A length whose primes are at most largest_odd_radix is transformed factor by factor (mixed radix, in place, depth
 // first: a part that fits into the first cache is finished before the next one is begun). Any other length n becomes a
 // circular convolution of a length of factors 2, 3 and 5 that is at least 2 n - 1 (Bluestein 1970): with
-// 2 t k = t^2 + k^2 - (k - t)^2 the transform is a product with the chirp c_t = e^(-pi i t^2 / n), a convolution with its
-// conjugate, and a product with the chirp again.
+// 2 t k = t^2 + k^2 - (k - t)^2 the transform is a product with the chirp c_t = e^(-pi i t^2 / n), a convolution with
+// its conjugate, and a product with the chirp again.
 #pragma once
 
 #include <attn/fourier/butterfly.hpp>
@@ -117,12 +117,18 @@ class fourier_plan {
     }
     void run(T* rows, index blocks) const {
       switch (radix) {
-        case 2: return pass<2>(rows, blocks, size, twiddles);
-        case 3: return pass<3>(rows, blocks, size, twiddles);
-        case 4: return pass<4>(rows, blocks, size, twiddles);
-        case 5: return pass<5>(rows, blocks, size, twiddles);
-        case 8: return pass<8>(rows, blocks, size, twiddles);
-        default: return odd_pass(radix, rows, blocks, size, roots, twiddles);
+        case 2:
+          return pass<2>(rows, blocks, size, twiddles);
+        case 3:
+          return pass<3>(rows, blocks, size, twiddles);
+        case 4:
+          return pass<4>(rows, blocks, size, twiddles);
+        case 5:
+          return pass<5>(rows, blocks, size, twiddles);
+        case 8:
+          return pass<8>(rows, blocks, size, twiddles);
+        default:
+          return odd_pass(radix, rows, blocks, size, roots, twiddles);
       }
     }
   };

@@ -9,8 +9,8 @@
 
 namespace attn::detail {
 
-/// e^(-2 pi i k / n) for k >= 0. The angle is brought into the first octant as a fraction, so that cos and sin never see
-/// a rounded multiple of pi.
+/// e^(-2 pi i k / n) for k >= 0. The angle is brought into the first octant as a fraction, so that cos and sin never
+/// see a rounded multiple of pi.
 inline std::complex<double> root_of_unity(index k, index n) {
   index a = 8 * (k % n);  // the circle is 8 n, an octant n
   const bool below = a > 4 * n;
@@ -25,8 +25,8 @@ inline std::complex<double> root_of_unity(index k, index n) {
   return {left ? -c : c, below ? s : -s};
 }
 
-/// All powers of one root of unity, each the product of two from tables of about sqrt(n): n sines and cosines would take
-/// as long as a transform.
+/// All powers of one root of unity, each the product of two from tables of about sqrt(n): n sines and cosines would
+/// take as long as a transform.
 class root_table {
  public:
   root_table() = default;
