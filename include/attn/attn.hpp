@@ -3,6 +3,7 @@
 
 #include <attn/core/random.hpp>
 #include <attn/kernel/linear.hpp>
+#include <attn/fourier/fnet.hpp>
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/kv_cache.hpp>
 #include <attn/softmax/merge.hpp>

@@ -70,6 +70,8 @@ template <class T>
 void add_sliding_window(std::vector<law_operator<T>>&);
 template <class T>
 void add_linear(std::vector<law_operator<T>>&);
+template <class T>
+void add_fnet(std::vector<law_operator<T>>&);
 
 template <class T>
 const std::vector<law_operator<T>>& operators() {
@@ -78,6 +80,7 @@ const std::vector<law_operator<T>>& operators() {
     add_full_softmax<T>(all);
     add_sliding_window<T>(all);
     add_linear<T>(all);
+    add_fnet<T>(all);
     return all;
   }();
   return table;
