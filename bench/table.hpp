@@ -60,7 +60,7 @@ struct decode_entry {
   bool exact;
   std::vector<std::string> uses;
   double (*flops)(const problem&);        // of one step that ends with problem.length tokens seen
-  double (*cache_bytes)(const problem&);  // of the state that one step has to read
+  double (*cache_bytes)(const problem&);  // of the state that one step has to read, or to read and write
   std::unique_ptr<stream> (*prepare)(const problem&);
   bool approximates = true;
 };
@@ -72,7 +72,8 @@ struct family {
 
 family softmax_family();
 family fourier_family();
+family kernel_family();
 
-inline std::vector<family> families() { return {softmax_family(), fourier_family()}; }
+inline std::vector<family> families() { return {softmax_family(), fourier_family(), kernel_family()}; }
 
 }  // namespace bench

@@ -18,10 +18,12 @@ struct golden_operator {
 golden_operator golden_full_softmax();
 golden_operator golden_sliding_window();
 golden_operator golden_linear();
+golden_operator golden_performer();
+golden_operator golden_rfa();
 golden_operator golden_fnet();
 
 inline std::vector<golden_operator> golden_operators() {
-  return {golden_full_softmax(), golden_sliding_window(), golden_linear(), golden_fnet()};
+  return {golden_full_softmax(), golden_sliding_window(), golden_linear(), golden_performer(), golden_rfa(), golden_fnet()};
 }
 
 // What the exact operators' cases have in common.

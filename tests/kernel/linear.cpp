@@ -22,13 +22,6 @@ void check(const linear_problem& p, double factor = 1) {
   CHECK(error_of<S>(p) <= factor * tolerance<S>::out);
 }
 
-tensor<double> random_gates(index batch, index heads, index length, std::uint64_t seed = 5) {
-  random_source random(seed);
-  tensor<double> gate(batch, heads, length, 1);
-  for (double& g : gate.data) g = random.below(9) == 0 ? 0 : random.below(9) == 0 ? 1 : random.uniform();
-  return gate;
-}
-
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("linear: every combination of options", "[linear]", exact_types) {

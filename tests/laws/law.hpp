@@ -71,6 +71,10 @@ void add_sliding_window(std::vector<law_operator<T>>&);
 template <class T>
 void add_linear(std::vector<law_operator<T>>&);
 template <class T>
+void add_performer(std::vector<law_operator<T>>&);
+template <class T>
+void add_rfa(std::vector<law_operator<T>>&);
+template <class T>
 void add_fnet(std::vector<law_operator<T>>&);
 
 template <class T>
@@ -80,6 +84,8 @@ const std::vector<law_operator<T>>& operators() {
     add_full_softmax<T>(all);
     add_sliding_window<T>(all);
     add_linear<T>(all);
+    add_performer<T>(all);
+    add_rfa<T>(all);
     add_fnet<T>(all);
     return all;
   }();
