@@ -19,7 +19,7 @@
 #include <attn/core/attention_shape.hpp>
 #include <attn/core/execution.hpp>
 #include <attn/core/tile_product.hpp>
-#include <attn/fourier/hartley.hpp>
+#include <attn/fourier/sequence_plan.hpp>
 
 namespace attn {
 
@@ -62,7 +62,7 @@ struct even_part {
   /// Channels first ... first + row_width - 1 of tokens t and -t, an eighth of each sum: the two Hartley transforms
   /// double what they are given.
   ATTN_INLINE void fold(index t, index first, T* row, T* mirrored_row) const {
-    const index other = t == 0 ? 0 : x.rows - t;
+    const index other = detail::mirror(t, x.rows);
     if (x.col_stride != 1 || first + row_width<T> > x.cols) {
       fold_slowly(t, other, first, row);
       return fold_slowly(other, t, first, mirrored_row);
@@ -118,6 +118,9 @@ struct fnet_call {
   const tensor_view<S>& out;
   std::span<const index> lengths;
 
+  /// Channel blocks that are taken in together: their columns fit into the second cache.
+  static constexpr index blocks_together = 8;
+
   index slices() const { return x.extent(0) * x.extent(1); }
   index longest() const { return x.extent(2); }
   index dim() const { return x.extent(3); }
@@ -129,63 +132,63 @@ struct fnet_call {
   /// Blocks of the tokens l <= n / 2.
   static index token_blocks(index n) { return (n / 2 + wide) / wide; }
 
-  /// Between the two transforms: u_l and u_-l for every l <= n / 2, by blocks of channels.
-  T* between(T* all, index slice, index n, index block, index l) const {
-    return all + ((slice * channel_blocks() + block) * (n / 2 + 1) + l) * 2 * wide;
-  }
-  index between_size(index n) const { return channel_blocks() * (n / 2 + 1) * 2 * wide; }
-
-  /// Over tokens: one block of channels.
-  void transform_tokens(const fourier_plan<T>& plan, index slice, index block, T* rows, T* all, index place) const {
-    const index n = plan.length();
+  /// Tokens t and -t into `blocks`: one piece of the plan, channel blocks [begin, end).
+  void take_in(const sequence_plan<T>& plan, index slice, index piece, index begin, index end, T* blocks,
+               T* spare) const {
     matrix_view<const S> from = head_of(x, slice / x.extent(1), slice % x.extent(1));
-    from.rows = n;
+    from.rows = plan.length();
     const even_part<T, S> even{from};
-    for (index t = 0; t <= n / 2; ++t) even.fold(t, block * wide, rows + t * wide, rows + (t == 0 ? 0 : n - t) * wide);
-    T* const results = hartley_twice(plan, rows);
-    for (index l = 0; l <= n / 2; ++l) {
-      T* const to = between(all, place, n, block, l);
-      store_row(to, load_row(plan.place(results, l)));
-      store_row(to + wide, load_row(plan.place(results, l == 0 ? 0 : n - l)));
-    }
+    plan.take_in(piece, begin, end, blocks, spare,
+                 [&](index block, index t, T* row, T* mirrored) { even.fold(t, block * wide, row, mirrored); });
   }
 
   /// Over channels: one block of tokens, the packet of real parts and that of imaginary ones half of it each.
-  void transform_channels(const fourier_plan<T>& plan, index slice, index n, index block, T* rows, T* all,
-                          index place) const {
+  void transform_channels(const fourier_plan<T>& plan, const sequence_plan<T>& sequence, index slice, index block,
+                          const T* blocks, T* rows) const {
     constexpr int w = width<T>;
-    const index d_end = dim(), last = n / 2;
-    for (index part = 0; part < wide; part += w) {
-      const index l0 = block * wide + part;
-      for (index d0 = 0; d0 <= d_end / 2; d0 += w)
-        for (int sign = 0; sign < 2; ++sign) {
-          packet<T> square[w];
-          for (int i = 0; i < w; ++i)
-            square[i] = load<T>(between(all, place, n, d0 / wide, std::min(l0 + i, last)) + sign * wide + d0 % wide);
-          transpose<T>(square);
-          for (int j = 0; j < w; ++j) {
-            const index d = d0 + j;
-            if (sign == 0 ? 2 * d <= d_end : d > 0 && 2 * d < d_end)
-              store<T>(rows + (sign == 0 ? d : d_end - d) * wide + part, square[j]);
-          }
-        }
+    const index d_end = dim(), n = sequence.length(), first = block * wide;
+    T* const spare = rows + d_end * wide;
+    index token[wide];
+    const T *plus[wide], *minus[wide];
+    for (index i = 0; i < wide; ++i) {
+      token[i] = sequence.token(std::min(first + i, n / 2));
+      plus[i] = blocks + sequence.place(token[i]) * wide;
+      minus[i] = blocks + sequence.place(mirror(token[i], n)) * wide;
     }
-    T* const results = hartley_twice(plan, rows);
+    for (index b = 0; b < channel_blocks(); ++b) {
+      const index offset = b * sequence.rows() * wide;
+      unroll<8>([&](auto choice) {
+        constexpr int part = choice / 4, half = choice / 2 % 2, sign = choice % 2;
+        packet<T> square[w];
+        unroll<w>([&](auto i) {
+          const auto z = load_row(plus[part * w + i] + offset), y = load_row(minus[part * w + i] + offset);
+          const auto h = sign == 0 ? hartley_twice<T>(z, y) : hartley_twice<T>(y, z);
+          square[i] = half == 0 ? h.re : h.im;
+        });
+        transpose<T>(square);
+        for (int j = 0; j < w; ++j) {
+          const index d = b * wide + half * w + j;
+          if (sign == 0 ? 2 * d <= d_end : d > 0 && 2 * d < d_end)
+            store<T>(rows + (sign == 0 ? d : d_end - d) * wide + part * w, square[j]);
+        }
+      });
+    }
+    hartley_twice(plan, rows, spare);
     const matrix_view<S> to = head_of(out, slice / x.extent(1), slice % x.extent(1));
-    for (index part = 0; part < wide; part += w) {
-      const index l0 = block * wide + part, tokens = std::min<index>(w, last + 1 - l0);
-      if (tokens <= 0) break;
-      for (index c0 = 0; c0 < d_end; c0 += w)
+    for (int part = 0; part < 2; ++part) {
+      const index tokens = std::min<index>(w, n / 2 + 1 - first - part * w);
+      for (index c0 = 0; c0 < d_end && tokens > 0; c0 += w)
         for (int sign = 0; sign < 2; ++sign) {
           packet<T> square[w];
           for (int j = 0; j < w; ++j) {
             const index c = std::min(c0 + j, d_end - 1);
-            square[j] = load<T>(plan.place(results, sign == 0 || c == 0 ? c : d_end - c) + part);
+            square[j] = load<T>(rows + plan.order(sign == 0 ? c : mirror(c, d_end)) * wide + part * w);
           }
           transpose<T>(square);
           for (int i = 0; i < tokens; ++i) {
-            const index l = sign == 0 && l0 + i > 0 ? n - l0 - i : l0 + i;
-            store_part<T>(to.row(l) + c0 * to.col_stride, to.col_stride, d_end - c0, square[i]);
+            const index l = token[part * w + i];
+            store_part<T>(to.row(sign == 0 ? mirror(l, n) : l) + c0 * to.col_stride, to.col_stride, d_end - c0,
+                          square[i]);
           }
         }
     }
@@ -193,51 +196,59 @@ struct fnet_call {
 
   void run(execution& where) const {
     if (x.empty()) return;
-    // What the longest of the plans for tokens takes.
-    index plan_bytes = 0, rows = 0, most_between = 0;
+    // What the greediest of the plans for tokens takes.
+    const index blocks = channel_blocks();
+    index plan_bytes = 0, block_rows = 0, spare_rows = 0;
     for (index slice = 0; slice < slices(); slice += x.extent(1)) {
-      const index n = length(slice);
-      if (n == 0) continue;
+      if (length(slice) == 0) continue;
       carver count;
-      const auto plan = fourier_plan<T>::layout(count, n);
+      const auto plan = sequence_plan<T>::layout(count, length(slice));
       plan_bytes = std::max(plan_bytes, static_cast<index>(count.used()));
-      rows = std::max(rows, plan.rows());
-      most_between = std::max(most_between, between_size(n));
+      block_rows = std::max(block_rows, plan.rows());
+      spare_rows = std::max(spare_rows, plan.spare_rows(std::min(blocks, blocks_together)));
     }
     const index threads = where.threads();
-    const index wave =
-        threads == 1 ? 1 : std::clamp((8 * threads + channel_blocks() - 1) / channel_blocks(), index(1), slices());
+    const index wave = threads == 1 ? 1 : std::clamp((8 * threads + blocks - 1) / blocks, index(1), slices());
 
-    fourier_plan<T> over_channels, over_tokens;
+    fourier_plan<T> over_channels;
+    sequence_plan<T> over_tokens;
     std::byte* plan_memory = nullptr;
     T* const all = where.shared_scratch([&](carver& memory) {
       over_channels = fourier_plan<T>::layout(memory, dim());
       plan_memory = memory.take<std::byte>(plan_bytes);
-      return memory.take<T>(wave * most_between);
+      return memory.take<T>(wave * blocks * block_rows * wide);
     });
-    rows = std::max(rows, over_channels.rows());
-    const auto rows_of = [&](int worker) {
-      return where.scratch(worker, [&](carver& memory) { return memory.take<T>(rows * wide); });
+    spare_rows = std::max(spare_rows, dim() + over_channels.spare_rows());
+    const auto spare = [&](int worker) {
+      return where.scratch(worker, [&](carver& memory) { return memory.take<T>(spare_rows * wide); });
     };
-    over_channels.fill(rows_of(0));
+    over_channels.fill(spare(0));
 
     for (index first = 0, planned = 0, count; first < slices(); first += count) {
       const index n = length(first);
       for (count = 1; count < wave && first + count < slices() && length(first + count) == n;) ++count;
       if (n != planned && n > 0) {
         carver memory(plan_memory);
-        over_tokens = fourier_plan<T>::layout(memory, n);
-        over_tokens.fill(rows_of(0));
+        over_tokens = sequence_plan<T>::layout(memory, n);
+        over_tokens.fill(spare(0));
         planned = n;
       }
       if (n > 0) {
-        where.for_each(count * channel_blocks(), [&](index task, int worker) {
-          const index place = task / channel_blocks();
-          transform_tokens(over_tokens, first + place, task % channel_blocks(), rows_of(worker), all, place);
+        const index block_size = over_tokens.rows() * wide, parts = over_tokens.parts(),
+                    pieces = over_tokens.input_pieces();
+        const index groups = (blocks + blocks_together - 1) / blocks_together;
+        where.for_each(count * pieces * groups, [&](index task, int worker) {
+          const index group = task % groups, piece = task / groups % pieces, place = task / groups / pieces;
+          take_in(over_tokens, first + place, piece, group * blocks / groups, (group + 1) * blocks / groups,
+                  all + place * blocks * block_size, spare(worker));
+        });
+        where.for_each(count * blocks * parts, [&](index task, int worker) {
+          over_tokens.transform_part(task % parts, all + task / parts * block_size, spare(worker));
         });
         where.for_each(count * token_blocks(n), [&](index task, int worker) {
           const index place = task / token_blocks(n);
-          transform_channels(over_channels, first + place, n, task % token_blocks(n), rows_of(worker), all, place);
+          transform_channels(over_channels, over_tokens, first + place, task % token_blocks(n),
+                             all + place * blocks * block_size, spare(worker));
         });
       }
       for (index slice = first; slice < first + count; ++slice) {
