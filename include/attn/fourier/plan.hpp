@@ -42,14 +42,8 @@ class fourier_plan {
  public:
   fourier_plan() = default;
 
-  /// A divisor of n that is at least `least`, the product of some of its radices; 1 if n has too large a prime.
-  static index divisor(index n, index least) {
-    fourier_plan plan;
-    if (!plan.factor(n)) return 1;
-    index product = 1;
-    for (int pass = plan.passes_; product < least;) product *= plan.stages_[static_cast<std::size_t>(--pass)].radix;
-    return product;
-  }
+  /// Whether a transform of this length is nothing but passes.
+  static bool is_smooth(index n) { return fourier_plan().factor(n); }
 
   /// The plan of length n >= 1 and its memory; to be filled once.
   static fourier_plan layout(carver& memory, index n) {

@@ -1,9 +1,9 @@
 // attn: the transform over tokens, split so that every piece of work is done in the cache.
 //
-// The rows of a sequence (row_width channels of each token) lie in blocks, one after the other. A length n whose rows
-// fit into the second cache is transformed where it lies. A longer one is n = P s: column j, the P rows j, j + s, ...,
-// is transformed on its way in and turned by e^(-2 pi i j k / n), result k into part k; then every part, s rows, is
-// transformed where it lies. So memory is written twice and read once, whatever the length.
+// Row t of a block is row_width channels of token t. A block whose rows fit into the second cache is transformed where
+// it lies. A longer one is cut, n = P s: column j, the P rows j, j + s, j + 2 s, ..., is transformed on its way in and
+// turned by e^(-2 pi i j k / n), its result k being row j of part k; then every part, s rows, is transformed where it
+// lies. So memory is written twice and read once, whatever the length. Results are read where they come to lie.
 #pragma once
 
 #include <attn/fourier/hartley.hpp>
@@ -15,11 +15,13 @@ class sequence_plan {
   static constexpr index wide = row_width<T>, row_bytes = wide * static_cast<index>(sizeof(T));
 
  public:
+  /// The plan of length n >= 1 and its memory; to be filled once.
   static sequence_plan layout(carver& memory, index n) {
-    constexpr index near = 256 * 1024 / row_bytes;
+    constexpr index near = 512 * 1024 / row_bytes;
     sequence_plan plan;
     plan.length_ = n;
-    if (n > 2 * near) plan.parts_ = fourier_plan<T>::divisor(n, (n + near - 1) / near);
+    if (n > near && fourier_plan<T>::is_smooth(n))
+      for (plan.parts_ = (n + near - 1) / near; n % plan.parts_ != 0;) ++plan.parts_;
     plan.size_ = n / plan.parts_;
     plan.within_part_ = fourier_plan<T>::layout(memory, plan.size_);
     plan.places_ = memory.take<index>(n);
@@ -34,14 +36,14 @@ class sequence_plan {
 
   index length() const { return length_; }
   index parts() const { return parts_; }
-  /// Rows from one block of channels to the next.
+  /// Rows of a block.
   index rows() const { return parts_ * part_stride(); }
-  /// Rows of memory a worker needs for `blocks` blocks at a time.
+  /// Rows of memory that a worker needs to take in `blocks` blocks at a time.
   index spare_rows(index blocks) const {
     return std::max(within_part_.spare_rows(), parts_ > 1 ? blocks * 2 * together * parts_ : 0);
   }
 
-  /// Computes the tables.
+  /// Computes the tables; `spare` is memory of spare_rows() rows.
   void fill(T* spare) const {
     within_part_.fill(spare);
     if (parts_ > 1) {
@@ -59,7 +61,9 @@ class sequence_plan {
         places_[k] = part * part_stride() + within_part_.order(m);
         tokens_[places_[k]] = k;
       }
-    std::remove_if(tokens_, tokens_ + rows(), [this](index k) { return k > length_ / 2; });
+    index count = 0;
+    for (index place = 0; place < rows(); ++place)
+      if (tokens_[place] <= length_ / 2) tokens_[count++] = tokens_[place];
   }
 
   /// Result l stands at this row of its block.
@@ -67,12 +71,12 @@ class sequence_plan {
   /// The results l <= n / 2 in the order of their places.
   index token(index i) const { return tokens_[i]; }
 
-  /// Pieces of work that take the input in. Piece by piece load(block, t, row, mirrored) is asked to write rows t and
-  /// -t of blocks [begin, end); that of block 0 begins at `rows`.
+  /// Pieces of work in which the input is taken in.
   index input_pieces() const {
     return parts_ == 1 ? (length_ / 2 + tokens_together) / tokens_together : (size_ / 2 + together) / together;
   }
 
+  /// One piece of blocks [begin, end); block 0 begins at `rows`. load(block, t, row, mirrored) writes rows t and -t.
   template <class Load>
   void take_in(index piece, index begin, index end, T* rows, T* spare, Load&& load) const {
     if (parts_ == 1) {
@@ -84,45 +88,48 @@ class sequence_plan {
         }
       return;
     }
-    // The mirror image of column j is column -j: itself where j = -j modulo s.
+    // Column j comes with its mirror image -j, unless it is its own.
     const index first = piece * together, count = std::min(together, size_ / 2 + 1 - first);
+    const auto is_own_image = [&](index c) { return first + c == mirror(first + c, size_); };
     const auto column = [&](index b, index c, bool image) {
       return spare + (((b - begin) * 2 + image) * together + c) * parts_ * wide;
     };
     for (index q = 0; q < parts_; ++q)
       for (index c = 0; c < count; ++c) {
         const index j = first + c, image_q = j == 0 ? mirror(q, parts_) : parts_ - 1 - q;
-        const bool own = j == mirror(j, size_);
-        if (!own || q <= image_q)
-          for (index b = begin; b < end; ++b)
-            load(b, j + q * size_, column(b, c, false) + q * wide, column(b, c, !own) + image_q * wide);
+        const bool own = is_own_image(c);
+        if (own && q > image_q) continue;
+        for (index b = begin; b < end; ++b)
+          load(b, j + q * size_, column(b, c, false) + q * wide, column(b, c, !own) + image_q * wide);
       }
     for (index b = begin; b < end; ++b) {
-      for (index c = 0; c < count; ++c)
-        for (const bool image : {false, true}) across_parts_.transform(column(b, c, image), nullptr);
+      for (index c = 0; c < count; ++c) {
+        across_parts_.transform(column(b, c, false), nullptr);
+        if (!is_own_image(c)) across_parts_.transform(column(b, c, true), nullptr);
+      }
       for (index k = 0; k < parts_; ++k) {
         T* const part = rows + (b * this->rows() + k * part_stride()) * wide;
         const index at = across_parts_.order(k) * wide;
         for (const bool image : {false, true})
           for (index c = 0; c < count; ++c) {
+            if (image && is_own_image(c)) continue;
             const index j = image ? mirror(first + c, size_) : first + c;
-            if (image && j == first + c) continue;
             store_row(part + j * wide, times(load_row(column(b, c, image) + at), twiddles_ + 2 * (j * parts_ + k)));
           }
       }
     }
   }
 
-  /// Transforms one part of one block, which begins at `rows`.
+  /// Transforms one part of the block that begins at `rows`; spare_rows(0) rows are needed.
   void transform_part(index part, T* rows, T* spare) const {
     within_part_.transform(rows + part * part_stride() * wide, spare);
   }
 
  private:
-  /// Neighbours that are taken in together, so that memory is read and written by more than a line.
+  /// Columns and tokens that are taken in together, so that memory is not touched by single rows.
   static constexpr index together = 4, tokens_together = 32;
 
-  /// Parts stand a page and a bit apart from a power of two, lest all their rows fall into the same few sets of caches.
+  /// Parts of 2^k rows would all fall into the same few sets of the caches: a page and two rows lie between them.
   index part_stride() const { return parts_ > 1 ? size_ + 34 : size_; }
 
   index length_ = 0, parts_ = 1, size_ = 0;
