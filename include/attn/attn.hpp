@@ -2,6 +2,8 @@
 #pragma once
 
 #include <attn/core/random.hpp>
+#include <attn/fourier/fnet.hpp>
+#include <attn/kernel/linear.hpp>
 #include <attn/layers/encoder_block.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/reversible_block.hpp>
