@@ -17,9 +17,13 @@ struct golden_operator {
 
 golden_operator golden_full_softmax();
 golden_operator golden_sliding_window();
+golden_operator golden_linear();
 golden_operator golden_fnet();
+golden_operator golden_reversible();
 
-inline std::vector<golden_operator> golden_operators() { return {golden_full_softmax(), golden_sliding_window(), golden_fnet()}; }
+inline std::vector<golden_operator> golden_operators() {
+  return {golden_full_softmax(), golden_sliding_window(), golden_linear(), golden_fnet(), golden_reversible()};
+}
 
 // What the exact operators' cases have in common.
 inline const std::set<std::string> softmax_keys = {"operator", "source",        "tolerance",   "causal", "scale",
