@@ -2,6 +2,9 @@
 #pragma once
 
 #include <attn/core/random.hpp>
+#include <attn/low_rank/linformer.hpp>
+#include <attn/low_rank/nystrom.hpp>
+#include <attn/low_rank/projection.hpp>
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/kv_cache.hpp>
 #include <attn/softmax/merge.hpp>

@@ -68,6 +68,10 @@ template <class T>
 void add_full_softmax(std::vector<law_operator<T>>&);
 template <class T>
 void add_sliding_window(std::vector<law_operator<T>>&);
+template <class T>
+void add_linformer(std::vector<law_operator<T>>&);
+template <class T>
+void add_nystrom(std::vector<law_operator<T>>&);
 
 template <class T>
 const std::vector<law_operator<T>>& operators() {
@@ -75,6 +79,8 @@ const std::vector<law_operator<T>>& operators() {
     std::vector<law_operator<T>> all;
     add_full_softmax<T>(all);
     add_sliding_window<T>(all);
+    add_linformer<T>(all);
+    add_nystrom<T>(all);
     return all;
   }();
   return table;
