@@ -72,6 +72,8 @@ template <class T>
 void add_linformer(std::vector<law_operator<T>>&);
 template <class T>
 void add_nystrom(std::vector<law_operator<T>>&);
+template <class T>
+void add_fnet(std::vector<law_operator<T>>&);
 
 template <class T>
 const std::vector<law_operator<T>>& operators() {
@@ -81,6 +83,7 @@ const std::vector<law_operator<T>>& operators() {
     add_sliding_window<T>(all);
     add_linformer<T>(all);
     add_nystrom<T>(all);
+    add_fnet<T>(all);
     return all;
   }();
   return table;
