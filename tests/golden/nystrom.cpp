@@ -16,7 +16,7 @@ nystrom_problem read(const golden_case& golden) {
     p.options.inverse = reference::pinv::whole_batch;
   else if (inverse != "per_head")
     throw std::runtime_error(golden.name() + ": pinv is " + inverse);
-  p.options.cutoff = 1e-15;  // the originals keep what is not rounding
+  p.options.cutoff = 0;  // the originals keep what is not rounding
   p.options.convolution = golden.optional_array("conv");
   return p;
 }

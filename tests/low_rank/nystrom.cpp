@@ -125,7 +125,7 @@ TEMPLATE_LIST_TEST_CASE("nystrom: a converged iteration is the exact inverse", "
   CHECK(relative_error(run<TestType>(p, serial).out, iterated.out) <= enlarged * tolerance<TestType>::out);
 }
 
-TEST_CASE("nystrom: the cutoff drops small singular values", "[nystrom]") {
+TEST_CASE("nystrom: the cutoff damps small singular values", "[nystrom]") {
   for (double cutoff : {0.0, 1e-3, 0.05, 0.5, 0.999}) {
     nystrom_problem p = problem_of({.queries = 90, .keys = 90}, 10, pinv::exact);
     p.options.cutoff = cutoff;

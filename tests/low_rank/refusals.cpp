@@ -117,8 +117,8 @@ TEST_CASE("linformer refuses what does not fit", "[refusals]") {
   list.push_back({"f of no rank", "rank of f >= 1; found 0", f(1, 0, 9)});
   list.push_back({"e of a negative rank", "extents", e(1, -2, 9)});
   list.push_back({"ranks that differ", "rank of f = rank of e 3; found 4", f(1, 4, 9)});
-  list.push_back({"e of the query length", "columns of projection e = key length 9; found 6", e(1, 3, 6)});
-  list.push_back({"f of another length", "columns of projection f = key length 9; found 10", f(1, 3, 10)});
+  list.push_back({"e of the query length", "expected projection columns = key length 9; found 6", e(1, 3, 6)});
+  list.push_back({"f of another length", "projection columns of f = key length 9; found 10", f(1, 3, 10)});
   list.push_back({"e per key head", "heads of e 1 or 4; found 2", e(2, 3, 9)});
   list.push_back({"f of no heads", "heads of f 1 or 4; found 0", f(0, 3, 9)});
   list.push_back({"a null e", "null", [](here& d) { d.e = {nullptr, {1, 3, 9}}; }});

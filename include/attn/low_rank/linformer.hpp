@@ -117,8 +117,8 @@ void linformer(const door& at, const tensor_view<const S>& q, const tensor_view<
   check_scale(at, options.scale);
   check_lse<S>(at, shape, options.lse, q, k, v, out);
   if (options.causal) at.refuse("causal = false, as every projected key mixes all tokens", "true");
-  check_projection(at, "e", e, shape, out);
-  check_projection(at, "f", f, shape, out);
+  check_projection(at, words_of_e, e, shape, out);
+  check_projection(at, words_of_f, f, shape, out);
   at.equal("rank of f = rank of e", e.extent(1), f.extent(1));
   if (options.lse) {
     at.apart("lse", options.lse, "e", e);

@@ -50,8 +50,9 @@ struct nystrom_options {
   pseudo_inverse inverse = pseudo_inverse::per_head;
   /// Steps of the iterative inverse.
   index iterations = 6;
-  /// Exact inverse: singular values up to this times the largest count as 0.
-  real cutoff = real(0.01);
+  /// Exact inverse: singular values well below this times the largest hardly count; 0 inverts all of them, which real
+  /// data seldom bears (pseudo_inverse.hpp has figures).
+  real cutoff = real(0.03);
   /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel a head,
   /// [H, width], width odd. Weight p meets the token p - width / 2 after the query's own; outside is 0.
   tensor_view<const real, 2> convolution{};

@@ -29,14 +29,21 @@ tensor_view<const S, 3> projection_view(const X& x) {
   }
 }
 
+/// How messages name a projection.
+struct projection_words {
+  const char *name, *heads, *rank, *columns;
+};
+inline constexpr projection_words words_of_e{"e", "heads of e", "rank of e", "projection columns = key length"};
+inline constexpr projection_words words_of_f{"f", "heads of f", "rank of f", "projection columns of f = key length"};
+
 template <class S>
-void check_projection(const door& at, const char* name, const tensor_view<const S, 3>& e, const attention_shape& shape,
-                      const tensor_view<S>& out) {
-  at.readable(name, e);
-  at.broadcasts(text({"heads of ", name}).c_str(), shape.heads, e.extent(0));
-  at.at_least(text({"rank of ", name}).c_str(), 1, e.extent(1));
-  at.equal(text({"columns of projection ", name, " = key length"}).c_str(), shape.keys, e.extent(2));
-  at.apart("out", out, name, e);
+void check_projection(const door& at, const projection_words& words, const tensor_view<const S, 3>& e,
+                      const attention_shape& shape, const tensor_view<S>& out) {
+  at.readable(words.name, e);
+  at.broadcasts(words.heads, shape.heads, e.extent(0));
+  at.at_least(words.rank, 1, e.extent(1));
+  at.equal(words.columns, shape.keys, e.extent(2));
+  at.apart("out", out, words.name, e);
 }
 
 /// E x for batch items [first, first + items) of x and `heads` heads of each: those of x where they share one E, else

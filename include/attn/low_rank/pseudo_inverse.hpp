@@ -93,7 +93,12 @@ struct iterative_inverse {
   }
 };
 
-/// By singular values, those below `cutoff` times the largest taken as 0; in double.
+/// By singular values s, each inverted to s / (s^2 + c^2), c = cutoff times the largest; in double.
+///
+/// On the queries and keys of a trained encoder A is nearly singular, and what small singular values carry is noise.
+/// Error of the whole against full softmax, layers 0 / 1, 64 landmarks: 0.30 / 0.11 with 6 iterations; 22 / 0.85 with
+/// cutoff 0, 0.32 / 0.10 with 0.01, 0.303 / 0.106 with 0.03 (the default), 0.31 / 0.14 with 0.1. With 0.03 it is below
+/// that of the iteration for 16, 32, 64, 128 and 256 landmarks. A sharp cut is worse at its best, 0.312 / 0.105.
 struct exact_inverse {
   static constexpr int lanes = width<double>;
 
@@ -162,15 +167,16 @@ struct exact_inverse {
       const double square = dot(rows + i * stride, rows + i * stride, stride);
       if (!(square <= largest)) largest = square;
     }
-    // A^+ b = S^T (J b / sigma^2), sigma the lengths of the rows of S
+    // A^+ b = S^T (J b / s^2), s the lengths of the rows of S; what rounding leaves of 0 is 0
+    const double none = static_cast<double>(size) * static_cast<double>(std::numeric_limits<T>::epsilon());
     std::fill_n(product, size * cols, 0.0);
     std::fill_n(result, size * cols, 0.0);
     for (index i = 0; i < size; ++i) {
       const double square = dot(rows + i * stride, rows + i * stride, stride);
-      if (square <= cutoff * cutoff * largest) continue;
+      if (square <= none * none * largest) continue;
       double* const c = product + i * cols;
       for (index j = 0; j < size; ++j) {
-        const double turn = turns[i * stride + j] / square;
+        const double turn = turns[i * stride + j] / (square + cutoff * cutoff * largest);
         for (index d = 0; d < cols; ++d) c[d] += turn * static_cast<double>(values[j * value_stride + d]);
       }
       for (index j = 0; j < size; ++j)
