@@ -2,6 +2,7 @@
 #pragma once
 
 #include <attn/core/random.hpp>
+#include <attn/kernel/linear.hpp>
 #include <attn/fourier/fnet.hpp>
 #include <attn/low_rank/linformer.hpp>
 #include <attn/low_rank/nystrom.hpp>

@@ -19,12 +19,14 @@ golden_operator golden_full_softmax();
 golden_operator golden_sliding_window();
 golden_operator golden_linformer();
 golden_operator golden_nystrom();
+golden_operator golden_linear();
 golden_operator golden_fnet();
 
 inline std::vector<golden_operator> golden_operators() {
   return {
       golden_full_softmax(), golden_sliding_window(),  //
       golden_linformer(),    golden_nystrom(),         //
+      golden_linear(),                                 //
       golden_fnet(),
   };
 }

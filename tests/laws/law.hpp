@@ -73,6 +73,8 @@ void add_linformer(std::vector<law_operator<T>>&);
 template <class T>
 void add_nystrom(std::vector<law_operator<T>>&);
 template <class T>
+void add_linear(std::vector<law_operator<T>>&);
+template <class T>
 void add_fnet(std::vector<law_operator<T>>&);
 
 template <class T>
@@ -83,6 +85,7 @@ const std::vector<law_operator<T>>& operators() {
     add_sliding_window<T>(all);
     add_linformer<T>(all);
     add_nystrom<T>(all);
+    add_linear<T>(all);
     add_fnet<T>(all);
     return all;
   }();
