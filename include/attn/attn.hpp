@@ -2,8 +2,11 @@
 #pragma once
 
 #include <attn/core/random.hpp>
-#include <attn/kernel/linear.hpp>
 #include <attn/fourier/fnet.hpp>
+#include <attn/kernel/linear.hpp>
+#include <attn/layers/encoder_block.hpp>
+#include <attn/layers/multi_head.hpp>
+#include <attn/layers/reversible_block.hpp>
 #include <attn/low_rank/linformer.hpp>
 #include <attn/low_rank/nystrom.hpp>
 #include <attn/low_rank/projection.hpp>

@@ -12,7 +12,7 @@ enum class pinv { per_head, whole_batch, exact };
 struct nystrom_options : softmax_options {
   index landmarks = 64, iterations = 6;
   pinv inverse = pinv::per_head;
-  double cutoff = 0;           // s becomes s / (s² + (cutoff · largest s)²)
+  double cutoff = 0;           // s becomes s / (s² + cutoff² (largest² - s²))
   tensor<double> convolution;  // [1, 1, H, width]
 };
 
@@ -63,7 +63,7 @@ inline matrix exact_inverse(const matrix& a, double cutoff) {
   for (index n = 0; n < values.size(); ++n)
     if (values[n] > 1e-14 * values[0])
       inverse += svd.matrixV().col(n) * svd.matrixU().col(n).transpose() * values[n] /
-                 (values[n] * values[n] + cutoff * cutoff * values[0] * values[0]);
+                 (values[n] * values[n] + cutoff * cutoff * (values[0] * values[0] - values[n] * values[n]));
   return inverse;
 }
 

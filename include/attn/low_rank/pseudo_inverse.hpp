@@ -93,7 +93,7 @@ struct iterative_inverse {
   }
 };
 
-/// By singular values s, each inverted to s / (s^2 + c^2), c = cutoff times the largest; in double.
+/// By singular values s, each inverted to s / (s^2 + cutoff^2 (largest^2 - s^2)); in double.
 ///
 /// On the queries and keys of a trained encoder A is nearly singular, and what small singular values carry is noise.
 /// Error of the whole against full softmax, layers 0 / 1, 64 landmarks: 0.30 / 0.11 with 6 iterations; 22 / 0.85 with
@@ -176,7 +176,7 @@ struct exact_inverse {
       if (square <= none * none * largest) continue;
       double* const c = product + i * cols;
       for (index j = 0; j < size; ++j) {
-        const double turn = turns[i * stride + j] / (square + cutoff * cutoff * largest);
+        const double turn = turns[i * stride + j] / (square + cutoff * cutoff * (largest - square));
         for (index d = 0; d < cols; ++d) c[d] += turn * static_cast<double>(values[j * value_stride + d]);
       }
       for (index j = 0; j < size; ++j)
