@@ -147,6 +147,8 @@ struct nystrom_call {
       const index count = std::min(key_step, end - at);
       slab.where = {at, 1, nullptr};
       slab.pack(head_of(k, b, kv), head_of(v, b, kv), 0, count);
+      rows_ahead<S>{head_of(k, b, kv), at + count, end - at - count}.fetch(0, key_step);
+      rows_ahead<S>{head_of(v, b, kv), at + count, end - at - count}.fetch(0, key_step);
       for (index i = 0; i < blocks; ++i) {
         std::fill_n(block[i].span, block[i].rows, key_span{0, count});
         attend(block[i], slab, terms);
@@ -261,6 +263,7 @@ struct nystrom_call {
           where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
       block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
       std::fill_n(block.span, block.rows, key_span{0, std::min(m(), lengths.keys(b))});
+      rows_ahead<S>{head_of(q, b, h), i1, queries - i1}.fetch(0, max_rows);
       attend(block, state.slab[member], terms);
       for (index r = 0; r < block.rows && options.convolution; ++r)
         add_convolution(b, h, i0 + r, sum_lanes(load<T>(block.sum + r * width<T>)), block.out + r * block.out_stride);
