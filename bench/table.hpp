@@ -71,9 +71,12 @@ struct family {
 };
 
 family softmax_family();
+family low_rank_family();
 family fourier_family();
 family kernel_family();
 
-inline std::vector<family> families() { return {softmax_family(), fourier_family(), kernel_family()}; }
+inline std::vector<family> families() {
+  return {softmax_family(), low_rank_family(), kernel_family(), fourier_family()};
+}
 
 }  // namespace bench

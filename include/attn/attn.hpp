@@ -2,6 +2,7 @@
 #pragma once
 
 #include <attn/core/random.hpp>
+#include <attn/fourier/fnet.hpp>
 #include <attn/kernel/linear.hpp>
 #include <attn/kernel/linear_state.hpp>
 #include <attn/kernel/performer.hpp>
@@ -9,7 +10,12 @@
 #include <attn/kernel/random_features.hpp>
 #include <attn/kernel/rfa.hpp>
 #include <attn/kernel/rfa_state.hpp>
-#include <attn/fourier/fnet.hpp>
+#include <attn/layers/encoder_block.hpp>
+#include <attn/layers/multi_head.hpp>
+#include <attn/layers/reversible_block.hpp>
+#include <attn/low_rank/linformer.hpp>
+#include <attn/low_rank/nystrom.hpp>
+#include <attn/low_rank/projection.hpp>
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/kv_cache.hpp>
 #include <attn/softmax/merge.hpp>

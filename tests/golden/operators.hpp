@@ -17,13 +17,26 @@ struct golden_operator {
 
 golden_operator golden_full_softmax();
 golden_operator golden_sliding_window();
+golden_operator golden_linformer();
+golden_operator golden_nystrom();
 golden_operator golden_linear();
 golden_operator golden_performer();
 golden_operator golden_rfa();
 golden_operator golden_fnet();
+golden_operator golden_reversible();
 
 inline std::vector<golden_operator> golden_operators() {
-  return {golden_full_softmax(), golden_sliding_window(), golden_linear(), golden_performer(), golden_rfa(), golden_fnet()};
+  return {
+      golden_full_softmax(),    //
+      golden_sliding_window(),  //
+      golden_linformer(),       //
+      golden_nystrom(),         //
+      golden_linear(),          //
+      golden_performer(),       //
+      golden_rfa(),             //
+      golden_fnet(),            //
+      golden_reversible(),      //
+  };
 }
 
 // What the exact operators' cases have in common.
