@@ -31,14 +31,14 @@ TEMPLATE_LIST_TEST_CASE("rfa: every combination of options", "[rfa]", exact_type
         const bool causal = bits & 1;
         if (bits & 2 && !causal) continue;
         rfa_problem p =
-            problem_of({.queries = lengths == 1 ? 150 : 77, .keys = 150, .dim = 9, .value_dim = 12}, feature_heads);
+            problem_of({.queries = lengths == 1 ? 90 : 77, .keys = 90, .dim = 5, .value_dim = 3}, feature_heads, 32);
         p.options.causal = causal;
-        if (bits & 2) p.options.gate = random_gates(2, bits & 4 ? 2 : 4, 150);
+        if (bits & 2) p.options.gate = random_gates(2, bits & 4 ? 2 : 4, 90);
         if (bits & 4) p.options.norm_eps = 0.1;
         if (bits & 8) p.options.eps = 0.25;
-        if (lengths == 1) p.options.lengths = {131, 150};
-        if (lengths == 2) p.options.query_lengths = {77, 40}, p.options.key_lengths = {50, 149};
-        if (lengths == 3) p.options.key_lengths = {150, 70};
+        if (lengths == 1) p.options.lengths = {71, 90};
+        if (lengths == 2) p.options.query_lengths = {77, 40}, p.options.key_lengths = {50, 89};
+        if (lengths == 3) p.options.key_lengths = {90, 70};
         CAPTURE(bits, lengths, feature_heads);
         check<TestType>(p);
       }
@@ -69,8 +69,8 @@ TEMPLATE_LIST_TEST_CASE("rfa: odd lengths and dims", "[rfa]", exact_types) {
 
 TEMPLATE_LIST_TEST_CASE("rfa: several segments, on any number of threads", "[rfa]", exact_types) {
   for (bool causal : {false, true}) {
-    rfa_problem p = rounded<TestType>(
-        problem_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 2200, .keys = 2300, .dim = 8, .value_dim = 5}));
+    rfa_problem p = rounded<TestType>(problem_of(
+        {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 40, .keys = 2300, .dim = 8, .value_dim = 5}, 1, 32));
     p.options.causal = causal;
     const auto wanted = expected(p).out, serial = run_serially<TestType>(p).out;
     CHECK(relative_error(serial, wanted) <= 100 * tolerance<TestType>::out);

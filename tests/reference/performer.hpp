@@ -62,20 +62,29 @@ inline result performer(const tensor<double>& q, const tensor<double>& k, const 
                         const performer_options& options) {
   const index group = k.heads() ? q.heads() / k.heads() : 1;
   const bool published = options.kernel == performer_kernel::positive && options.feature_eps.value_or(0) > 0;
-  const auto centre = [&](index b, index kv_head) {
-    features mean;
-    if (!options.center_keys) return mean;
-    const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
-    for (index d = 0; d < k.dim(); ++d) {
-      mean.push_back(0);
-      for (index j = 0; j < keys; ++j) mean.back() += k(b, kv_head, j, d) / static_cast<long double>(keys);
-    }
-    return mean;
-  };
+  // Of one head's keys: their mean, and the largest W x̃ of all; both stay until another head is asked for.
+  struct {
+    index b = -1, h = -1;
+    features centre;
+    long double top = 0;
+  } known;
   const auto key = [&](index b, index h, index j, long double& half_square) {
-    return projected(options, k, b, h / group, h, q.heads(), j, centre(b, h / group), half_square);
+    return projected(options, k, b, h / group, h, q.heads(), j, known.centre, half_square);
   };
   const auto largest = [](const features& u) { return *std::max_element(u.begin(), u.end()); };
+  const auto learn = [&](index b, index h) {
+    if (known.b == b && known.h == h) return;
+    known.b = b, known.h = h;
+    known.centre.clear();
+    const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
+    for (index d = 0; options.center_keys && d < k.dim(); ++d) {
+      known.centre.push_back(0);
+      for (index j = 0; j < keys; ++j) known.centre.back() += k(b, h / group, j, d) / static_cast<long double>(keys);
+    }
+    known.top = -static_cast<long double>(infinity);
+    long double unused = 0;
+    for (index j = 0; published && j < keys; ++j) known.top = std::max(known.top, largest(key(b, h, j, unused)));
+  };
   return kernel_attention(
       q, k, v, options,
       [&](index b, index h, index i) {
@@ -85,14 +94,9 @@ inline result performer(const tensor<double>& q, const tensor<double>& k, const 
       },
       [&](index b, index h, index j) {
         long double half_square = 0;
-        std::optional<long double> top;
-        if (published) {
-          top = -static_cast<long double>(infinity);
-          const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
-          for (index n = 0; n < keys; ++n) top = std::max(*top, largest(key(b, h, n, half_square)));
-        }
+        learn(b, h);
         const features u = key(b, h, j, half_square);
-        return performer_features(options, u, half_square, top);
+        return performer_features(options, u, half_square, published ? std::optional(known.top) : std::nullopt);
       });
 }
 

@@ -81,8 +81,8 @@ std::pair<attention_shape, sequence_lengths> check_linear(const door& at, const 
   check_eps(at, options.eps);
   if (options.decay) {
     if (!options.causal) at.refuse("causal with decay", "no causal");
-    check_gates(at, "decay", options.decay, shape, lengths);
     at.apart("out", out, "decay", options.decay);
+    check_gates(at, "decay", options.decay, shape, lengths);
   }
   return {shape, lengths};
 }

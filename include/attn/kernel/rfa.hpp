@@ -109,8 +109,8 @@ std::pair<attention_shape, sequence_lengths> check_rfa(const door& at, const ten
   check_eps(at, options.norm_eps, "norm_eps");
   if (options.gate) {
     if (!options.causal) at.refuse("causal with a gate", "no causal");
-    check_gates(at, "gate", options.gate, shape, lengths);
     at.apart("out", out, "gate", options.gate);
+    check_gates(at, "gate", options.gate, shape, lengths);
   }
   return {shape, lengths};
 }
