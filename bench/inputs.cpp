@@ -1,6 +1,6 @@
 #include "inputs.hpp"
 
-#include <Eigen/Core>
+#include <attn/core/eigen.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include <Eigen/Core>
+#include <attn/core/eigen.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -1,6 +1,6 @@
 #include "npy.hpp"
 
-#include <Eigen/Core>
+#include <attn/core/eigen.hpp>
 
 #include <cstdint>
 #include <cstring>

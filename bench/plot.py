@@ -26,6 +26,13 @@ COLOURS = {
     "aft_full": "#8e3bb0", "aft_local": "#c774d8", "aft_simple": "#5b2a86", "aft_conv": "#e377c2",
     "fnet": "#d1344b",
 }
+FAMILIES = {
+    "exact softmax over chosen keys": ("full_softmax", "sliding_window", "block", "strided", "fixed", "bigbird", "lsh"),
+    "low rank": ("linformer", "nystrom", "long_short"),
+    "kernels": ("linear", "performer", "rfa"),
+    "attention-free": ("aft_full", "aft_local", "aft_simple", "aft_conv"),
+    "Fourier": ("fnet",),
+}
 SPARE = ["#8c6d5a", "#7f7f7f", "#a3a300", "#c05780", "#3d7a7a", "#9a6324"]
 INK, FAINT = "#333333", "#c9c9c9"
 USUAL = 4096
@@ -129,12 +136,13 @@ def title(figure, text, context):
     threads = context.get("threads", "1")
     shape = f"{context.get('heads')} heads of {context.get('dim')}, {threads} thread{'s' * (threads != '1')}, float"
     where = f"{context.get('processor')}, {context.get('compiler')}: {context.get('peak_gflops')} Gflop/s a core"
-    figure.text(0.012, 0.975, text, fontsize=14, fontweight="bold", va="top", color="#111111")
-    figure.text(0.012, 0.925, f"{shape}  ·  {where}", fontsize=9, va="top", color="#666666")
+    inch = 1 / figure.get_figheight()
+    figure.text(0.012, 1 - 0.15 * inch, text, fontsize=14, fontweight="bold", va="top", color="#111111")
+    figure.text(0.012, 1 - 0.47 * inch, f"{shape}  ·  {where}", fontsize=9, va="top", color="#666666")
 
 
 def remark(figure, text):
-    figure.text(0.985, 0.925, text, fontsize=9, va="top", ha="right", color="#666666")
+    figure.text(0.985, 1 - 0.47 / figure.get_figheight(), text, fontsize=9, va="top", ha="right", color="#666666")
 
 
 def save(figure, folder, name):
@@ -143,73 +151,97 @@ def save(figure, folder, name):
     plt.close(figure)
 
 
-# --- curves with a key beside them ------------------------------------------------------------------------------------
-def key_table(figure, axes, curves, key, written, what):
-    """The legend is a small table right of the plot, in the order in which the curves cross the usual length."""
-    rows = defaultdict(dict)
+# --- curves, a panel a family -----------------------------------------------------------------------------------------
+def draw(axes, curves, key, faint=False):
     for c in curves:
-        rows[c.operator][c.causal] = c
-    order = sorted(rows.values(), key=lambda r: -max(c.usual()[key] for c in r.values()))
-    box = axes.get_position()
-    left = box.x1 + 0.025
-    height = min(0.052, (box.height - 0.07) / max(len(order), 1))
-    lengths = {c.shown_length() for c in curves}
-    at = tokens(lengths.pop()) if len(lengths) == 1 else "the longest"
-    top = box.y1
+        x, y = c.line(key)
+        if faint:
+            axes.plot(x, y, color="#e2e2e2", linewidth=0.8, zorder=1)
+        else:
+            axes.plot(x, y, color=c.colour, linestyle=c.dashes, linewidth=1.2 if c.causal else 2.0, marker="o",
+                      markersize=1.8 if c.causal else 2.8, zorder=3)
 
-    def put(x, y, text, **style):
-        figure.text(x, y, text, va="center", fontsize=9, **style)
 
-    put(left + 0.215, top, f"{what} at {at}", color="#666666", ha="right")
-    put(left + 0.272, top, "causal", color="#666666", ha="right")
-    for i, row in enumerate(order):
-        y = top - 0.05 - i * height
-        c = next(iter(row.values()))
-        figure.add_artist(plt.Line2D([left, left + 0.022], [y, y], color=c.colour, linewidth=3, solid_capstyle="butt"))
-        put(left + 0.03, y, c.operator, color=c.colour, fontweight="bold")
-        for causal, x in ((False, 0.215), (True, 0.272)):
-            if causal in row:
-                put(left + x, y, written(row[causal].usual()[key]), color=INK, ha="right")
-    y = top - 0.05 - len(order) * height - 0.02
-    for i, (text, dashes) in enumerate((("bidirectional", "solid"), ("causal", (0, (4, 2))))):
-        at = y - i * 0.04
-        figure.add_artist(plt.Line2D([left, left + 0.03], [at, at], color="#777777", linewidth=1.6, linestyle=dashes))
-        put(left + 0.04, at, text, color="#777777")
+def names_in(axes, curves, heading, rising):
+    """The panel's title, and the names in their colours in the corner that is free, highest curve first: the lower
+    right where every curve rises, else the upper left."""
+    axes.set_title(heading, fontsize=10, color="#555555", loc="left", fontweight="bold")
+    names = list(dict.fromkeys(c.operator for c in curves))
+    for i, name in enumerate(names):
+        x, y, side = (0.975, 0.035 + 0.07 * (len(names) - 1 - i), "right") if rising else (0.03, 0.91 - 0.07 * i, "left")
+        axes.text(x, y, name, transform=axes.transAxes, color=colour(name), fontsize=9, fontweight="bold", ha=side,
+                  zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})
 
 
 def guides(axes, curves, key):
-    """Faint lines of slope 1 and 2 through the lower left, to read the exponents by."""
+    """Dotted lines of slope 1 and 2 through the lower left, to read the exponents by."""
     low, high = axes.get_xlim()
     bottom, top = axes.get_ylim()
-    start = min(c.line(key)[1][0] for c in curves) * 0.4
     for power, text in ((1, "∝ L"), (2, "∝ L²")):
-        end = min(high, low * (top / start) ** (1 / power))
-        axes.plot([low, end], [start, start * (end / low) ** power], color=FAINT, linewidth=1, linestyle=":", zorder=0)
-        axes.annotate(text, (end, start * (end / low) ** power), xytext=(-14, -12), textcoords="offset points",
-                      fontsize=8.5, color="#9a9a9a", ha="center", va="center",
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=0.5)
+        end = min(high, low * (top / bottom) ** (1 / power))
+        axes.plot([low, end], [bottom, bottom * (end / low) ** power], color="#b5b5b5", linewidth=0.8, linestyle=":",
+                  zorder=0)
+        at = end ** 0.9 * low ** 0.1
+        axes.annotate(text, (at, bottom * (at / low) ** power), fontsize=8, color="#9a9a9a", ha="center", va="center",
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}, zorder=0.5)
     axes.set_xlim(low, high)
     axes.set_ylim(bottom, top)
 
 
-def curve_picture(context, curves, folder, name, heading, key, written, what, base):
-    figure = plt.figure(figsize=(11, 6.2))
-    axes = figure.add_axes((0.075, 0.09, 0.60, 0.77))
-    axes.set_yscale("log", base=base)
+def ranking(axes, curves, key, written, what, base):
+    """Every operator at the usual length: a full dot, and a hollow one for its causal form."""
+    rows = defaultdict(dict)
     for c in curves:
-        x, y = c.line(key)
-        axes.plot(x, y, color=c.colour, linestyle=c.dashes, linewidth=1.5 if c.causal else 2.1, marker="o",
-                  markersize=2.5 if c.causal else 3.4, zorder=3 if c.operator == "full_softmax" else 2)
-    length_axis(axes, curves, "length (tokens)")
-    if base == 10:
-        bottom, top = axes.get_ylim()
-        axes.set_ylim(bottom * 0.5, top)
-        guides(axes, curves, key)
-    value_axis(axes.yaxis, written, base)
-    if any(USUAL in c.at for c in curves):
-        axes.axvline(USUAL, color=FAINT, linewidth=1, zorder=0)
+        rows[c.operator][c.causal] = c
+    order = sorted(rows.values(), key=lambda r: -max(c.usual()[key] for c in r.values()))
+    axes.set_xscale("log", base=base)
+    for i, row in enumerate(order):
+        for causal, c in row.items():
+            axes.plot([max(c.usual()[key], 1e-9)], [-i], "o", markersize=6, color=c.colour, markeredgewidth=1.5,
+                      markerfacecolor="white" if causal else c.colour, zorder=2 if causal else 3)
+    names = [next(iter(row)) for row in order]
+    axes.yaxis.set_major_locator(FixedLocator([-i for i in range(len(order))]))
+    axes.yaxis.set_major_formatter(FixedFormatter([row[first].operator for row, first in zip(order, names)]))
+    for label, row, first in zip(axes.get_yticklabels(), order, names):
+        label.set(color=row[first].colour, fontweight="bold", fontsize=8.5)
+    axes.tick_params(axis="y", length=0)
+    value_axis(axes.xaxis, written, base)
+    axes.xaxis.set_major_locator(LogLocator(base=base, numticks=6))
+    lengths = {c.shown_length() for c in curves}
+    at = tokens(lengths.pop()) if len(lengths) == 1 else f"{tokens(USUAL)}, or the longest"
+    axes.set_title(f"{what} at {at}", fontsize=10, color="#555555", loc="left", fontweight="bold")
+
+
+def curve_picture(context, curves, folder, name, heading, key, written, what, base):
+    curves = [c for c in curves if max(c.line(key)[1]) > 0]
+    for c in curves:  # a logarithmic axis has no 0: the few that need nothing at some length start later
+        c.at = {n: row for n, row in c.at.items() if row[key] > 0}
+    families = [(f, [c for c in curves if c.operator in members]) for f, members in FAMILIES.items()]
+    known = {c.operator for _, members in families for c in members}
+    families.append(("others", [c for c in curves if c.operator not in known]))
+    families = [(f, members) for f, members in families if members]
+    columns = min(3, len(families) + 1)
+    lines = math.ceil((len(families) + 1) / columns)
+    figure = plt.figure(figsize=(1.2 + 4.1 * columns, 1.3 + 3.55 * lines))
+    high = figure.get_figheight()
+    grid = figure.add_gridspec(lines, columns, left=0.9 / figure.get_figwidth(), right=0.985, bottom=0.55 / high,
+                               top=1 - 1.15 / high, wspace=0.28, hspace=0.3)
+    values = [y for c in curves for y in c.line(key)[1]]
+    for at, (family, members) in enumerate(families):
+        axes = figure.add_subplot(grid[at // columns, at % columns])
+        axes.set_yscale("log", base=base)
+        axes.set_ylim(min(values) / 1.7, max(values) * 1.7)
+        draw(axes, [c for c in curves if c not in members], key, faint=True)
+        members = sorted(members, key=lambda c: -c.usual()[key])
+        draw(axes, members, key)
+        length_axis(axes, curves, "length (tokens)" if at + columns >= len(families) else "")
+        names_in(axes, members, family, rising=base == 10)
+        if base == 10:
+            guides(axes, curves, key)
+        value_axis(axes.yaxis, written, base)
+    ranking(figure.add_subplot(grid[len(families) // columns, len(families) % columns]), curves, key, written, what, base)
     title(figure, heading, context)
-    key_table(figure, axes, curves, key, written, what)
+    remark(figure, "solid, filled: bidirectional   dashed, hollow: causal")
     save(figure, folder, name)
 
 

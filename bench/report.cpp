@@ -64,8 +64,10 @@ std::vector<points> by_operator(const sweep& s) {
   return groups;
 }
 
-std::string error_text(const std::vector<double>& values) {
+std::string error_text(const std::vector<double>& values, std::size_t datasets) {
   std::string line;
+  if (values.empty())
+    for (std::size_t i = 0; i < datasets; ++i) line += text("%10s", "-");
   for (double v : values) line += text(v < 0.01 ? "%10.1e" : "%10.2f", v);
   return line;
 }
@@ -95,7 +97,8 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
 std::string summary(sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s);
   if (groups.empty()) return "";
-  const std::size_t datasets = s.errors_of(*groups[0][0]->of).operators.size();
+  std::size_t datasets = 0;
+  for (const points& all : groups) datasets = std::max(datasets, s.errors_of(*all[0]->of).operators.size());
   std::string table = text("\n%-26s %9s %17s %8s %10s", "operator", "exponent", "time at 4096", "of_peak", "scratch");
   for (std::size_t i = 0; i < datasets; ++i)
     table += text("%10s", datasets == 1 ? "error" : ("error " + std::to_string(i)).c_str());
@@ -115,7 +118,7 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
     const auto from = beats_from(all, s);
     table += text("%-26s %9s %17s %8.2f %10s", x.name.c_str(), slope ? text("%.2f", *slope).c_str() : "-", time.c_str(),
                   of_peak(*shown, m, set), memory_text(static_cast<double>(shown->scratch_bytes)).c_str());
-    table += error_text(s.errors_of(x).operators);
+    table += error_text(s.errors_of(x).operators, datasets);
     table += text("  %15s\n", x.name == x.rival ? "" : from ? std::to_string(*from).c_str() : "-");
   }
   for (const auto* name : {"full_softmax", "full_softmax_causal"})
@@ -124,7 +127,7 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
         table +=
             text("%-26s %9s %17s %8s %10s",
                  all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "") +
-            error_text(s.errors_of(*all[0]->of).mean_of_values) + "\n";
+            error_text(s.errors_of(*all[0]->of).mean_of_values, datasets) + "\n";
   table += "\nBest times, " +
            text("%td heads of %td, %td thread%s", set.heads, set.dim, set.threads, set.threads == 1 ? "" : "s") +
            text("; decoders: one token, %td query heads over %td.\n", 4 * set.heads, set.heads) +

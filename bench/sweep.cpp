@@ -121,7 +121,7 @@ const record* sweep::find(const std::string& name) const {
 
 const errors& sweep::errors_of(const variant& x) {
   const auto [entry, is_new] = errors_.try_emplace(x.name);
-  if (is_new)
+  if (is_new && x.approximates)
     for (const dataset& data : data_) {
       entry->second.operators.push_back(x.error(data));
       entry->second.mean_of_values.push_back(x.mean_error(data));
@@ -182,7 +182,7 @@ void sweep::time(benchmark::State& state, record& r) {
     state.counters["cache_bytes_per_second"] = rate;
     state.counters["of_read_bandwidth"] = rate / machine_.read_bandwidth;
   }
-  for (std::size_t i = 0; i < data_.size(); ++i) {
+  for (std::size_t i = 0; i < error.operators.size(); ++i) {
     const std::string suffix = i == 0 ? std::string() : '_' + std::to_string(i);
     state.counters["rel_error" + suffix] = error.operators[i];
     state.counters["mean_error" + suffix] = error.mean_of_values[i];

@@ -30,7 +30,7 @@ struct record {
 };
 
 struct errors {
-  std::vector<double> operators, mean_of_values;  // one a dataset
+  std::vector<double> operators, mean_of_values;  // one a dataset; none where the distance says nothing
 };
 
 class sweep {

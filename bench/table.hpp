@@ -41,6 +41,7 @@ struct operator_entry {
   double (*flops)(const problem&);    // what the formula needs, a multiply-add counting two, exponentials none
   runner (*prepare)(const problem&);  // parameters (projections, features) are made here, outside the timing
   double (*parameter_bytes)(const problem&) = nullptr;
+  bool approximates = true;  // stands in for full softmax on the same q, k, v: its distance from it says something
 };
 
 /// Decoding: a state that has seen some tokens and is fed one more at a time.
@@ -61,6 +62,7 @@ struct decode_entry {
   double (*flops)(const problem&);        // of one step that ends with problem.length tokens seen
   double (*cache_bytes)(const problem&);  // of the state that one step has to read
   std::unique_ptr<stream> (*prepare)(const problem&);
+  bool approximates = true;
 };
 
 struct family {
@@ -69,7 +71,8 @@ struct family {
 };
 
 family softmax_family();
+family fourier_family();
 
-inline std::vector<family> families() { return {softmax_family()}; }
+inline std::vector<family> families() { return {softmax_family(), fourier_family()}; }
 
 }  // namespace bench

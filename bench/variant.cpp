@@ -35,6 +35,7 @@ variant make_variant(const operator_entry& entry, bool causal, const flags& set)
   x.rival = "full_softmax" + suffix;
   x.label = describe(set, entry.uses);
   x.exact = entry.exact;
+  x.approximates = entry.approximates;
   x.longest = entry.cost == growth::linear ? longest_linear : longest_quadratic;
   x.flops = [&entry, at](index length) { return entry.flops(at(length)); };
   x.memory_bytes = [&entry, at](index length) {
@@ -80,6 +81,7 @@ variant make_variant(const decode_entry& entry, const flags& set) {
   x.rival = "full_softmax_decode";
   x.label = describe(set, entry.uses);
   x.exact = entry.exact;
+  x.approximates = entry.approximates;
   x.longest = longest_cache;
   x.flops = [&entry, at](index length) { return entry.flops(at(length)); };
   x.cache_bytes = [&entry, at](index length) { return entry.cache_bytes(at(length)); };

@@ -20,7 +20,7 @@ struct variant {
   std::string name;   // sliding_window_causal
   std::string rival;  // the full softmax it has to beat
   std::string label;  // the flags it depends on
-  bool exact = false;
+  bool exact = false, approximates = true;
   index longest = 0;
   std::function<double(index length)> flops;
   std::function<double(index length)> cache_bytes;  // decoders only

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <attn/core/random.hpp>
+#include <attn/fourier/fnet.hpp>
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/kv_cache.hpp>
 #include <attn/softmax/merge.hpp>

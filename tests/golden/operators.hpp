@@ -17,8 +17,9 @@ struct golden_operator {
 
 golden_operator golden_full_softmax();
 golden_operator golden_sliding_window();
+golden_operator golden_fnet();
 
-inline std::vector<golden_operator> golden_operators() { return {golden_full_softmax(), golden_sliding_window()}; }
+inline std::vector<golden_operator> golden_operators() { return {golden_full_softmax(), golden_sliding_window(), golden_fnet()}; }
 
 // What the exact operators' cases have in common.
 inline const std::set<std::string> softmax_keys = {"operator", "source",        "tolerance",   "causal", "scale",

@@ -68,6 +68,8 @@ template <class T>
 void add_full_softmax(std::vector<law_operator<T>>&);
 template <class T>
 void add_sliding_window(std::vector<law_operator<T>>&);
+template <class T>
+void add_fnet(std::vector<law_operator<T>>&);
 
 template <class T>
 const std::vector<law_operator<T>>& operators() {
@@ -75,6 +77,7 @@ const std::vector<law_operator<T>>& operators() {
     std::vector<law_operator<T>> all;
     add_full_softmax<T>(all);
     add_sliding_window<T>(all);
+    add_fnet<T>(all);
     return all;
   }();
   return table;
