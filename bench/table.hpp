@@ -72,7 +72,8 @@ struct family {
 
 family softmax_family();
 family fourier_family();
+family aft_family();
 
-inline std::vector<family> families() { return {softmax_family(), fourier_family()}; }
+inline std::vector<family> families() { return {softmax_family(), fourier_family(), aft_family()}; }
 
 }  // namespace bench

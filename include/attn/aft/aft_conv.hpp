@@ -62,7 +62,7 @@ void aft_conv(const door& at, const tensor_view<const S>& q, const tensor_view<c
   check_parameter(at, w, out);
   const bool image = options.grid.has_value();
   check_kernels(at, w, call.heads, image);
-  window_grid grid{1, call.length, 0, w.extent(3) / 2, options.causal};
+  aft_window_grid grid{1, call.length, 0, w.extent(3) / 2, options.causal};
   if (image) {
     if (options.causal) at.refuse("an image without causal", "causal = true");
     at.at_least("grid rows", 0, options.grid->rows);
@@ -78,7 +78,7 @@ void aft_conv(const door& at, const tensor_view<const S>& q, const tensor_view<c
     return matrix_view<const S>{all.row(shared ? 0 : h), 1, all.cols, all.row_stride, all.col_stride};
   };
   if (call.length == 0) return;
-  window_call<S, decltype(matrix)>{call, grid, window_layout::kernel, shared, matrix}.run(where);
+  aft_window_call<S, decltype(matrix)>{call, grid, aft_window_layout::kernel, shared, matrix}.run(where);
 }
 
 }  // namespace detail

@@ -50,12 +50,7 @@ struct full_bias {
     if (end > 0) f(index(0), end);
   }
   void fill(index row, index begin, index count, compute_type<S>* to) const {
-    using T = compute_type<S>;
-    const S* from = w.row(first + row) + begin * w.col_stride;
-    index j = 0;
-    for (; j + width<T> <= count; j += width<T>)
-      store<T>(to + j, load_part<T>(from + j * w.col_stride, w.col_stride, width<T>));
-    for (; j < count; ++j) to[j] = static_cast<T>(from[j * w.col_stride]);
+    copy_biases(w.row(first + row) + begin * w.col_stride, w.col_stride, count, to);
   }
 };
 

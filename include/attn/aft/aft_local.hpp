@@ -56,8 +56,8 @@ void aft_local(const door& at, const tensor_view<const S>& q, const tensor_view<
     at.equal("w columns = length", call.length, w.extent(3));
   const bool shared = w.extent(1) == 1;
   const auto matrix = [&](index h) { return head_of(w, 0, shared ? 0 : h); };
-  const window_grid grid{1, call.length, 0, options.window - 1, options.causal};
-  window_call<S, decltype(matrix)>{call, grid, options.band ? window_layout::band : window_layout::square, shared, matrix}
+  const aft_window_grid grid{1, call.length, 0, options.window - 1, options.causal};
+  aft_window_call<S, decltype(matrix)>{call, grid, options.band ? aft_window_layout::band : aft_window_layout::square, shared, matrix}
       .run(where);
 }
 

@@ -11,7 +11,7 @@
 namespace attn::detail {
 
 /// Tokens in `lines` lines of `columns`, row by row; a window reaches `up` lines and `side` columns to each side.
-struct window_grid {
+struct aft_window_grid {
   index lines = 1, columns = 0, up = 0, side = 0;
   bool causal = false;  // of one line
 
@@ -29,7 +29,7 @@ struct window_grid {
 };
 
 /// How the biases of a window lie in memory.
-enum class window_layout {
+enum class aft_window_layout {
   square,  // row t, column t'
   band,    // row t, column t' - t + side
   kernel   // row: lines from t to t', column: columns from t to t', counted from the farthest
@@ -37,12 +37,12 @@ enum class window_layout {
 
 /// What the rows of block i of line r see.
 template <class S>
-struct window_bias {
+struct aft_window_bias {
   using T = compute_type<S>;
 
   matrix_view<const S> w;
-  window_layout layout;
-  window_grid grid;
+  aft_window_layout layout;
+  aft_window_grid grid;
   index keys, r, i;
 
   bool has_diagonal() const { return grid.causal; }
@@ -67,18 +67,15 @@ struct window_bias {
     const index high = std::clamp(column + grid.side + 1 - first, low, count);
     std::fill(to, to + low, T(0));
     std::fill(to + high, to + count, T(0));
+    if (low == high) return;
+    const index t = first + low;
     const S* from = w.data;
     switch (layout) {
-      case window_layout::square: from = w.row(column) + first * w.col_stride; break;
-      case window_layout::band: from = w.row(column) + (first - column + grid.side) * w.col_stride; break;
-      case window_layout::kernel:
-        from = w.row(line - r + grid.up) + (first - column + grid.side) * w.col_stride;
-        break;
+      case aft_window_layout::square: from = w.row(column) + t * w.col_stride; break;
+      case aft_window_layout::band: from = w.row(column) + (t - column + grid.side) * w.col_stride; break;
+      case aft_window_layout::kernel: from = w.row(line - r + grid.up) + (t - column + grid.side) * w.col_stride; break;
     }
-    index j = low;
-    for (; j + width<T> <= high; j += width<T>)
-      store<T>(to + j, load_part<T>(from + j * w.col_stride, w.col_stride, width<T>));
-    for (; j < high; ++j) to[j] = static_cast<T>(from[j * w.col_stride]);
+    copy_biases(from, w.col_stride, high - low, to + low);
   }
 };
 
@@ -123,12 +120,12 @@ struct sums_array {
 
 /// One call whose biases are 0 beyond a window; `matrix(h)` gives the biases of head h.
 template <class S, class Matrix>
-struct window_call {
+struct aft_window_call {
   using T = compute_type<S>;
 
   const aft_call<S>& call;
-  window_grid grid;
-  window_layout layout;
+  aft_window_grid grid;
+  aft_window_layout layout;
   bool shared;
   Matrix matrix;
 
@@ -212,8 +209,8 @@ struct window_call {
       }
       block.packets = group.heads * parts;
       block.begin(real - first);
-      const window_bias<S> bias{matrix(aft_groups<S>::at(call, shared, group.first).head), layout, grid, group.length, r, i};
-      const aft_rows<S, window_bias<S>> rows{block, members, bias, at + first, parts, outside.data, call.gate};
+      const aft_window_bias<S> bias{matrix(aft_groups<S>::at(call, shared, group.first).head), layout, grid, group.length, r, i};
+      const aft_rows<S, aft_window_bias<S>> rows{block, members, bias, at + first, parts, outside.data, call.gate};
       rows.find_row_tops();
       bias.stretches([&](index begin, index stop) {
         for (index j = begin; j < stop; j += product_keys) {

@@ -85,6 +85,14 @@ struct split_keys {
   }
 };
 
+/// `count` biases from `from` on, converted.
+template <class T, class S>
+void copy_biases(const S* from, index stride, index count, T* to) {
+  index j = 0;
+  for (; j + width<T> <= count; j += width<T>) store<T>(to + j, load_part<T>(from + j * stride, stride, width<T>));
+  for (; j < count; ++j) to[j] = static_cast<T>(from[j * stride]);
+}
+
 /// The biases of one row towards `key_piece` keys, taken apart.
 template <class T>
 struct split_biases {
