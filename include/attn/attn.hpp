@@ -10,6 +10,10 @@
 #include <attn/aft/aft_window_state.hpp>
 #include <attn/core/random.hpp>
 #include <attn/fourier/fnet.hpp>
+#include <attn/kernel/linear.hpp>
+#include <attn/layers/encoder_block.hpp>
+#include <attn/layers/multi_head.hpp>
+#include <attn/layers/reversible_block.hpp>
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/kv_cache.hpp>
 #include <attn/softmax/merge.hpp>

@@ -69,6 +69,8 @@ void add_full_softmax(std::vector<law_operator<T>>&);
 template <class T>
 void add_sliding_window(std::vector<law_operator<T>>&);
 template <class T>
+void add_linear(std::vector<law_operator<T>>&);
+template <class T>
 void add_fnet(std::vector<law_operator<T>>&);
 template <class T>
 void add_aft_full(std::vector<law_operator<T>>&);
@@ -85,6 +87,7 @@ const std::vector<law_operator<T>>& operators() {
     std::vector<law_operator<T>> all;
     add_full_softmax<T>(all);
     add_sliding_window<T>(all);
+    add_linear<T>(all);
     add_fnet<T>(all);
     add_aft_full<T>(all);
     add_aft_local<T>(all);
