@@ -47,8 +47,8 @@ struct biases {
 };
 
 runner prepare_full(const problem& p) {
-  return [w = std::make_shared<biases>(1, p.length, p.length), causal = p.causal](
-             input q, input k, input v, output out, attn::execution& exec) {
+  return [w = std::make_shared<biases>(1, p.length, p.length), causal = p.causal](input q, input k, input v, output out,
+                                                                                  attn::execution& exec) {
     attn::aft_full(q, k, v, out, w->view(), {.causal = causal}, exec);
   };
 }
@@ -79,8 +79,7 @@ struct full_stream final : stream {
   attn::kv_cache<float> cache;
   std::shared_ptr<biases> w;
 
-  explicit full_stream(const problem& p)
-      : cache(1, p.kv_heads, p.dim), w(std::make_shared<biases>(1, 1, p.length)) {
+  explicit full_stream(const problem& p) : cache(1, p.kv_heads, p.dim), w(std::make_shared<biases>(1, 1, p.length)) {
     cache.reserve(p.length);
   }
   std::unique_ptr<stream> copy() const override { return std::make_unique<full_stream>(*this); }

@@ -56,8 +56,8 @@ TEMPLATE_LIST_TEST_CASE("aft_conv: options combined", "[aft_conv]", all_types) {
                           gate, {210, 0, 133, 133});
         }
         check<TestType>({.batch = 4, .length = 120, .dim = 18},
-                        {.height = 3, .width = 5, .columns = 12, .one_key = one_key, .per_head = per_head}, false,
-                        gate, {120, 0, 36, 43});
+                        {.height = 3, .width = 5, .columns = 12, .one_key = one_key, .per_head = per_head}, false, gate,
+                        {120, 0, 36, 43});
       }
 }
 

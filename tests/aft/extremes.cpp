@@ -52,8 +52,8 @@ TEMPLATE_LIST_TEST_CASE("aft: keys of ±80 and biases of ±200", "[extremes]", a
 TEMPLATE_LIST_TEST_CASE("aft_full: maxima that meet less and less", "[extremes]", exact_types) {
   // In float the fast path ends at a gap of about 15 (e^-4*15 is 2^-86), in double at 160: both sides are right.
   for (bool causal : {false, true})
-    for (double gap : {0.0, 5.0, 10.0, 12.0, 13.0, 14.0, 14.5, 15.0, 15.5, 16.0, 17.0, 20.0, 22.0, 25.0, 40.0, 100.0,
-                       150.0, 155.0, 160.0, 165.0, 170.0, 175.0, 180.0, 200.0, 1000.0}) {
+    for (double gap : {0.0,  5.0,  10.0,  12.0,  13.0,  14.0,  14.5,  15.0,  15.5,  16.0,  17.0,  20.0,  22.0,
+                       25.0, 40.0, 100.0, 150.0, 155.0, 160.0, 165.0, 170.0, 175.0, 180.0, 200.0, 1000.0}) {
       INFO("gap " << gap << ", causal " << causal);
       // The inputs are added exactly, but e^(k + w) itself loses what ulp(k + w) is.
       check<TestType>(missing_each_other(gap, causal));
@@ -72,7 +72,8 @@ TEMPLATE_LIST_TEST_CASE("aft: tiny and huge values", "[extremes]", exact_types) 
 TEST_CASE("aft: the denominator the fast path asks for", "[extremes]") {
   // keys 2^-97 for values of 1 and more: what a flushed factor loses, 2^-125 a key, is then below 2^-26
   const auto least = [](index keys, float largest) {
-    return attn::detail::sum_lanes(attn::detail::safe_denominator<float>(keys, attn::detail::broadcast<float>(largest))) /
+    return attn::detail::sum_lanes(
+               attn::detail::safe_denominator<float>(keys, attn::detail::broadcast<float>(largest))) /
            attn::detail::width<float>;
   };
   CHECK(least(1023, 1) == 0x1p-87f);
@@ -114,7 +115,8 @@ TEMPLATE_LIST_TEST_CASE("aft: NaN behind a mask, and in one channel", "[extremes
       bool right = true;
       for (index t = 0; t < 140; ++t)
         for (index d = 0; d < 20; ++d)
-          right = right && (t >= 70 && d == 4 ? !std::isfinite(after(0, 0, t, d)) : after(0, 0, t, d) == before(0, 0, t, d));
+          right = right &&
+                  (t >= 70 && d == 4 ? !std::isfinite(after(0, 0, t, d)) : after(0, 0, t, d) == before(0, 0, t, d));
       CHECK(right);
     }
   }

@@ -51,18 +51,42 @@ std::vector<refused> common_refusals() {
       {"another length of out", "out length", [](door& d) { d.out_view_ = d.out_view_.slice(2, 0, 5); }},
       {"another dim of out", "out dim", [](door& d) { d.out_view_ = d.out_view_.slice(3, 0, 4); }},
       {"a negative extent", "extent", [](door& d) { d.k_view = d.shaped(2, 3, -6, 8); }},
-      {"a null q", "null", [](door& d) { d.q_view = {nullptr, {2, 3, 6, 8}}; }},
-      {"a null k", "null", [](door& d) { d.k_view = {nullptr, {2, 3, 6, 8}}; }},
-      {"a null v", "null", [](door& d) { d.v_view = {nullptr, {2, 3, 6, 8}}; }},
-      {"a null out", "null", [](door& d) { d.out_view_ = {nullptr, {2, 3, 6, 8}}; }},
+      {"a null q", "null",
+       [](door& d) {
+         d.q_view = {nullptr, {2, 3, 6, 8}};
+       }},
+      {"a null k", "null",
+       [](door& d) {
+         d.k_view = {nullptr, {2, 3, 6, 8}};
+       }},
+      {"a null v", "null",
+       [](door& d) {
+         d.v_view = {nullptr, {2, 3, 6, 8}};
+       }},
+      {"a null out", "null",
+       [](door& d) {
+         d.out_view_ = {nullptr, {2, 3, 6, 8}};
+       }},
       {"out that is q", "overlap", [](door& d) { d.q_view = view(std::as_const(d.out)); }},
       {"out that is k", "overlap", [](door& d) { d.k_view = view(std::as_const(d.out)); }},
       {"out that is v", "overlap", [](door& d) { d.v_view = view(std::as_const(d.out)); }},
-      {"out whose rows are one", "overlap", [](door& d) { d.out_view_ = {d.out.data.data(), {2, 3, 6, 8}, {24, 8, 0, 1}}; }},
+      {"out whose rows are one", "overlap",
+       [](door& d) {
+         d.out_view_ = {d.out.data.data(), {2, 3, 6, 8}, {24, 8, 0, 1}};
+       }},
       {"too few lengths", "lengths", [](door& d) { d.lengths = {6}; }},
-      {"too many lengths", "lengths", [](door& d) { d.lengths = {6, 6, 6}; }},
-      {"a negative length", "lengths", [](door& d) { d.lengths = {6, -1}; }},
-      {"a length beyond the buffer", "lengths", [](door& d) { d.lengths = {7, 6}; }},
+      {"too many lengths", "lengths",
+       [](door& d) {
+         d.lengths = {6, 6, 6};
+       }},
+      {"a negative length", "lengths",
+       [](door& d) {
+         d.lengths = {6, -1};
+       }},
+      {"a length beyond the buffer", "lengths",
+       [](door& d) {
+         d.lengths = {7, 6};
+       }},
   };
 }
 
@@ -158,10 +182,18 @@ TEST_CASE("aft_conv refuses what does not fit", "[refusals]") {
       {"an even width", "odd width", image(biases(1, 3, 4))},
       {"kernels for two heads", "w heads", image(biases(2, 3, 5))},
       {"causal", "causal", image([](door& d) { d.causal = true; })},
-      {"too few rows", "rows * columns", image([](door& d) { d.grid = attn::token_grid{1, 3}; })},
-      {"too many columns", "rows * columns", image([](door& d) { d.grid = attn::token_grid{2, 4}; })},
-      {"negative rows and columns", "rows", image([](door& d) { d.grid = attn::token_grid{-2, -3}; })},
-      {"more than memory holds", "grid", image([](door& d) { d.grid = attn::token_grid{index(1) << 40, index(1) << 40}; })},
+      {"too few rows", "rows * columns", image([](door& d) {
+         d.grid = attn::token_grid{1, 3};
+       })},
+      {"too many columns", "rows * columns", image([](door& d) {
+         d.grid = attn::token_grid{2, 4};
+       })},
+      {"negative rows and columns", "rows", image([](door& d) {
+         d.grid = attn::token_grid{-2, -3};
+       })},
+      {"more than memory holds", "grid", image([](door& d) {
+         d.grid = attn::token_grid{index(1) << 40, index(1) << 40};
+       })},
   };
   check_refused("aft_conv", {1, 3, 1, 5}, images, [&](door& d, attn::execution& execution) {
     if (!d.grid) d.grid = attn::token_grid{2, 3};

@@ -18,31 +18,31 @@ struct compiled_aft_full {
   using options = attn::aft_full_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const options&,
                    attn::execution&);
-  static void step(attn::kv_cache<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const attn::aft_step_options&,
-                   attn::execution&);
+  static void step(attn::kv_cache<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
+                   const attn::aft_step_options&, attn::execution&);
 };
 template <class S>
 struct compiled_aft_local {
   using options = attn::aft_local_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const options&,
                    attn::execution&);
-  static void step(attn::aft_window_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const attn::aft_local_step_options&,
-                   attn::execution&);
+  static void step(attn::aft_window_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
+                   const attn::aft_local_step_options&, attn::execution&);
 };
 template <class S>
 struct compiled_aft_conv {
   using options = attn::aft_conv_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const options&,
                    attn::execution&);
-  static void step(attn::aft_window_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const attn::aft_step_options&,
-                   attn::execution&);
+  static void step(attn::aft_window_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
+                   const attn::aft_step_options&, attn::execution&);
 };
 template <class S>
 struct compiled_aft_simple {
   using options = attn::aft_simple_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, attn::execution&);
-  static void step(attn::aft_simple_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const attn::aft_step_options&,
-                   attn::execution&);
+  static void step(attn::aft_simple_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
+                   const attn::aft_step_options&, attn::execution&);
 };
 
 // A kernel [1, H, 1, width] as the library takes it: [H, width].

@@ -3,14 +3,14 @@
 namespace testing {
 
 template <class S>
-void compiled_aft_full<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const options& chosen,
-                              attn::execution& execution) {
+void compiled_aft_full<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
+                                const options& chosen, attn::execution& execution) {
   attn::aft_full(q, k, v, out, w, chosen, execution);
 }
 
 template <class S>
 void compiled_aft_full<S>::step(attn::kv_cache<S>& state, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
-                              in_view<S> w, const attn::aft_step_options& chosen, attn::execution& execution) {
+                                in_view<S> w, const attn::aft_step_options& chosen, attn::execution& execution) {
   attn::aft_full_step(state, q, k, v, out, w, chosen, execution);
 }
 

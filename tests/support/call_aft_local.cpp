@@ -3,14 +3,15 @@
 namespace testing {
 
 template <class S>
-void compiled_aft_local<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const options& chosen,
-                              attn::execution& execution) {
+void compiled_aft_local<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
+                                 const options& chosen, attn::execution& execution) {
   attn::aft_local(q, k, v, out, w, chosen, execution);
 }
 
 template <class S>
-void compiled_aft_local<S>::step(attn::aft_window_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
-                              in_view<S> w, const attn::aft_local_step_options& chosen, attn::execution& execution) {
+void compiled_aft_local<S>::step(attn::aft_window_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v,
+                                 out_view<S> out, in_view<S> w, const attn::aft_local_step_options& chosen,
+                                 attn::execution& execution) {
   attn::aft_local_step(state, q, k, v, out, w, chosen, execution);
 }
 

@@ -24,8 +24,8 @@
 
 namespace attn::detail {
 
-inline constexpr index block_rows = 96;      // rows of a block, a multiple of every tile height
-inline constexpr index product_keys = 384;             // keys a product takes at most
+inline constexpr index block_rows = 96;                  // rows of a block, a multiple of every tile height
+inline constexpr index product_keys = 384;               // keys a product takes at most
 inline constexpr int weight_stride = product_keys + 16;  // rows of a tile fall into different cache sets
 
 /// The least denominator of a fast result, for values of at most `largest`.
@@ -63,44 +63,43 @@ struct packed_keys {
   template <class S>
   void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index first, index begin, index count) const {
     constexpr T infinity = std::numeric_limits<T>::infinity();
-    for (index c = 0, at = first; c < v.cols; c += width<T>, ++at) {
-      const auto key = [&](index j) {
-        return load_channels<T>(k.row(begin + j) + c * k.col_stride, k.col_stride, k.cols - c);
-      };
-      packet<T> highest = broadcast<T>(-infinity), size = zero<T>(), trace = zero<T>();
-      for (index j = 0; j < count; ++j) {
-        const packet<T> x = key(j);
-        highest = max(highest, if_less(abs(x), broadcast<T>(infinity), x, broadcast<T>(-infinity)));
-      }
-      const packet<T> exponent = split_exp<T>(highest).exponent, reference = key_sums<T>::finite(exponent);
-      T* const to = panel(at);
-      for (index j = 0; j < count; ++j) {
-        const auto e = split_exp<T>(key(j));
-        const packet<T> x = load_channels<T>(v.row(begin + j) + c * v.col_stride, v.col_stride, v.cols - c);
-        const packet<T> weight = mul(e.factor, power_of_two<T>(sub(e.exponent, reference)));
-        const packet<T> value = if_less(zero<T>(), e.factor, mul(weight, x), e.factor);
-        size = max(size, abs(x));
-        trace = fma(add(value, weight), zero<T>(), trace);
-        store<T>(to + j * panel_width<T>, value);
-        store<T>(to + j * panel_width<T> + width<T>, weight);
-      }
-      store<T>(top + at * width<T>, exponent);
-      store<T>(largest + at * width<T>, size);
-      finite[at] = sum_lanes(trace) == T(0);
-    }
+    for (index c = 0, at = first; c < v.cols; c += width<T>, ++at)
+      read_channels<T, 1>(k, v, c, [&](const auto& key, const auto& x) {
+        packet<T> highest = broadcast<T>(-infinity), size = zero<T>(), trace = zero<T>();
+        for (index j = begin; j < begin + count; ++j) {
+          const packet<T> k_j = key(j);
+          highest = max(highest, if_less(abs(k_j), broadcast<T>(infinity), k_j, broadcast<T>(-infinity)));
+        }
+        const packet<T> exponent = split_exp<T>(highest).exponent, reference = key_sums<T>::finite(exponent);
+        T* to = panel(at);
+        for (index j = begin; j < begin + count; ++j, to += panel_width<T>) {
+          const auto e = split_exp<T>(key(j));
+          const packet<T> v_j = x(j), weight = mul(e.factor, power_of_two<T>(sub(e.exponent, reference)));
+          const packet<T> weighted = if_less(zero<T>(), e.factor, mul(weight, v_j), e.factor);
+          size = max(size, abs(v_j));
+          trace = fma(add(weighted, weight), zero<T>(), trace);
+          store<T>(to, weighted);
+          store<T>(to + width<T>, weight);
+        }
+        store<T>(top + at * width<T>, exponent);
+        store<T>(largest + at * width<T>, size);
+        finite[at] = sum_lanes(trace) == T(0);
+      });
   }
 };
 
 /// Up to block_rows rows that share their biases, with the sums of all channels of a group of heads.
 template <class T>
 struct aft_block {
-  T* weights = nullptr;   // [block_rows][weight_stride]
-  T* sums = nullptr;      // per packet [block_rows][num | den]
-  T* top = nullptr;       // per packet: the power of two left out of its sums, beside that of the row
-  T* largest = nullptr;   // per packet: max |v| so far
-  T* row_top = nullptr;   // [block_rows]: W
-  key_sums<T>* exact = nullptr;  // [block_rows]: of one packet
-  index* again = nullptr;        // [block_rows]: rows to compute again
+  static constexpr index together = 4;  // packets that end together, since what the exact form reads serves them all
+
+  T* weights = nullptr;         // [block_rows][weight_stride]
+  T* sums = nullptr;            // per packet [block_rows][num | den]
+  T* top = nullptr;             // per packet: the power of two left out of its sums, beside that of the row
+  T* largest = nullptr;         // per packet: max |v| so far
+  T* row_top = nullptr;         // [block_rows]: W
+  key_sums<T>* ends = nullptr;  // [together][block_rows]: the sums of some packets, in the end
+  bool* unsafe = nullptr;       // [together][block_rows]: which of them have to be computed again
   split_keys<T> keys;
   split_biases<T> biases, diagonal;
   index packets = 0, rows = 0;
@@ -113,10 +112,10 @@ struct aft_block {
     b.top = memory.take<T>(packets * width<T>);
     b.largest = memory.take<T>(packets * width<T>);
     b.row_top = memory.take<T>(block_rows);
-    b.exact = memory.take<key_sums<T>>(block_rows);
-    b.again = memory.take<index>(block_rows);
+    b.ends = memory.take<key_sums<T>>(together * block_rows);
+    b.unsafe = memory.take<bool>(together * block_rows);
     b.keys = split_keys<T>::layout(memory);
-    b.biases = split_biases<T>::layout(memory, 1);
+    b.biases = split_biases<T>::layout(memory, block_rows);
     b.diagonal = split_biases<T>::layout(memory, causal ? block_rows : 0);
     return b;
   }
@@ -124,7 +123,8 @@ struct aft_block {
   void begin(index count) {
     rows = count;
     const index padded = round_up(rows, tile_rows);
-    for (index p = 0; p < packets; ++p) std::fill_n(sums + p * block_rows * panel_width<T>, padded * panel_width<T>, T(0));
+    for (index p = 0; p < packets; ++p)
+      std::fill_n(sums + p * block_rows * panel_width<T>, padded * panel_width<T>, T(0));
     std::fill_n(top, packets * width<T>, -std::numeric_limits<T>::infinity());
     std::fill_n(largest, packets * width<T>, T(0));
     std::fill_n(weights + rows * weight_stride, (padded - rows) * weight_stride, T(0));
@@ -167,8 +167,8 @@ void tile_sums(const T* weights, const T* panel, index count, const packet<T>& k
 
 /// Step 3 for one row where a key or value is not finite: masked keys are left out. Same sums, to the last bit.
 template <class T>
-[[gnu::noinline]] void careful_sums(const T* weights, const T* bias, const T* panel, index count,
-                                    const packet<T>& keep, const packet<T>& take, T* sums) {
+[[gnu::noinline]] void careful_sums(const T* weights, const T* bias, const T* panel, index count, const packet<T>& keep,
+                                    const packet<T>& take, T* sums) {
   for (int half = 0; half < panel_width<T>; half += width<T>) {
     packet<T> x = zero<T>();
     for (index j = 0; j < count; ++j)
@@ -189,8 +189,8 @@ struct aft_rows {
   aft_block<T>& block;
   std::span<const aft_head<S>> heads;
   const Bias& bias;
-  index first, parts;   // row of the sequence the block begins with; packets of channels a head
-  const T* outside;     // sums over keys the rows all see without a bias, per packet; null if there are none
+  index first, parts;  // row of the sequence the block begins with; packets of channels a head
+  const T* outside;    // sums over keys the rows all see without a bias, per packet; null if there are none
   bool gate;
 
   /// W for every row.
@@ -235,92 +235,126 @@ struct aft_rows {
         for (index r = 0; r < block.rows; ++r) {
           alignas(64) T plain[product_keys];
           bias.fill(r, begin, count, plain);
-          careful_sums(block.weights + r * weight_stride, plain, panel, count, keep, scale,
-                       sums + r * panel_width<T>);
+          careful_sums(block.weights + r * weight_stride, plain, panel, count, keep, scale, sums + r * panel_width<T>);
         }
     }
   }
 
-  /// Adds to block.exact what the rows `again` see of the diagonal, for packet p.
-  void add_diagonal(index p, const index* again, index count) const {
+  /// Adds to row r of packet p + n, for all of `count` packets and the rows `chosen(n, r)`, keys [begin, begin + keys)
+  /// with the biases of `rows`; a causal row of the diagonal sees those up to its own.
+  template <class Chosen>
+  void add_exactly(index p, index count, index begin, index keys, const split_biases<T>& rows, bool diagonal,
+                   Chosen&& chosen) const {
     const aft_head<S>& head = heads[static_cast<std::size_t>(p / parts)];
-    block.keys.take(head.k, head.v, p % parts * width<T>, bias.diagonal(), block.rows);
     for (index n = 0; n < count; ++n) {
-      const index r = again[n];
-      add_keys(block.exact[r], block.keys, block.diagonal.row(r), r + 1);
+      bool taken = false;
+      for (index r = 0; r < block.rows; ++r) {
+        if (!chosen(n, r)) continue;
+        if (!taken) block.keys.take(head.k, head.v, (p + n) % parts * width<T>, begin, keys);
+        taken = true;
+        add_keys(block.ends[n * block_rows + r], block.keys, rows.row(r), diagonal ? r + 1 : keys);
+      }
     }
   }
-
-  /// The sums of rows `again` for packet p, exactly.
-  void compute_again(index p, const index* again, index count) const {
-    const aft_head<S>& head = heads[static_cast<std::size_t>(p / parts)];
-    for (index n = 0; n < count; ++n) block.exact[again[n]] = {};
-    bias.stretches([&](index begin, index end) {
-      for (index j = begin; j < end; j += key_piece) {
-        const index keys = std::min(key_piece, end - j);
-        block.keys.take(head.k, head.v, p % parts * width<T>, j, keys);
-        for (index n = 0; n < count; ++n) {
-          bias.fill(again[n], j, keys, block.biases.factor);
-          block.biases.split(keys);
-          add_keys(block.exact[again[n]], block.keys, block.biases, keys);
-        }
-      }
-    });
-    if (bias.has_diagonal()) add_diagonal(p, again, count);
+  void add_diagonal(index p, index count, auto&& chosen) const {
+    if (bias.has_diagonal()) add_exactly(p, count, bias.diagonal(), block.rows, block.diagonal, true, chosen);
   }
 
-  /// After all pieces: meets the diagonal and the keys outside, tests, divides and writes. Returns how many rows and
+  /// After all pieces: meets the diagonal and the keys outside, tests, divides and writes. Returns how many rows of
   /// packets had to be computed again.
   index finish(index keys) const {
-    const bool causal = bias.has_diagonal();
-    index repeated = 0;
-    for (index r = 0; causal && r < block.rows; ++r) {
+    for (index r = 0; bias.has_diagonal() && r < block.rows; ++r) {
       const auto row = block.diagonal.row(r);
       bias.fill(r, bias.diagonal(), r + 1, row.factor);
       row.split(r + 1);
     }
-    for (index p = 0; p < block.packets; ++p) {
-      const T* const sums = block.sums + p * block_rows * panel_width<T>;
-      const packet<T> top = load<T>(block.top + p * width<T>);
-      const packet<T> least = safe_denominator<T>(keys, load<T>(block.largest + p * width<T>));
-      for (index r = 0; r < block.rows; ++r) block.again[r] = r, block.exact[r] = {};
-      if (causal) add_diagonal(p, block.again, block.rows);
+    index repeated = 0;
+    for (index p = 0, count; p < block.packets; p += count) {
+      count = std::min(block.together, parts - p % parts);
+      std::fill_n(block.ends, block.together * block_rows, key_sums<T>{});
+      add_diagonal(p, count, [](index, index) { return true; });
       index unsafe = 0;
-      for (index r = 0; r < block.rows; ++r) {
-        key_sums<T> fast{load<T>(sums + r * panel_width<T>), load<T>(sums + r * panel_width<T> + width<T>),
-                         add(top, broadcast<T>(block.row_top[r]))};
-        fast.merge(block.exact[r]);
-        if (outside) fast.merge(key_sums<T>::read(outside + p * key_sums<T>::size));
-        block.exact[r] = fast;
-        const packet<T> short_of = if_less(fast.den, least, broadcast<T>(T(1)), zero<T>());
-        if (sum_lanes(short_of) != T(0)) block.again[unsafe++] = r;
-      }
-      if (unsafe > 0) recompute(p, unsafe, least);
+      for (index n = 0; n < count; ++n) unsafe += meet(p, n, keys);
+      if (unsafe > 0) recompute(p, count, keys);
       repeated += unsafe;
-      write(p);
+      for (index n = 0; n < count; ++n) write(p, n);
     }
     return repeated;
   }
 
-  /// The first `count` rows of block.again: what is safe keeps its sums, the rest gets exact ones.
-  [[gnu::noinline]] void recompute(index p, index count, const packet<T>& least) const {
-    T* const kept = block.weights;  // no longer needed
-    for (index n = 0; n < count; ++n) block.exact[block.again[n]].write(kept + n * key_sums<T>::size);
-    compute_again(p, block.again, count);
-    for (index n = 0; n < count; ++n) {
-      key_sums<T>& exact = block.exact[block.again[n]];
-      if (outside) exact.merge(key_sums<T>::read(outside + p * key_sums<T>::size));
-      const auto fast = key_sums<T>::read(kept + n * key_sums<T>::size);
-      exact.num = if_less(fast.den, least, exact.num, fast.num);
-      exact.den = if_less(fast.den, least, exact.den, fast.den);
+  packet<T> least(index p, index keys) const {
+    return safe_denominator<T>(keys, load<T>(block.largest + p * width<T>));
+  }
+  const T* outside_of(index p) const { return outside + p * key_sums<T>::size; }
+
+  /// All sums of packet p + n together; notes and counts the rows that are not safe. Where every key is masked nothing
+  /// can be lost.
+  index meet(index p, index n, index keys) const {
+    const T* const sums = block.sums + (p + n) * block_rows * panel_width<T>;
+    const packet<T> top = load<T>(block.top + (p + n) * width<T>), enough = least(p + n, keys);
+    const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
+    index unsafe = 0;
+    for (index r = 0; r < block.rows; ++r) {
+      const packet<T> scale = add(top, broadcast<T>(block.row_top[r]));
+      key_sums<T> all{load<T>(sums + r * panel_width<T>), load<T>(sums + r * panel_width<T> + width<T>), scale};
+      key_sums<T>& end = block.ends[n * block_rows + r];
+      all.merge(end);
+      if (outside) all.merge(key_sums<T>::read(outside_of(p + n)));
+      end = all;
+      const packet<T> small = if_less(all.den, enough, broadcast<T>(T(1)), zero<T>());
+      block.unsafe[n * block_rows + r] = sum_lanes(if_less(none, scale, small, zero<T>())) != T(0);
+      unsafe += block.unsafe[n * block_rows + r];
     }
+    return unsafe;
   }
 
-  void write(index p) const {
+  /// Computes the unsafe rows of `count` packets again, exactly; channels that are safe keep their sums.
+  [[gnu::noinline]] void recompute(index p, index count, index keys) const {
+    const auto unsafe = [&](index n, index r) { return block.unsafe[n * block_rows + r]; };
+    T* const kept = block.weights;  // the product is over
+    static_assert(aft_block<T>::together * key_sums<T>::size <= weight_stride);
+    const auto kept_at = [&](index n, index r) { return kept + (n * block_rows + r) * key_sums<T>::size; };
+    for (index n = 0; n < count; ++n)
+      for (index r = 0; r < block.rows; ++r)
+        if (unsafe(n, r)) {
+          block.ends[n * block_rows + r].write(kept_at(n, r));
+          block.ends[n * block_rows + r] = {};
+        }
+    bias.stretches([&](index begin, index end) {
+      for (index j = begin; j < end; j += key_piece) {
+        const index some = std::min(key_piece, end - j);
+        for (index r = 0; r < block.rows; ++r) {
+          bool any = false;
+          for (index n = 0; n < count; ++n) any |= unsafe(n, r);
+          if (!any) continue;
+          const auto row = block.biases.row(r);
+          bias.fill(r, j, some, row.factor);
+          row.split(some);
+        }
+        add_exactly(p, count, j, some, block.biases, false, unsafe);
+      }
+    });
+    add_diagonal(p, count, unsafe);
+    for (index n = 0; n < count; ++n)
+      for (index r = 0; r < block.rows; ++r) {
+        if (!unsafe(n, r)) continue;
+        key_sums<T>& exact = block.ends[n * block_rows + r];
+        if (outside) exact.merge(key_sums<T>::read(outside_of(p + n)));
+        const auto fast = key_sums<T>::read(kept_at(n, r));
+        const packet<T> enough = least(p + n, keys);
+        exact.num = if_less(fast.den, enough, exact.num, fast.num);
+        exact.den = if_less(fast.den, enough, exact.den, fast.den);
+      }
+  }
+
+  void write(index p, index n) const {
     const aft_head<S>& head = heads[static_cast<std::size_t>(p / parts)];
-    const index c = p % parts * width<T>;
-    for (index r = 0; r < block.rows; ++r)
-      write_channels<T>(block.exact[r].mean(), gate, head, first + r, c);
+    write_channels<T, 1>(head, gate, (p + n) % parts * width<T>, [&](const auto& write_row) {
+      for (index r = 0; r < block.rows; ++r) {
+        const key_sums<T>& end = block.ends[n * block_rows + r];
+        write_row(first + r, 0, end.num, end.den);
+      }
+    });
   }
 };
 

@@ -67,8 +67,7 @@ void aft_conv(const door& at, const tensor_view<const S>& q, const tensor_view<c
     if (options.causal) at.refuse("an image without causal", "causal = true");
     at.at_least("grid rows", 0, options.grid->rows);
     at.at_least("grid columns", 0, options.grid->columns);
-    at.equal("grid rows * columns = length", call.length,
-             at.fits("grid", {options.grid->rows, options.grid->columns}));
+    at.equal("grid rows * columns = length", call.length, at.fits("grid", {options.grid->rows, options.grid->columns}));
     grid.lines = options.grid->rows, grid.columns = options.grid->columns, grid.up = w.extent(2) / 2;
   }
   const bool shared = w.extent(image ? 1 : 2) == 1;

@@ -10,10 +10,10 @@
 
 namespace attn {
 
-/// Appends n tokens k, v [B, H, n, D] to the cache and writes the rows of their queries q [B, H, n, D]: the next n rows of
-/// one causal aft_full over the whole sequence. w is that of the longest sequence, [L, L] or [H, L, L] with
-/// L >= cache size + n; row t belongs to the t-th token since the start. Cost: one reading of the cache a token; for a
-/// long prompt use aft_full, then append() it. Scratch does not depend on the size of the cache. Throws
+/// Appends n tokens k, v [B, H, n, D] to the cache and writes the rows of their queries q [B, H, n, D]: the next n rows
+/// of one causal aft_full over the whole sequence. w is that of the longest sequence, [L, L] or [H, L, L] with L >=
+/// cache size + n; row t belongs to the t-th token since the start. Cost: one reading of the cache a token; for a long
+/// prompt use aft_full, then append() it. Scratch does not depend on the size of the cache. Throws
 /// std::invalid_argument before anything, the cache included, changes.
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W>
 void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, const W& w,

@@ -9,10 +9,12 @@
 //
 // It is exact for any k and w, of any size, as aft_full. A w of -infinity masks; a row that sees no key is 0.
 //
-// Shapes   q, k, v, out [B, H, L, D]; w [L, L], one for all heads, or [H, L, L]; as band [L, 2 s - 1] or [H, L, 2 s - 1],
+// Shapes   q, k, v, out [B, H, L, D]; w [L, L], one for all heads, or [H, L, L]; as band [L, 2 s - 1] or [H, L, 2 s -
+// 1],
 //          where entry p of row t belongs to t' = t + p - s + 1. float, double, or Eigen::half / Eigen::bfloat16 in
 //          memory with float arithmetic.
-// Cost     4 B H L (2 s + 94) D operations, half of it when causal. Scratch: a sixteenth of k and v, and about a million
+// Cost     4 B H L (2 s + 94) D operations, half of it when causal. Scratch: a sixteenth of k and v, and about a
+// million
 //          numbers a thread.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
@@ -57,7 +59,8 @@ void aft_local(const door& at, const tensor_view<const S>& q, const tensor_view<
   const bool shared = w.extent(1) == 1;
   const auto matrix = [&](index h) { return head_of(w, 0, shared ? 0 : h); };
   const aft_window_grid grid{1, call.length, 0, options.window - 1, options.causal};
-  aft_window_call<S, decltype(matrix)>{call, grid, options.band ? aft_window_layout::band : aft_window_layout::square, shared, matrix}
+  aft_window_call<S, decltype(matrix)>{call, grid, options.band ? aft_window_layout::band : aft_window_layout::square,
+                                       shared, matrix}
       .run(where);
 }
 

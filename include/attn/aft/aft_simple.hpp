@@ -12,7 +12,8 @@
 // It is exact for any k, of any size. A k of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
-// Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for every 512
+// Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for every
+// 512
 //          tokens.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
@@ -44,31 +45,35 @@ inline constexpr index simple_chunk = 512;
 /// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result.
 template <class T, int C, class S>
 void simple_rows_causal(const aft_head<S>& head, bool gate, index begin, index end, index c, T* sums) {
-  key_sums<T> s[C];
-  unroll<C>([&](auto n) { s[n] = key_sums<T>::read(sums + n * key_sums<T>::size); });
-  const auto part = [&](const matrix_view<const S>& x, index t, int n) {
-    const index at = c + n * width<T>;
-    return load_channels<T>(x.row(t) + at * x.col_stride, x.col_stride, x.cols - at);
-  };
-  for (index t = begin; t < end; ++t)
-    unroll<C>([&](auto n) {
-      const auto e = split_exp<T>(part(head.k, t, n));
-      s[n].raise(e.exponent);
-      const packet<T> weight = mul(e.factor, power_of_two<T>(sub(e.exponent, key_sums<T>::finite(s[n].top))));
-      s[n].num = fma(weight, if_less(zero<T>(), weight, part(head.v, t, n), zero<T>()), s[n].num);
-      s[n].den = add(s[n].den, weight);
-      write_channels<T>(s[n].mean(), gate, head, t, c + n * width<T>);
+  read_channels<T, C>(head.k, head.v, c, [&](const auto& key, const auto& value) {
+    write_channels<T, C>(head, gate, c, [&](const auto& write) {
+      key_sums<T> s[C];
+      unroll<C>([&](auto n) { s[n] = key_sums<T>::read(sums + n * key_sums<T>::size); });
+      for (index t = begin; t < end; ++t)
+        unroll<C>([&](auto n) {
+          const packet<T> x = key(t, n), scaled = mul(x, broadcast<T>(log2_e_high<T>));
+          s[n].raise(sub(add(scaled, broadcast<T>(rounder<T>)), broadcast<T>(rounder<T>)));
+          const packet<T> weight = weight_beside(x, sub(zero<T>(), key_sums<T>::finite(s[n].top)));
+          s[n].num = fma(weight, if_less(zero<T>(), weight, value(t, n), zero<T>()), s[n].num);
+          s[n].den = add(s[n].den, weight);
+          write(t, n, s[n].num, s[n].den);
+        });
+      unroll<C>([&](auto n) { s[n].write(sums + n * key_sums<T>::size); });
     });
-  unroll<C>([&](auto n) { s[n].write(sums + n * key_sums<T>::size); });
+  });
 }
 
 /// Rows [begin, end) of C packets that all have the same means.
 template <class T, int C, class S>
 void simple_rows(const aft_head<S>& head, bool gate, index begin, index end, index c, const T* sums) {
-  packet<T> mean[C];
-  unroll<C>([&](auto n) { mean[n] = key_sums<T>::read(sums + n * key_sums<T>::size).mean(); });
-  for (index t = begin; t < end; ++t)
-    unroll<C>([&](auto n) { write_channels<T>(mean[n], gate, head, t, c + n * width<T>); });
+  write_channels<T, C>(head, gate, c, [&](const auto& write) {
+    packet<T> mean[C];
+    unroll<C>([&](auto n) {
+      const auto s = key_sums<T>::read(sums + n * key_sums<T>::size);
+      mean[n] = if_less(zero<T>(), s.den, div(s.num, s.den), s.den);
+    });
+    for (index t = begin; t < end; ++t) unroll<C>([&](auto n) { write(t, n, mean[n], broadcast<T>(T(1))); });
+  });
 }
 
 /// f(integral_constant<int, C>, p) for packets p ... p + C - 1, until all are done.

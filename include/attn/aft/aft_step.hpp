@@ -39,8 +39,8 @@ struct row_scratch {
     return {split_keys<T>::layout(memory), split_biases<T>::layout(memory, 1)};
   }
 
-  /// Adds rows [begin, end) of k and v to the sums in memory, `parts` packets of them; fill(j, n, to) gives the biases of
-  /// rows j ....
+  /// Adds rows [begin, end) of k and v to the sums in memory, `parts` packets of them; fill(j, n, to) gives the biases
+  /// of rows j ....
   template <class S, class Fill>
   void add(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end, index parts, T* sums,
            Fill&& fill) const {
@@ -61,8 +61,10 @@ struct row_scratch {
 /// Sums in memory become row t of the output.
 template <class T, class S>
 void write_row(const T* sums, index parts, bool gate, const aft_head<S>& head, index t) {
-  for (index p = 0; p < parts; ++p)
-    write_channels<T>(key_sums<T>::read(sums + p * key_sums<T>::size).mean(), gate, head, t, p * width<T>);
+  for (index p = 0; p < parts; ++p) {
+    const auto s = key_sums<T>::read(sums + p * key_sums<T>::size);
+    write_channels<T, 1>(head, gate, p * width<T>, [&](const auto& write) { write(t, 0, s.num, s.den); });
+  }
 }
 
 }  // namespace detail

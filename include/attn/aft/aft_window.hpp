@@ -71,9 +71,15 @@ struct aft_window_bias {
     const index t = first + low;
     const S* from = w.data;
     switch (layout) {
-      case aft_window_layout::square: from = w.row(column) + t * w.col_stride; break;
-      case aft_window_layout::band: from = w.row(column) + (t - column + grid.side) * w.col_stride; break;
-      case aft_window_layout::kernel: from = w.row(line - r + grid.up) + (t - column + grid.side) * w.col_stride; break;
+      case aft_window_layout::square:
+        from = w.row(column) + t * w.col_stride;
+        break;
+      case aft_window_layout::band:
+        from = w.row(column) + (t - column + grid.side) * w.col_stride;
+        break;
+      case aft_window_layout::kernel:
+        from = w.row(line - r + grid.up) + (t - column + grid.side) * w.col_stride;
+        break;
     }
     copy_biases(from, w.col_stride, high - low, to + low);
   }
@@ -84,12 +90,8 @@ template <class T, class S>
 void add_line(const aft_head<S>& head, index at, index begin, index end, index parts, T* sums) {
   index p = 0;
   const auto take = [&](auto count) {
-    for (; p + count <= parts; p += count) {
-      key_sums<T> s[count.value];
-      unroll<count.value>([&](auto n) { s[n] = key_sums<T>::read(sums + (p + n) * key_sums<T>::size); });
-      add_plain_keys<T>(s, head.k, head.v, p * width<T>, at + begin, at + end);
-      unroll<count.value>([&](auto n) { s[n].write(sums + (p + n) * key_sums<T>::size); });
-    }
+    for (; p + count <= parts; p += count)
+      add_plain_keys<T, count.value>(head.k, head.v, p * width<T>, at + begin, at + end, sums + p * key_sums<T>::size);
   };
   take(std::integral_constant<int, sum_columns>{});
   take(std::integral_constant<int, 1>{});
@@ -209,7 +211,8 @@ struct aft_window_call {
       }
       block.packets = group.heads * parts;
       block.begin(real - first);
-      const aft_window_bias<S> bias{matrix(aft_groups<S>::at(call, shared, group.first).head), layout, grid, group.length, r, i};
+      const aft_window_bias<S> bias{
+          matrix(aft_groups<S>::at(call, shared, group.first).head), layout, grid, group.length, r, i};
       const aft_rows<S, aft_window_bias<S>> rows{block, members, bias, at + first, parts, outside.data, call.gate};
       rows.find_row_tops();
       bias.stretches([&](index begin, index stop) {

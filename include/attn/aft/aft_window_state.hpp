@@ -6,8 +6,9 @@
 //   attn::aft_window_state<float> past(batch, heads, dim, width / 2 + 1);
 //   attn::aft_conv_step(past, q_t, k_t, v_t, out_t, w);                      // as causal aft_conv with this width
 //
-// Memory   batch * heads * dim * 2 * window elements, the last `window` tokens, and 3 numbers of the compute type a
-//          channel (channels of a head rounded up to whole vectors), the sums over all before them.
+// Memory   3 (window + 1) numbers of the compute type a channel (channels of a head rounded up to whole vectors): the
+// last
+//          `window` keys and values, their exponentials taken once, and the sums over all before them.
 #pragma once
 
 #include <attn/aft/aft_conv.hpp>
@@ -32,9 +33,8 @@ class aft_window_state {
     const detail::door at("aft_window_state");
     detail::check_cache(at, batch, heads, dim, dim);
     at.at_least("window", 1, window);
-    const index numbers = at.fits("window", {batch, heads, dim, window});
-    keys_.resize(static_cast<std::size_t>(numbers));
-    values_.resize(static_cast<std::size_t>(numbers));
+    ring_.resize(
+        static_cast<std::size_t>(at.fits("window", {batch, heads, parts(), detail::key_sums<T>::size, window})));
     sums_.resize(static_cast<std::size_t>(at.fits("state", {batch, heads, parts(), detail::key_sums<T>::size})));
     reset();
   }
@@ -45,7 +45,7 @@ class aft_window_state {
   index heads() const { return heads_; }
   index dim() const { return dim_; }
   index window() const { return window_; }
-  std::size_t bytes() const { return (keys_.size() + values_.size()) * sizeof(S) + sums_.size() * sizeof(T); }
+  std::size_t bytes() const { return (ring_.size() + sums_.size()) * sizeof(T); }
 
   /// Back to the start of a stream.
   void reset() {
@@ -72,33 +72,31 @@ class aft_window_state {
   index parts() const { return (dim_ + detail::width<T> - 1) / detail::width<T>; }
   /// Sums over the tokens that have left the window.
   T* sums(index head) { return sums_.data() + head * parts() * detail::key_sums<T>::size; }
-  /// Position p lies in row p % window.
-  detail::matrix_view<const S> keys(index head) const {
-    return {keys_.data() + head * window_ * dim_, window_, dim_, dim_, 1};
-  }
-  detail::matrix_view<const S> values(index head) const {
-    return {values_.data() + head * window_ * dim_, window_, dim_, dim_, 1};
+  /// The window of packet p of a head; position t lies in row t % window.
+  detail::split_keys<T> keys(index head, index p) {
+    T* const first = ring_.data() + (head * parts() + p) * detail::key_sums<T>::size * window_;
+    return {first, first + window_ * detail::width<T>, first + 2 * window_ * detail::width<T>};
   }
 
   /// Row t of a chunk comes into the window; the token that leaves it goes to the sums.
   void put(const detail::aft_head<S>& from, index head, index t) {
     const index position = size_ + t, row = position % window_;
-    if (position >= window_) {
-      const detail::aft_head<S> old{{}, keys(head), values(head), {}};
-      detail::add_line<T>(old, row, 0, 1, parts(), sums(head));
-    }
-    const auto at = static_cast<std::size_t>((head * window_ + row) * dim_);
-    for (index d = 0; d < dim_; ++d) {
-      keys_[at + static_cast<std::size_t>(d)] = from.k.row(t)[d * from.k.col_stride];
-      values_[at + static_cast<std::size_t>(d)] = from.v.row(t)[d * from.v.col_stride];
+    for (index p = 0; p < parts(); ++p) {
+      const auto here = keys(head, p).from(row);
+      T* const past = sums(head) + p * detail::key_sums<T>::size;
+      if (position >= window_) {
+        auto s = detail::key_sums<T>::read(past);
+        detail::add_key(s, here);
+        s.write(past);
+      }
+      here.take(from.k, from.v, p * detail::width<T>, t, 1);
     }
   }
   void advance(index tokens) { size_ += tokens; }
 
  private:
   index batch_, heads_, dim_, window_, size_ = 0;
-  std::vector<S> keys_, values_;
-  std::vector<T> sums_;
+  std::vector<T> ring_, sums_;
 };
 
 /// Options of aft_local_step.
@@ -121,21 +119,23 @@ void step_window(aft_window_state<S>& state, const aft_call<S>& call, index stri
     where.for_each(call.batch * call.heads, [&](index task, int worker) {
       const auto head = call.head(task / call.heads, task % call.heads);
       T* sums = nullptr;
-      const auto scratch = where.scratch(worker, [&](carver& memory) {
+      const auto biases = where.scratch(worker, [&](carver& memory) {
         sums = memory.take<T>(parts * key_sums<T>::size);
-        return row_scratch<T>::layout(memory);
+        return split_biases<T>::layout(memory, 1);
       });
       for (index t = 0; t < call.length; ++t) {
         state.put(head, task, t);
         const index p = state.size() + t;
         std::copy_n(state.sums(task), parts * key_sums<T>::size, sums);
-        // The window lies in the ring in one run, or in two.
-        for (index from = std::max<index>(0, p - window + 1); from <= p;) {
-          const index row = from % window, count = std::min(p + 1 - from, window - row);
-          scratch.add(state.keys(task), state.values(task), row, row + count, parts, sums,
-                      [&](index j, index n, T* to) {
-                        copy_biases(bias(task % call.heads, p, from + j - row), stride, n, to);
-                      });
+        for (index from = std::max<index>(0, p - window + 1); from <= p;) {  // the ring's end cuts the window
+          const index row = from % window, count = std::min({p + 1 - from, window - row, key_piece});
+          copy_biases(bias(task % call.heads, p, from), stride, count, biases.factor);
+          biases.split(count);
+          for (index part = 0; part < parts; ++part) {
+            auto s = key_sums<T>::read(sums + part * key_sums<T>::size);
+            add_keys(s, state.keys(task, part).from(row), biases, count);
+            s.write(sums + part * key_sums<T>::size);
+          }
           from += count;
         }
         write_row(sums, parts, call.gate, head, t);
@@ -184,9 +184,9 @@ void aft_local_step(aft_window_state<S>& state, const Q& q, const K& k, const V&
   aft_local_step(state, q, k, v, out, w, options, serial);
 }
 
-/// Feeds n tokens k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]: the
-/// next n rows of one causal aft_conv over the whole stream. w [H, width] or [1, width] with width / 2 + 1 the window of
-/// the state. Cost, scratch and what it throws: as aft_local_step.
+/// Feeds n tokens k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]:
+/// the next n rows of one causal aft_conv over the whole stream. w [H, width] or [1, width] with width / 2 + 1 the
+/// window of the state. Cost, scratch and what it throws: as aft_local_step.
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W>
 void aft_conv_step(aft_window_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                    const aft_step_options& options, execution& where) {

@@ -43,20 +43,81 @@ struct key_sums {
     num = fma(other.num, factor, num), den = fma(other.den, factor, den);
   }
 
-  /// num / den; 0 where no key was seen.
-  ATTN_INLINE packet<T> mean() const { return if_less(zero<T>(), den, div(num, den), den); }
-
   /// A `top` to subtract: that of no key, -infinity, is replaced by the lowest number.
   static ATTN_INLINE packet<T> finite(const packet<T>& x) {
     return max(x, broadcast<T>(std::numeric_limits<T>::lowest()));
   }
 };
 
-/// A packet of `count` elements, converted to T, zeros after them; one element for all lanes where they do not move.
-template <class T, class S>
-ATTN_INLINE packet<T> load_channels(const S* p, index stride, index count) {
-  if (stride == 0) return broadcast<T>(static_cast<T>(*p));
-  return load_part<T>(p, stride, count);
+/// One head of one batch item.
+template <class S>
+struct aft_head {
+  matrix_view<const S> q, k, v;
+  matrix_view<S> out;
+};
+
+/// Packets of channels from some channel on, of any row. Where they lie as they are read nothing but loads is left of
+/// it; else they are gathered, out of line, zeros standing in for channels that are not there.
+template <class T, class S, bool Whole>
+struct channel_reader {
+  const S* data;
+  index row_stride, col_stride, count;
+
+  channel_reader(const matrix_view<const S>& x, index c)
+      : data(x.data + c * x.col_stride), row_stride(x.row_stride), col_stride(x.col_stride), count(x.cols - c) {}
+
+  ATTN_INLINE packet<T> operator()(index row, int n = 0) const {
+    if constexpr (Whole)
+      return load_as<T>(data + row * row_stride + n * width<T>);
+    else
+      return gather_part<T>(data + row * row_stride + n * width<T> * col_stride, col_stride, count - n * width<T>);
+  }
+};
+
+/// f(reader of k, reader of v) for C packets from channel c on.
+template <class T, int C, class S, class F>
+ATTN_INLINE void read_channels(const matrix_view<const S>& k, const matrix_view<const S>& v, index c, F&& f) {
+  if (k.col_stride == 1 && v.col_stride == 1 && c + C * width<T> <= std::min(k.cols, v.cols)) [[likely]]
+    f(channel_reader<T, S, true>(k, c), channel_reader<T, S, true>(v, c));
+  else
+    f(channel_reader<T, S, false>(k, c), channel_reader<T, S, false>(v, c));
+}
+
+/// Writes packets of channels of the output: num / den, times sigmoid(q) if gated; 0 where den is 0, which is where no
+/// key was seen.
+template <class T, class S, bool Whole>
+struct channel_writer {
+  channel_reader<T, S, Whole> q;
+  matrix_view<S> out;
+  index c;
+  bool gate;
+
+  ATTN_INLINE void operator()(index row, int n, packet<T> num, packet<T> den) const {
+    if (gate) {
+      const sigmoid_fraction<T> factor(q(row, n));
+      num = mul(num, factor.over), den = mul(den, factor.under);
+    }
+    const packet<T> mean = if_less(zero<T>(), den, div(num, den), den);
+    const index at = c + n * width<T>;
+    if constexpr (Whole && std::same_as<T, S>) {
+      store<T>(out.row(row) + at, mean);
+    } else {
+      alignas(64) T lanes[width<T>];
+      store<T>(lanes, mean);
+      S* const to = out.row(row) + at * out.col_stride;
+      for (index i = 0; i < std::min<index>(out.cols - at, width<T>); ++i)
+        to[i * out.col_stride] = static_cast<S>(lanes[i]);
+    }
+  }
+};
+
+/// f(writer) for C packets from channel c on.
+template <class T, int C, class S, class F>
+ATTN_INLINE void write_channels(const aft_head<S>& head, bool gate, index c, F&& f) {
+  if (head.q.col_stride == 1 && head.out.col_stride == 1 && c + C * width<T> <= head.out.cols) [[likely]]
+    f(channel_writer<T, S, true>{{head.q, c}, head.out, c, gate});
+  else
+    f(channel_writer<T, S, false>{{head.q, c}, head.out, c, gate});
 }
 
 /// Keys taken at a time.
@@ -65,7 +126,9 @@ inline constexpr index key_piece = 96;
 /// The keys of one packet of channels with their values, taken apart.
 template <class T>
 struct split_keys {
-  T *factor = nullptr, *exponent = nullptr, *value = nullptr;  // [key_piece][width]; value: factor * v
+  T *factor = nullptr, *exponent = nullptr, *value = nullptr;  // [keys][width]; value: factor * v
+
+  split_keys from(index j) const { return {factor + j * width<T>, exponent + j * width<T>, value + j * width<T>}; }
 
   static split_keys layout(carver& memory) {
     constexpr index size = key_piece * width<T>;
@@ -75,13 +138,14 @@ struct split_keys {
   /// Rows [begin, begin + count) of k and v, channels from c on.
   template <class S>
   void take(const matrix_view<const S>& k, const matrix_view<const S>& v, index c, index begin, index count) const {
-    for (index j = 0; j < count; ++j) {
-      const auto e = split_exp<T>(load_channels<T>(k.row(begin + j) + c * k.col_stride, k.col_stride, k.cols - c));
-      const packet<T> x = load_channels<T>(v.row(begin + j) + c * v.col_stride, v.col_stride, v.cols - c);
-      store<T>(factor + j * width<T>, e.factor);
-      store<T>(exponent + j * width<T>, e.exponent);
-      store<T>(value + j * width<T>, if_less(zero<T>(), e.factor, mul(e.factor, x), e.factor));
-    }
+    read_channels<T, 1>(k, v, c, [&](const auto& key, const auto& x) {
+      for (index j = 0; j < count; ++j) {
+        const auto e = split_exp<T>(key(begin + j));
+        store<T>(factor + j * width<T>, e.factor);
+        store<T>(exponent + j * width<T>, e.exponent);
+        store<T>(value + j * width<T>, if_less(zero<T>(), e.factor, mul(e.factor, x(begin + j)), e.factor));
+      }
+    });
   }
 };
 
@@ -115,6 +179,16 @@ struct split_biases {
   }
 };
 
+/// Adds one key without a bias.
+template <class T>
+void add_key(key_sums<T>& sums, const split_keys<T>& key) {
+  const packet<T> exponent = load<T>(key.exponent);
+  sums.raise(exponent);
+  const packet<T> power = power_of_two<T>(sub(exponent, key_sums<T>::finite(sums.top)));
+  sums.num = fma(load<T>(key.value), power, sums.num);
+  sums.den = fma(load<T>(key.factor), power, sums.den);
+}
+
 /// Adds `count` keys with their biases.
 template <class T>
 void add_keys(key_sums<T>& sums, const split_keys<T>& keys, const split_biases<T>& bias, index count) {
@@ -134,60 +208,44 @@ void add_keys(key_sums<T>& sums, const split_keys<T>& keys, const split_biases<T
   sums.num = num, sums.den = den;
 }
 
+/// e^x 2^negated for a power of two that is at least e^x. (Beyond 2^24 numbers are no multiples of 1.)
+template <class P, class T = std::remove_cvref_t<decltype(sum_lanes(std::declval<P>()))>>
+ATTN_INLINE P weight_beside(const P& x, const P& negated) {
+  const P power = fma(x, broadcast<T>(log2_e_low<T>), fma(x, broadcast<T>(log2_e_high<T>), negated));
+  return exp2_weight<T>(min(power, broadcast<T>(T(1))));
+}
+
 /// Packets of channels that are summed up together.
 inline constexpr int sum_columns = 4;
 
-/// Adds rows [begin, end) of k and v, channels from c on, without biases, to `sums` of C packets.
+/// Adds rows [begin, end) of k and v, channels from c on, without biases, to the sums of C packets in memory.
 template <class T, int C, class S>
-void add_plain_keys(key_sums<T> (&sums)[C], const matrix_view<const S>& k, const matrix_view<const S>& v, index c,
-                    index begin, index end) {
+void add_plain_keys(const matrix_view<const S>& k, const matrix_view<const S>& v, index c, index begin, index end,
+                    T* total) {
   constexpr index step = 16;  // rows that share a maximum; they come from the cache the second time
-  constexpr T log2_e = T(1.442695040888963407359924681L), log2_e_rest = T(1.442695040888963407359924681L - log2_e);
-  const auto part = [&](const matrix_view<const S>& x, index j, int n) {
-    const index at = c + n * width<T>;
-    return load_channels<T>(x.row(j) + at * x.col_stride, x.col_stride, x.cols - at);
-  };
-  for (index j0 = begin; j0 < end; j0 += step) {
-    const index j1 = std::min(j0 + step, end);
-    packet<T> reference[C];
-    unroll<C>([&](auto n) { reference[n] = broadcast<T>(-std::numeric_limits<T>::infinity()); });
-    for (index j = j0; j < j1; ++j) unroll<C>([&](auto n) { reference[n] = max(reference[n], part(k, j, n)); });
-    unroll<C>([&](auto n) {
-      const auto highest = split_exp<T>(reference[n]);
-      sums[n].raise(highest.exponent);
-      sums[n].den = fma(highest.factor, zero<T>(), sums[n].den);  // an infinite key makes it NaN
-      reference[n] = sub(zero<T>(), key_sums<T>::finite(sums[n].top));
-    });
-    for (index j = j0; j < j1; ++j)
+  read_channels<T, C>(k, v, c, [&](const auto& key, const auto& value) {
+    key_sums<T> sums[C];
+    unroll<C>([&](auto n) { sums[n] = key_sums<T>::read(total + n * key_sums<T>::size); });
+    for (index j0 = begin; j0 < end; j0 += step) {
+      const index j1 = std::min(j0 + step, end);
+      packet<T> reference[C];
+      unroll<C>([&](auto n) { reference[n] = broadcast<T>(-std::numeric_limits<T>::infinity()); });
+      for (index j = j0; j < j1; ++j) unroll<C>([&](auto n) { reference[n] = max(reference[n], key(j, n)); });
       unroll<C>([&](auto n) {
-        const packet<T> x = part(k, j, n), y = part(v, j, n);
-        const packet<T> power = fma(x, broadcast<T>(log2_e_rest), fma(x, broadcast<T>(log2_e), reference[n]));
-        const packet<T> weight = exp2_weight<T>(min(power, broadcast<T>(T(1))));  // huge keys are no multiples of 1
-        sums[n].num = fma(weight, if_less(zero<T>(), weight, y, zero<T>()), sums[n].num);
-        sums[n].den = add(sums[n].den, weight);
+        const auto largest = split_exp<T>(reference[n]);
+        sums[n].raise(largest.exponent);
+        sums[n].den = fma(largest.factor, zero<T>(), sums[n].den);  // an infinite key makes it NaN
+        reference[n] = sub(zero<T>(), key_sums<T>::finite(sums[n].top));
       });
-  }
-}
-
-/// One head of one batch item.
-template <class S>
-struct aft_head {
-  matrix_view<const S> q, k, v;
-  matrix_view<S> out;
-};
-
-/// Writes channels c ... of row t: `mean`, times sigmoid(q) if gated.
-template <class T, class S>
-ATTN_INLINE void write_channels(packet<T> mean, bool gate, const aft_head<S>& head, index t, index c) {
-  const index count = head.out.cols - c, stride = head.out.col_stride;
-  if (gate)
-    mean = mul(mean, sigmoid<T>(load_channels<T>(head.q.row(t) + c * head.q.col_stride, head.q.col_stride, count)));
-  S* const to = head.out.row(t) + c * stride;
-  if constexpr (std::same_as<T, S>)
-    if (stride == 1 && count >= width<T>) return store<T>(to, mean);
-  alignas(64) T lanes[width<T>];
-  store<T>(lanes, mean);
-  for (index i = 0; i < std::min<index>(count, width<T>); ++i) to[i * stride] = static_cast<S>(lanes[i]);
+      for (index j = j0; j < j1; ++j)
+        unroll<C>([&](auto n) {
+          const packet<T> weight = weight_beside(key(j, n), reference[n]);
+          sums[n].num = fma(weight, if_less(zero<T>(), weight, value(j, n), zero<T>()), sums[n].num);
+          sums[n].den = add(sums[n].den, weight);
+        });
+    }
+    unroll<C>([&](auto n) { sums[n].write(total + n * key_sums<T>::size); });
+  });
 }
 
 }  // namespace attn::detail

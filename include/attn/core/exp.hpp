@@ -118,8 +118,9 @@ struct split_number {
   packet<T> factor, exponent;
 };
 
-/// e^x with 0.7 < factor < 1.42 and a whole exponent, <= 2 ulp for |x| < 2^20. What is no weight has an exponent of
-/// -infinity, so that maxima pass it over: for x = -infinity the factor is 0, for NaN and +infinity it is NaN.
+/// e^x with 0.7 < factor < 1.42 and a whole exponent, <= 2 ulp for |x| < 2^11, beyond that less than rounding x costs.
+/// What is no weight has an exponent of -infinity, so that maxima pass it over: for x = -infinity the factor is 0, for
+/// NaN and +infinity it is NaN.
 template <class T>
 ATTN_INLINE split_number<T> split_exp(const packet<T>& x) {
   using constants = exp_constants<T>;
@@ -137,12 +138,35 @@ ATTN_INLINE split_number<T> split_exp(const packet<T>& x) {
           if_less(abs(x), broadcast<T>(infinity), n, broadcast<T>(-infinity))};
 }
 
-/// 1 / (1 + e^-x), relative error a few ulp on both sides.
+/// log2 e in two pieces, whose sum has twice the digits.
 template <class T>
-ATTN_INLINE packet<T> sigmoid(const packet<T>& x) {
-  const packet<T> one = broadcast<T>(T(1)), e = exp<T>(sub(zero<T>(), abs(x)));
-  return div(if_less(x, zero<T>(), e, one), add(one, e));
+inline constexpr T log2_e_high = T(1.442695040888963407359924681L);
+template <class T>
+inline constexpr T log2_e_low = T(1.442695040888963407359924681L - log2_e_high<T>);
+
+/// e^x for x <= 0, <= 2 ulp; 0 from about 0.7 times the smallest normal number down.
+template <class T>
+ATTN_INLINE packet<T> exp_weight(const packet<T>& x) {
+  constexpr T lowest = T(-float_bits<T>::bias * 0.693147180559945309417);
+  const packet<T> held = max(x, broadcast<T>(lowest));
+  const packet<T> shifted = add(mul(held, broadcast<T>(log2_e_high<T>)), broadcast<T>(rounder<T>));
+  const packet<T> n = sub(shifted, broadcast<T>(rounder<T>));
+  packet<T> fraction = fma(held, broadcast<T>(log2_e_high<T>), sub(zero<T>(), n));
+  fraction = fma(held, broadcast<T>(log2_e_low<T>), fraction);
+  const packet<T> power = add(polynomial<T>(fraction, exp_constants<T>::weight), broadcast<T>(T(1)));
+  return mul(power, bits_to_exponent<T>(shifted));
 }
+
+/// 1 / (1 + e^-x) = over / under, neither of which overflows: relative error a few ulp on both sides.
+template <class T>
+struct sigmoid_fraction {
+  packet<T> over, under;
+
+  explicit ATTN_INLINE sigmoid_fraction(const packet<T>& x) {
+    const packet<T> one = broadcast<T>(T(1)), e = exp_weight<T>(sub(zero<T>(), abs(x)));
+    over = if_less(x, zero<T>(), e, one), under = add(one, e);
+  }
+};
 
 /// tanh x, relative error a few ulp: odd in x, (1 - e) / (1 + e) with e = exp(-2|x|) away from 0, where it would lose
 /// digits a polynomial in x^2.

@@ -47,10 +47,11 @@ bound<T> bind_aft_conv(const aft_conv_entry& entry, const law_shape& s, bool zer
 
 template <class T>
 void add_aft_conv(std::vector<law_operator<T>>& all) {
-  for (const aft_conv_entry& entry :
-       {aft_conv_entry{"aft_conv", 1, 9}, {"aft_conv ungated", 1, 41, false, false, false},
-        {"aft_conv causal", 1, 41, false, true, true}, {"aft_conv causal, ungated", 1, 9, false, true, false},
-        {"aft_conv of an image", 5, 3, true, false, true}}) {
+  for (const aft_conv_entry& entry : {aft_conv_entry{"aft_conv", 1, 9},
+                                      {"aft_conv ungated", 1, 41, false, false, false},
+                                      {"aft_conv causal", 1, 41, false, true, true},
+                                      {"aft_conv causal, ungated", 1, 9, false, true, false},
+                                      {"aft_conv of an image", 5, 3, true, false, true}}) {
     auto op = aft_operator<T>(entry.name, entry.causal, entry.gate);
     op.bind = [=](const law_shape& s) { return bind_aft_conv<T>(entry, s); };
     op.sees = [=](const law_shape& s, index, index h, index i, index j) {

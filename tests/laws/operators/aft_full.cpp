@@ -6,8 +6,8 @@ template <class T>
 void add_aft_full(std::vector<law_operator<T>>& all) {
   for (bool causal : {false, true})
     for (bool gate : {false, true}) {
-      auto op = aft_operator<T>(std::string("aft_full") + (causal ? " causal" : "") + (gate ? "" : " ungated"), causal,
-                                gate);
+      auto op =
+          aft_operator<T>(std::string("aft_full") + (causal ? " causal" : "") + (gate ? "" : " ungated"), causal, gate);
       op.bind = [=](const law_shape& s) -> bound<T> {
         return [=, w = std::make_shared<tensor<T>>(aft_biases<T>(s))](const law_call<T>& call) {
           compiled_aft_full<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)),
@@ -18,10 +18,10 @@ void add_aft_full(std::vector<law_operator<T>>& all) {
         return (!causal || j <= i) && !std::isinf(aft_bias_value<T>(s.first_head + h, i, j));
       };
       if (gate)
-        op.limits = {{"no biases", [=](const law_shape& s) {
-                        return bind_aft_full<T>(s, causal, [](index, index, index) { return T(0); });
-                      },
-                      [=](const law_shape&) { return bind_aft_simple<T>(causal, true); }}};
+        op.limits = {
+            {"no biases",
+             [=](const law_shape& s) { return bind_aft_full<T>(s, causal, [](index, index, index) { return T(0); }); },
+             [=](const law_shape&) { return bind_aft_simple<T>(causal, true); }}};
       if (causal)
         op.stream = [=](const law_shape& s) -> bound<T> {
           auto cache = std::make_shared<attn::kv_cache<T>>(s.batch, s.heads, s.dim);

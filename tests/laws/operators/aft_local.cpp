@@ -39,9 +39,10 @@ bound<T> bind_aft_local(const aft_local_entry& entry, const law_shape& s, bool z
 
 template <class T>
 void add_aft_local(std::vector<law_operator<T>>& all) {
-  for (const aft_local_entry& entry :
-       {aft_local_entry{"aft_local", 5}, {"aft_local of a band, ungated", 40, true, false, false},
-        {"aft_local causal", 40, false, true, false}, {"aft_local of a band, causal", 5, true, true, true}}) {
+  for (const aft_local_entry& entry : {aft_local_entry{"aft_local", 5},
+                                       {"aft_local of a band, ungated", 40, true, false, false},
+                                       {"aft_local causal", 40, false, true, false},
+                                       {"aft_local of a band, causal", 5, true, true, true}}) {
     auto op = aft_operator<T>(entry.name, entry.causal, entry.gate);
     op.bind = [=](const law_shape& s) { return bind_aft_local<T>(entry, s); };
     op.sees = [=](const law_shape& s, index, index h, index i, index j) {
