@@ -108,8 +108,8 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
     tensor_view<S, 3> q, k, v, mixed;
   };
   const auto held = where.hold([&](carver& memory) {
-    const auto take = [&](index length, index dim) {
-      return tensor_view<S, 3>(memory.take<S>(s.batch * length * dim), {s.batch, length, dim});
+    const auto take = [&](index length, index numbers) {
+      return tensor_view<S, 3>(memory.take<S>(s.batch * length * numbers), {s.batch, length, numbers});
     };
     projected p;
     p.q = take(s.queries, s.heads * s.dim);
@@ -118,7 +118,7 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
     p.mixed = w.output ? take(s.queries, s.heads * s.dim_v) : out;
     return p;
   });
-  const projection<S> list[] = {
+  const token_projection<S> list[] = {
       {w.query, w.query_bias, held->q}, {w.value, w.value_bias, held->v}, {w.key, w.key_bias, held->k}};
   const std::span all(list, w.key ? 3 : 2);
   if (x.data() == y.data() && x.extents() == y.extents() && x.strides() == y.strides()) {
@@ -130,7 +130,7 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
   op(tensor_view<const S>(split_heads(held->q, s.heads)), tensor_view<const S>(split_heads(held->k, s.kv_heads)),
      tensor_view<const S>(split_heads(held->v, s.kv_heads)), split_heads(held->mixed, s.heads), where);
   if (!w.output) return;
-  const projection<S> last{w.output, w.output_bias, out};
+  const token_projection<S> last{w.output, w.output_bias, out};
   run_projections<S>(held->mixed, {&last, 1}, where);
 }
 

@@ -145,7 +145,7 @@ void multiply(const packed_tokens<T>& x, const packed_weight<T>& weight, const t
 
 /// One of the projections of a sequence.
 template <class S>
-struct projection {
+struct token_projection {
   tensor_view<const S, 2> weight;
   tensor_view<const S, 1> bias;
   tensor_view<S, 3> out;
@@ -153,7 +153,7 @@ struct projection {
 
 /// Several projections of one sequence, after their checks.
 template <class S>
-void run_projections(const tensor_view<const S, 3>& x, std::span<const projection<S>> list, execution& where) {
+void run_projections(const tensor_view<const S, 3>& x, std::span<const token_projection<S>> list, execution& where) {
   using T = compute_type<S>;
   const index inputs = x.extent(2), rows = tokens(x);
   if (rows == 0) return;
@@ -218,7 +218,7 @@ void project(const X& x, const W& weight, O&& out, const project_options<element
   detail::check_weight(at, "weight", w, "bias", options.bias, from.extent(2), to);
   at.apart("out", to, "x", from);
   at.fits("weight", {w.extent(0), w.extent(1)});
-  const detail::projection<S> one{w, options.bias, to};
+  const detail::token_projection<S> one{w, options.bias, to};
   detail::run_projections<S>(from, {&one, 1}, where);
 }
 
