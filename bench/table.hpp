@@ -71,9 +71,10 @@ struct family {
 };
 
 family softmax_family();
+family low_rank_family();
 family fourier_family();
 family aft_family();
 
-inline std::vector<family> families() { return {softmax_family(), fourier_family(), aft_family()}; }
+inline std::vector<family> families() { return {softmax_family(), low_rank_family(), fourier_family(), aft_family()}; }
 
 }  // namespace bench

@@ -18,6 +18,8 @@ struct golden_operator {
 
 golden_operator golden_full_softmax();
 golden_operator golden_sliding_window();
+golden_operator golden_linformer();
+golden_operator golden_nystrom();
 golden_operator golden_linear();
 golden_operator golden_fnet();
 golden_operator golden_reversible();
@@ -27,8 +29,19 @@ golden_operator golden_aft_simple();
 golden_operator golden_aft_conv();
 
 inline std::vector<golden_operator> golden_operators() {
-  return {golden_full_softmax(), golden_sliding_window(), golden_linear(),     golden_fnet(),    golden_reversible(),
-          golden_aft_full(),     golden_aft_local(),      golden_aft_simple(), golden_aft_conv()};
+  return {
+      golden_full_softmax(),    //
+      golden_sliding_window(),  //
+      golden_linformer(),       //
+      golden_nystrom(),         //
+      golden_linear(),          //
+      golden_fnet(),            //
+      golden_reversible(),      //
+      golden_aft_full(),        //
+      golden_aft_local(),       //
+      golden_aft_simple(),      //
+      golden_aft_conv(),        //
+  };
 }
 
 // What the exact operators' cases have in common.
