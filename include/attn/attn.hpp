@@ -1,6 +1,13 @@
 // attn: everything. Each header also stands alone.
 #pragma once
 
+#include <attn/aft/aft_conv.hpp>
+#include <attn/aft/aft_full.hpp>
+#include <attn/aft/aft_full_step.hpp>
+#include <attn/aft/aft_local.hpp>
+#include <attn/aft/aft_simple.hpp>
+#include <attn/aft/aft_simple_state.hpp>
+#include <attn/aft/aft_window_state.hpp>
 #include <attn/core/random.hpp>
 #include <attn/fourier/fnet.hpp>
 #include <attn/kernel/linear.hpp>
