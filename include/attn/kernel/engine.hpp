@@ -267,10 +267,10 @@ struct kernel_call {
     kernel_sums<T> total, own, before;
     T faded;
   };
-  held hold(carver& memory) const {
+  held hold(carver& memory, bool all) const {
     held x;
-    for (auto* sums : {&x.total, &x.own, &x.before})
-      *sums = kernel_sums<T>::layout(memory, map.features(), shape.dim_v, map.leveled());
+    for (auto* sums : {&x.own, &x.total, &x.before})
+      if (all || sums == &x.own) *sums = kernel_sums<T>::layout(memory, map.features(), shape.dim_v, map.leveled());
     return x;
   }
 
@@ -433,12 +433,13 @@ struct kernel_call {
     const index pairs = shape.batch * heads, threads = where.threads();
     const bool few = state && shape.keys <= few_tokens,
                share = !state && threads > 1 && pairs < 2 * threads && pairs % threads != 0;
-    const index most = share ? 4 * threads : threads - 1;
+    // Waves are long, since threads meet at their ends; causal ones hold three sums a segment.
+    const index most = share ? (causal ? 4 : 16) * threads : threads - 1;
     const auto slots = where.shared_scratch([&](carver& memory) {
       map.layout(memory, pairs);
       auto* list = memory.take<held>(most + 1);
       for (index n = 0; n <= most; ++n) {
-        const held x = hold(memory);
+        const held x = hold(memory, causal || !share || n == most);
         if (list) new (list + n) held(x);
       }
       return list;

@@ -13,6 +13,7 @@ template <class S>
 struct token_rows {
   const S* at[kernel_chunk];
   index count = 0, col_stride = 1;
+  index lanes = kernel_chunk;  // that must be filled
 
   const S* operator()(index t) const { return at[t]; }
 
@@ -22,10 +23,12 @@ struct token_rows {
       : count(tokens), col_stride(x.col_stride) {
     for (index t = 0; t < count; ++t) at[t] = x.row(begin + std::max(t, first));
   }
-  token_rows(index tokens, index stride) : count(tokens), col_stride(stride) {}
+  /// To be filled in, and only for the lanes of tokens.
+  token_rows(index tokens, index stride)
+      : count(tokens), col_stride(stride), lanes(round_up(tokens, panel_width<compute_type<S>>)) {}
 };
 
-/// Features, transposed, [feature][kernel_chunk], all lanes filled. `pair` is
+/// Features, transposed, [feature][kernel_chunk]. `pair` is
 /// batch item * heads of sums + head. `shift` has a number a token, where
 /// features have levels; `work` is scratch memory.
 template <class S>

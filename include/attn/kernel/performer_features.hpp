@@ -105,7 +105,7 @@ struct performer_features final : kernel_features<S> {
   void raw_of(const token_rows<S>& x, index pair, const T* centre, T* phi, T* shift, T* columns) const {
     const index m = w.extent(1);
     columns_of(x, centre, columns);
-    packed.apply(matrix_of(pair), columns, kernel_chunk, phi);
+    packed.apply(matrix_of(pair), columns, x.lanes, phi);
     sum_squares(columns, dim(), kernel_chunk, shift);
     const T half = (is_signed() ? T(0.5) : T(-0.5)) * scale * log2_e;
     for (index t = 0; t < kernel_chunk; t += width<T>) store<T>(shift + t, mul(load<T>(shift + t), broadcast<T>(half)));
@@ -116,11 +116,13 @@ struct performer_features final : kernel_features<S> {
       for (index n = 0; n < m * kernel_chunk; n += width<T>)
         store<T>(phi + m * kernel_chunk + n, sub(zero<T>(), load<T>(phi + n)));
     if (is_signed())
-      for (index n = 0; n < m * kernel_chunk; n += width<T>) {
-        packet<T> sine, cosine;
-        sin_cos<T>(load<T>(phi + n), sine, cosine);
-        store<T>(phi + n, sine), store<T>(phi + m * kernel_chunk + n, cosine);
-      }
+      for (index r = 0; r < m; ++r)
+        for (index t = 0; t < x.lanes; t += width<T>) {
+          T* const at = phi + r * kernel_chunk + t;
+          packet<T> sine, cosine;
+          sin_cos<T>(load<T>(at), sine, cosine);
+          store<T>(at, sine), store<T>(at + m * kernel_chunk, cosine);
+        }
   }
 
   /// As the original has it: 2^(raw + shift - top) + feature_eps.

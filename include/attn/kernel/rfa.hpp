@@ -84,9 +84,9 @@ struct rfa_features final : kernel_features<S> {
       const T norm = std::sqrt(factor[t]) + norm_eps;
       factor[t] = norm == T(0) ? T(0) : T(1) / norm;
     }
-    packed.apply(pair % heads / (heads / w.extent(0)), columns, kernel_chunk, phi);
+    packed.apply(pair % heads / (heads / w.extent(0)), columns, x.lanes, phi);
     for (index r = 0; r < m; ++r)
-      for (index t = 0; t < kernel_chunk; t += width<T>) {
+      for (index t = 0; t < x.lanes; t += width<T>) {
         T* const at = phi + r * kernel_chunk + t;
         packet<T> sine, cosine;
         sin_cos<T>(mul(load<T>(at), load<T>(factor + t)), sine, cosine);
