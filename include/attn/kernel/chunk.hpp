@@ -1,21 +1,16 @@
-// attn: one chunk of tokens of kernel attention: the products its cost goes
-// into.
+// attn: one chunk of tokens of kernel attention: the products its cost goes into.
 //
-// Features of a chunk lie transposed, [feature][chunk]: a token is a lane, so
-// maps, norms, maxima over features and exponentials are plain vector code, and
-// the same memory serves as left operand of one product and as panel of
-// another. With the sums S, z over everything before the chunk and its own
-// features and values:
+// Features of a chunk lie transposed, [feature][chunk]: a token is a lane, so maps, norms, maxima over features and
+// exponentials are plain vector code, and the same memory serves as left operand of one product and as panel of
+// another. With the sums S, z over everything before the chunk and its own features and values:
 //
 //   1. out_i  = state_factor_i phi(q_i)^T S                              read
-//   2.        + own_factor_i sum_{j <= i} mix_ij phi(q_i).phi(k_j) v_j   the
-//   triangle, where causal
+//   2.        + own_factor_i sum_{j <= i} mix_ij phi(q_i).phi(k_j) v_j   the triangle, where causal
 //   3. over the same with ones for values
-//   4. S, z   = keep S, z + sum_j phi(k_j) v_j^T sum_keys
+//   4. S, z   = keep S, z + sum_j phi(k_j) v_j^T                         sum_keys
 //
-// Nothing a row takes in depends on a later key: panels hold later keys beside
-// earlier ones, but each in a lane of its own, and what is masked is
-// overwritten, not multiplied by 0.
+// Nothing a row takes in depends on a later key: panels hold later keys beside earlier ones, but each in a lane of its
+// own, and what is masked is overwritten, not multiplied by 0.
 #pragma once
 
 #include <attn/kernel/kernel_sums.hpp>
@@ -24,12 +19,10 @@
 
 namespace attn::detail {
 
-/// Tokens a chunk has: enough to use the sums well once they are loaded, few
-/// enough that the triangle stays small.
+/// Tokens a chunk has: enough to use the sums well once they are loaded, few enough that the triangle stays small.
 inline constexpr int kernel_chunk = 64;
 
-/// columns[c * kernel_chunk + t] = map(element c of token t), map taking
-/// packets; the last token fills up the lanes.
+/// columns[c * kernel_chunk + t] = map(element c of token t), map taking packets; the last token fills up the lanes.
 template <class T, class Row, class Map>
 void pack_columns(Row&& row, index count, index cols, index col_stride, T* columns, Map&& map) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
@@ -57,8 +50,7 @@ void pack_columns(Row&& row, index count, index cols, index col_stride, T* colum
   pack_columns<T>(row, count, cols, col_stride, columns, [](const packet<T>& x) { return x; });
 }
 
-/// The rows that come next, asked for while products run: a chunk of them is
-/// more than the processor foresees.
+/// The rows that come next, asked for while products run: a chunk of them is more than the processor foresees.
 struct coming_rows {
   static constexpr index at_once = 6;  // as often as tiles come in a chunk, that is all of its rows
   struct stream {
@@ -83,8 +75,8 @@ struct coming_rows {
   }
 };
 
-/// Step 4. sums = keep * sums + features^T values of `count` tokens; keep[r] of
-/// feature r. Lanes beyond `count` must be 0.
+/// Step 4. sums = keep * sums + features^T values of `count` tokens; keep[r] of feature r. Lanes beyond `count` must be
+/// 0.
 template <class T>
 void sum_keys(kernel_sums<T>& sums, const T* features, const T* values, index count, const T* keep,
               coming_rows& ahead) {
@@ -115,13 +107,12 @@ void sum_keys(kernel_sums<T>& sums, const T* features, const T* values, index co
   sums.empty = sums.empty && count == 0;
 }
 
-/// A denominator nearer to 0 counts as 0, and the row is 0: there is nothing
-/// left in it, and its inverse could overflow.
+/// A denominator nearer to 0 counts as 0, and the row is 0: there is nothing left in it, and its inverse could
+/// overflow.
 template <class T>
 inline constexpr T least_denominator = 16 * std::numeric_limits<T>::min();
 
-/// What a tile of queries reads. Arrays of one number a query are
-/// [kernel_chunk].
+/// What a tile of queries reads. Arrays of one number a query are [kernel_chunk].
 template <class T>
 struct chunk_view {
   const kernel_sums<T>* sums = nullptr;  // null: nothing came before
@@ -153,8 +144,7 @@ void read_weights(const T* features, const T* z, index count, T* den) {
   }
 }
 
-/// weights[m] = mix * (row r0 + m of q_own).(keys up to it), 0 beyond, and
-/// their sums.
+/// weights[m] = mix * (row r0 + m of q_own).(keys up to it), 0 beyond, and their sums.
 template <class T>
 void own_weights(const chunk_view<T>& c, index r0, index rows, T* weights, T* sums) {
   const index limit = std::min(r0 + rows, c.keys);
@@ -178,9 +168,8 @@ void own_weights(const chunk_view<T>& c, index r0, index rows, T* weights, T* su
   }
 }
 
-/// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out
-/// [tile_rows][stride]; the factors of the two parts and their denominators
-/// den[m] come with it. `weights` is a scratch tile [tile_rows][kernel_chunk].
+/// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out [tile_rows][stride]; the factors of the two parts and
+/// their denominators den[m] come with it. `weights` is a scratch tile [tile_rows][kernel_chunk].
 template <class T>
 void chunk_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows, T* weights, T* den, T* out,
                 index stride) {

@@ -1,18 +1,15 @@
-// attn: the one engine of kernel attention, phi(q)^T sum_j phi(k_j) v_j^T, all
-// at once or causal.
+// attn: the one engine of kernel attention, phi(q)^T sum_j phi(k_j) v_j^T, all at once or causal.
 //
-// All at once: every segment of keys is summed up chunk by chunk, segments are
-// merged in order, then blocks of queries read the total. Causal: chunk by
-// chunk, queries read what lies before their chunk and see their own chunk
-// through the triangle. A segment has a sum of its own and is added to the
-// total when it is done, which keeps rounding small in long sequences and lets
-// threads share one head: a wave of segments is summed up at once, and once the
-// sums before each are known, attended at once. Segments and chunks lie at
-// fixed places, so bits do not depend on threads.
+// All at once: every segment of keys is summed up chunk by chunk, segments are merged in order, then blocks of queries
+// read the total. Causal: chunk by chunk, queries read what lies before their chunk and see their own chunk through the
+// triangle. A segment has a sum of its own and is added to the total when it is done, which keeps rounding small in
+// long sequences and lets threads share one head: a wave of segments is summed up at once, and once the sums before
+// each are known, attended at once. Segments and chunks lie at fixed places, so bits do not depend on threads.
 #pragma once
 
 #include <attn/core/attention_shape.hpp>
 #include <attn/kernel/features.hpp>
+#include <attn/kernel/kernel_scratch.hpp>
 #include <attn/kernel/kernel_state.hpp>
 #include <attn/kernel/step.hpp>
 
@@ -20,52 +17,8 @@ namespace attn::detail {
 
 inline constexpr index kernel_segment = 16 * kernel_chunk;
 
-/// What one worker needs.
-template <class T>
-struct kernel_scratch {
-  T *k_phi, *k_own, *q_phi, *q_own, *values, *mix, *weights, *out, *keep, *factors, *work;
-  T *k_shift, *k_top, *peak, *gates, *decay, *q_shift, *q_top, *own_top, *den, *state_factor, *own_factor, *eps;
-  index stride;
-
-  static kernel_scratch layout(carver& memory, index features, index dim_v, index work, bool leveled) {
-    kernel_scratch s;
-    const index phi = (features + tile_rows) * kernel_chunk, lanes = kernel_sums<T>::lanes(features);
-    s.stride = round_up(dim_v, panel_width<T>);
-    s.k_phi = memory.take<T>(phi);
-    s.q_phi = memory.take<T>(phi);
-    s.k_own = leveled ? memory.take<T>(phi) : s.k_phi;
-    s.q_own = leveled ? memory.take<T>(phi) : s.q_phi;
-    s.values = memory.take<T>(kernel_chunk * s.stride);
-    s.mix = memory.take<T>(kernel_chunk * kernel_chunk);
-    s.weights = memory.take<T>(tile_rows * kernel_chunk);
-    s.out = memory.take<T>(tile_rows * s.stride);
-    s.keep = memory.take<T>(lanes);
-    s.factors = memory.take<T>(2 * lanes);
-    s.work = memory.take<T>(work);
-    for (T** each : {&s.k_shift, &s.k_top, &s.peak, &s.gates, &s.decay, &s.q_shift, &s.q_top, &s.own_top, &s.den,
-                     &s.state_factor, &s.own_factor, &s.eps})
-      *each = memory.take<T>(kernel_chunk);
-    return s;
-  }
-};
-
-/// Mixes of a chunk with gates: mix_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1
-/// - g_j; decay_i = g_0 ... g_i.
-template <class T>
-void mix_by_gates(const T* gates, index count, bool complement, T* mix, T* decay) {
-  for (index i = 0; i < count; ++i) {
-    T* const row = mix + i * kernel_chunk;
-    if (i == 0) std::fill_n(row, kernel_chunk, T(0));
-    const packet<T> g = broadcast<T>(gates[i]);
-    for (index n = 0; i > 0 && n < kernel_chunk; n += width<T>)
-      store<T>(row + n, mul(g, load<T>(row + n - kernel_chunk)));
-    row[i] = complement ? T(1) - gates[i] : T(1);
-    decay[i] = i > 0 ? decay[i - 1] * gates[i] : gates[i];
-  }
-}
-
-/// One call, after its checks. `heads` of sums: as many as there are key heads,
-/// or more, where features or gates differ.
+/// One call, after its checks. `heads` of sums: as many as there are key heads, or more, where features or gates
+/// differ.
 template <class S>
 struct kernel_call {
   using T = compute_type<S>;
@@ -113,8 +66,7 @@ struct kernel_call {
     return ahead;
   }
 
-  /// Adds the keys whose features lie in s.k_phi; with gates they fade up to
-  /// the end of the chunk.
+  /// Adds the keys whose features lie in s.k_phi; with gates they fade up to the end of the chunk.
   void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, index count, coming_rows& ahead) const {
     const index m = map.features();
     if (gated()) {
@@ -130,8 +82,7 @@ struct kernel_call {
     sum_keys(sums, s.k_phi, s.values, count, s.keep, ahead);
   }
 
-  /// Sums up keys [begin, end): whole chunks but for the last. Returns the
-  /// product of the gates.
+  /// Sums up keys [begin, end): whole chunks but for the last. Returns the product of the gates.
   T sum_up(index b, index h, index begin, index end, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
     T faded = T(1);
     for (index c = begin; c < end; c += kernel_chunk) {
@@ -152,9 +103,8 @@ struct kernel_call {
     return s.decay[count - 1];
   }
 
-  /// Causal, keys [begin, end) of one segment, `before` summed up so far; the
-  /// segment's own sum is left in `own`. `total` is scratch. Returns the
-  /// product of the gates.
+  /// Causal, keys [begin, end) of one segment, `before` summed up so far; the segment's own sum is left in `own`.
+  /// `total` is scratch. Returns the product of the gates.
   T attend_segment(index b, index h, index begin, index end, const kernel_scratch<T>& s, const kernel_sums<T>& before,
                    kernel_sums<T>& own, kernel_sums<T>& total) const {
     const index offset = lengths.keys(b) - lengths.queries(b);  // position of query 0
@@ -182,8 +132,8 @@ struct kernel_call {
     return faded;
   }
 
-  /// Query rows origin + [first, count) of head `head`, lanes [first, count) of
-  /// the block, with `keys` keys of their own.
+  /// Query rows origin + [first, count) of head `head`, lanes [first, count) of the block, with `keys` keys of their
+  /// own.
   void attend_block(index b, index h, index head, index origin, index first, index count, const kernel_scratch<T>& s,
                     const kernel_sums<T>* sums, index keys, bool finite, const T* mix) const {
     const auto queries = head_of(q, b, head);
@@ -236,7 +186,6 @@ struct kernel_call {
   }
 
   /// Row i of a block, anew: its keys in the chunk weighed in the logarithm.
-  /// (s.out) row m receives it.
   [[gnu::noinline]] void attend_carefully(const chunk_view<T>& view, index b, index h, index head, index origin,
                                           index i, const kernel_scratch<T>& s, T* row) const {
     const auto queries = head_of(q, b, head);
@@ -363,8 +312,7 @@ struct kernel_call {
     index stride;
   };
 
-  /// One token of the heads of sums [first, first + count), token t of the
-  /// call.
+  /// One token of the heads of sums [first, first + count), token t of the call.
   void step(index first, index count, index t, const kernel_scratch<T>& s, const step_scratch& rows) const {
     const index m = map.features(), all = count * group();
     token_rows<S> keys(count, k.stride(3));

@@ -1,15 +1,12 @@
 // attn: feature maps of linear attention, as values.
 //
 //   attn::linear(q, k, v, out, {}, attn::relu{});
-//   attn::linear(q, k, v, out, {}, [](float x) { return x * x; });      // your
-//   own, number by number
+//   attn::linear(q, k, v, out, {}, [](float x) { return x * x; });      // your own, number by number
 //
 // A map may also make other features than one of each number: a type with
-//   attn::index features(attn::index dim) const;                        // how
-//   many void operator()(std::span<const T> token, std::span<T> phi) const;  //
-//   all of them, of one token
-// Maps are called in no particular order and from all threads of the execution
-// at once; T is float or double.
+//   attn::index features(attn::index dim) const;                        // how many
+//   void operator()(std::span<const T> token, std::span<T> phi) const;  // all of them, of one token
+// Maps are called in no particular order and from all threads of the execution at once; T is float or double.
 #pragma once
 
 #include <attn/core/exp.hpp>
@@ -57,10 +54,9 @@ concept token_map = requires(const F& f, std::span<const T> token, std::span<T> 
   f(token, phi);
 };
 
-/// e^x for x <= 0, exact 0 for -infinity; NaN stays NaN, and positive x give
-/// rubbish. x log2 e is taken apart into n + f by multiply-adds, which lose
-/// nothing but the digits log2 e itself lacks: relative error 1.3e-7 + 1.4e-8
-/// |x| in float.
+/// e^x for x <= 0, exact 0 for -infinity; NaN stays NaN, and positive x give rubbish. x log2 e is taken apart into n +
+/// f by multiply-adds, which lose nothing but the digits log2 e itself lacks: relative error 1.3e-7 + 1.4e-8 |x| in
+/// float.
 template <class T>
 ATTN_INLINE packet<T> exp_below_zero(const packet<T>& x) {
   constexpr T log2_e = T(1.442695040888963407359924681);

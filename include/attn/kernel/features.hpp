@@ -17,8 +17,7 @@ struct token_rows {
 
   const S* operator()(index t) const { return at[t]; }
 
-  /// Rows [begin, begin + count) of one head; those before `first` are never
-  /// looked at, and stand for it.
+  /// Rows [begin, begin + count) of one head; those before `first` are never looked at, and stand for it.
   token_rows(const matrix_view<const S>& x, index begin, index tokens, index first = 0)
       : count(tokens), col_stride(x.col_stride) {
     for (index t = 0; t < count; ++t) at[t] = x.row(begin + std::max(t, first));
@@ -28,9 +27,8 @@ struct token_rows {
       : count(tokens), col_stride(stride), lanes(round_up(tokens, panel_width<compute_type<S>>)) {}
 };
 
-/// Features, transposed, [feature][kernel_chunk]. `pair` is
-/// batch item * heads of sums + head. `shift` has a number a token, where
-/// features have levels; `work` is scratch memory.
+/// Features, transposed, [feature][kernel_chunk]. `pair` is batch item * heads of sums + head. `shift` has a number a
+/// token, where features have levels; `work` is scratch memory.
 template <class S>
 struct kernel_features {
   using T = compute_type<S>;

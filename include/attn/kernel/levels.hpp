@@ -1,21 +1,17 @@
 // attn: features that are exponentials, kept within the range of numbers.
 //
-// Of such a feature the engine holds the logarithm (base 2): log2 phi_r(x_t) =
-// raw[r][t] + shift[t]; or, signed (sine and cosine), the number raw[r][t]
-// times 2^shift[t]. They are used in two ways:
+// Of such a feature the engine holds the logarithm (base 2): log2 phi_r(x_t) = raw[r][t] + shift[t]; or, signed (sine
+// and cosine), the number raw[r][t] times 2^shift[t]. They are used in two ways:
 //
-//   for the sums   row r of S and z is kept over 2^level[r], level[r] the
-//   (rounded) largest logarithm of any key so far;
-//                  a query's features are weighed with 2^level and divided by
-//                  the largest result, so that its denominator is at least 1/2
-//                  whatever the keys are
-//   for the chunk  features over the largest of their own token, and the
-//   largest put back into mix_ij; levels of the
+//   for the sums   row r of S and z is kept over 2^level[r], level[r] the (rounded) largest logarithm of any key so
+//   far;
+//                  a query's features are weighed with 2^level and divided by the largest result, so that its
+//                  denominator is at least 1/2 whatever the keys are
+//   for the chunk  features over the largest of their own token, and the largest put back into mix_ij; levels of the
 //                  chunk would let later keys decide how earlier rows round
 //
-// The second can lose everything where query and key share no large feature.
-// Rows whose denominator comes out that small are computed anew, their few keys
-// weighed in the logarithm (weigh_carefully): a decision that depends on no
+// The second can lose everything where query and key share no large feature. Rows whose denominator comes out that
+// small are computed anew, their few keys weighed in the logarithm (weigh_carefully): a decision that depends on no
 // later key.
 #pragma once
 
@@ -56,8 +52,8 @@ T nearest_whole(T x) {
   return (x + large) - large;
 }
 
-/// For the sums: raises `level` to the keys of the chunk, keep[r] = 2^(old -
-/// new), phi over the new levels. `to` may be `raw`.
+/// For the sums: raises `level` to the keys of the chunk, keep[r] = 2^(old - new), phi over the new levels. `to` may be
+/// `raw`.
 template <class T>
 void level_keys(const T* raw, const T* shift, index count, bool is_signed, T* level, T* keep, T* to) {
   T highest = -std::numeric_limits<T>::infinity();
@@ -83,8 +79,7 @@ void level_keys(const T* raw, const T* shift, index count, bool is_signed, T* le
   map_packets(keep, keep, count, [](const auto& x) { return exp2_weight<T>(x); });
 }
 
-/// For the chunk: mix_ij = 2^(top_j - peak_i), peak_i = the largest top_j of j
-/// <= i.
+/// For the chunk: mix_ij = 2^(top_j - peak_i), peak_i = the largest top_j of j <= i.
 template <class T>
 void mix_by_tops(const T* top, index count, T* peak, T* mix) {
   T highest = no_level<T>;
@@ -94,8 +89,7 @@ void mix_by_tops(const T* top, index count, T* peak, T* mix) {
       store<T>(mix + i * kernel_chunk + j, exp2_weight<T>(sub(load<T>(top + j), broadcast<T>(peak[i]))));
 }
 
-/// One token's key, features contiguous: raw becomes phi over the raised
-/// levels, keep = 2^(old - new).
+/// One token's key, features contiguous: raw becomes phi over the raised levels, keep = 2^(old - new).
 template <class T>
 void level_key(T* raw, T shift, index count, bool is_signed, T* level, T* keep) {
   for (index r = 0; r < count; ++r) {
@@ -110,8 +104,7 @@ void level_key(T* raw, T shift, index count, bool is_signed, T* level, T* keep) 
   }
 }
 
-/// One token's query: raw becomes phi weighed with the levels, over the
-/// largest; returns the logarithm of that.
+/// One token's query: raw becomes phi weighed with the levels, over the largest; returns the logarithm of that.
 template <class T>
 T level_query(T* raw, index count, bool is_signed, const T* level) {
   if (is_signed) return level[0];
@@ -122,8 +115,7 @@ T level_query(T* raw, index count, bool is_signed, const T* level) {
   return top;
 }
 
-/// log_weights[j] = log2 of sum over r of 2^(query[r] + raw[r][j] + shift[j]);
-/// query[r * kernel_chunk] of one lane.
+/// log_weights[j] = log2 of sum over r of 2^(query[r] + raw[r][j] + shift[j]); query[r * kernel_chunk] of one lane.
 template <class T>
 void weigh_logarithms(const T* query, const T* raw, const T* shift, index count, T* log_weights) {
   for (index j = 0; j < kernel_chunk; j += width<T>) {

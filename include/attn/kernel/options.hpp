@@ -29,8 +29,7 @@ void check_eps(const door& at, T eps, const char* what = "eps") {
     at.refuse(text({what, " >= 0, and finite"}), static_cast<double>(eps));
 }
 
-/// Heads of sums a call needs: as the key heads, or one a query head where a
-/// parameter differs between those.
+/// Heads of sums a call needs: as the key heads, or one a query head where a parameter differs between those.
 inline index heads_of_sums(const attention_shape& s, std::initializer_list<index> parameter_heads) {
   for (index heads : parameter_heads)
     if (heads == s.heads && heads > s.kv_heads) return s.heads;

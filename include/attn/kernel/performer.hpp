@@ -1,33 +1,25 @@
 // attn: FAVOR+, attention with random features of the softmax kernel.
 //
 //   out_i = phi(q_i)^T sum_j phi(k_j) v_j^T / (phi(q_i)^T sum_j phi(k_j) + eps)
-//                           Choromanski et al. 2021, "Rethinking attention with
-//                           performers"
-//   phi(q).phi(k) is, over the drawing of the features W, on average exp(scale
-//   q.k); see performer_kernel for phi.
+//                           Choromanski et al. 2021, "Rethinking attention with performers"
+//   phi(q).phi(k) is, over the drawing of the features W, on average exp(scale q.k); see performer_kernel for phi.
 //
 //   auto features = attn::draw_features<float>(256, 64, {.seed = 7});
 //   attn::performer(q, k, v, out, features);
 //   attn::performer(q, k, v, out, features, {.causal = true}, threads);
 //
-// What to expect: the mean is right, the spread grows like exp of the size of
-// queries and keys. Attention close to uniform is approximated well; of the
-// peaky attention of trained models little is left. See README.md.
+// What to expect: the mean is right, the spread grows like exp of the size of queries and keys. Attention close to
+// uniform is approximated well; of the peaky attention of trained models little is left. See README.md.
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H,
-// Lq, Dv], features [H, Hkv or 1, m, D]; Hkv
-//          divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory
-//          with float arithmetic and features.
-// Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m +
-// Dv) more; twice that for the kernels with
-//          two features a row. Scratch: about 10 m (Dv + 64) numbers a thread,
-//          whatever the length.
-// Throws   std::invalid_argument for shapes or options that do not fit, before
-// anything is written.
+// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
+// Hkv
+//          divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic and features.
+// Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more; twice that for the kernels with
+//          two features a row. Scratch: about 10 m (Dv + 64) numbers a thread, whatever the length.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// Exponents are held apart, so neither long queries nor long keys overflow or
-// vanish, and causal rows do not change, to the last bit, with what comes
-// later. Token by token: performer_state.hpp.
+// Exponents are held apart, so neither long queries nor long keys overflow or vanish, and causal rows do not change, to
+// the last bit, with what comes later. Token by token: performer_state.hpp.
 #pragma once
 
 #include <attn/kernel/engine.hpp>
@@ -46,20 +38,16 @@ struct performer_options {
   performer_kernel kernel = performer_kernel::positive;
   /// Factor of q.k, >= 0; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to
-  /// there.
+  /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to there.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or apart.
-  /// Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
   std::span<const index> lengths{}, query_lengths{}, key_lengths{};
   /// Added to the denominator.
   real eps = real(0);
-  /// relu: added to each feature; 0.001 unless given. positive, not causal:
-  /// added to exp(W x~ - |x~|^2 / 2 - max W x~), the maximum per query and over
-  /// all keys, as published code does it; 0 unless given. Refused otherwise.
+  /// relu: added to each feature; 0.001 unless given. positive, not causal: added to exp(W x~ - |x~|^2 / 2 - max W x~),
+  /// the maximum per query and over all keys, as published code does it; 0 unless given. Refused otherwise.
   std::optional<real> feature_eps{};
-  /// Subtract the mean key from all of them: softmax stays the same, the spread
-  /// of the features shrinks. Not causal.
+  /// Subtract the mean key from all of them: softmax stays the same, the spread of the features shrinks. Not causal.
   bool center_keys = false;
 };
 

@@ -100,8 +100,7 @@ struct performer_features final : kernel_features<S> {
         store<T>(columns + d * kernel_chunk + t, sub(load<T>(columns + d * kernel_chunk + t), broadcast<T>(centre[d])));
   }
 
-  /// Logarithms or numbers as levels.hpp takes them, or plain features, of a
-  /// block of tokens.
+  /// Logarithms or numbers as levels.hpp takes them, or plain features, of a block of tokens.
   void raw_of(const token_rows<S>& x, index pair, const T* centre, T* phi, T* shift, T* columns) const {
     const index m = w.extent(1);
     columns_of(x, centre, columns);
@@ -148,8 +147,7 @@ struct performer_features final : kernel_features<S> {
     publish(phi, shift, top);
   }
 
-  // Where features have levels
-  // ----------------------------------------------------------------------------------------
+  // Where features have levels ----------------------------------------------------------------------------------------
 
   void key_state(const T* raw, const T* shift, T* level, T* keep, T* phi) const override {
     level_keys(raw, shift, features(), is_signed(), level, keep, phi);
@@ -182,8 +180,8 @@ struct performer_features final : kernel_features<S> {
     }
   }
 
-  /// eps, in the measure of a denominator over 2^top: features here leave out
-  /// their factor 1 / sqrt(m) and the query's shift.
+  /// eps, in the measure of a denominator over 2^top: features here leave out their factor 1 / sqrt(m) and the query's
+  /// shift.
   T eps_over(T eps, T top, T shift) const {
     const index count = is_signed() ? w.extent(1) : features();
     return eps > T(0) ? eps * static_cast<T>(count) * std::exp2(-(top + shift)) : T(0);
@@ -204,8 +202,7 @@ struct performer_features final : kernel_features<S> {
     for (index t = 0; t < kernel_chunk; ++t) eps_of[t] = eps_over(eps, eps_of[t], shift[t]);
   }
 
-  /// So small a denominator, of positive weights the largest of which could be
-  /// 1, may have lost all that was in it.
+  /// So small a denominator, of positive weights the largest of which could be 1, may have lost all that was in it.
   bool doubtful(T den) const override {
     return !is_signed() && den < std::numeric_limits<T>::min() * T(std::uint64_t(1) << 45);
   }

@@ -1,8 +1,7 @@
 // attn: performer token by token.
 //
-//   attn::performer_state<float> state(heads, 256, 64);                   //
-//   heads, features, value dim attn::performer_step(state, q_t, k_t, v_t,
-//   out_t, features);          // what causal performer gives
+//   attn::performer_state<float> state(heads, 256, 64);                   // heads, features, value dim
+//   attn::performer_step(state, q_t, k_t, v_t, out_t, features);          // what causal performer gives
 //
 // Copies, merging, writing and reading: see kernel_state.hpp.
 #pragma once
@@ -12,10 +11,9 @@
 
 namespace attn {
 
-/// The sums of performer for elements of type S, `features` rows of W and the
-/// kernel it will be used with. `heads` are the key heads, or, where every
-/// query head has features of its own, the query heads. Throws
-/// std::invalid_argument for negative extents or sizes no memory can hold.
+/// The sums of performer for elements of type S, `features` rows of W and the kernel it will be used with. `heads` are
+/// the key heads, or, where every query head has features of its own, the query heads. Throws std::invalid_argument for
+/// negative extents or sizes no memory can hold.
 template <element S>
 class performer_state : public kernel_state<compute_type<S>> {
  public:
@@ -38,8 +36,7 @@ class performer_state : public kernel_state<compute_type<S>> {
   performer_kernel kernel_;
 };
 
-/// Options of performer_step: those of performer that make sense for tokens as
-/// they come. The kernel is the state's.
+/// Options of performer_step: those of performer that make sense for tokens as they come. The kernel is the state's.
 template <class S>
 struct performer_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
@@ -51,11 +48,10 @@ struct performer_step_options {
   std::optional<real> feature_eps{};
 };
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their
-/// queries q [B, H, n, D] causally: the next n rows of one causal performer
-/// over the whole stream, always with the same features. Throws
-/// std::invalid_argument before anything, the state included, changes. Should
-/// anything else be thrown, for want of memory, the state is reset.
+/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their queries q [B, H, n, D] causally: the next
+/// n rows of one causal performer over the whole stream, always with the same features. Throws std::invalid_argument
+/// before anything, the state included, changes. Should anything else be thrown, for want of memory, the state is
+/// reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O>
 void performer_step(performer_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
                     const std::type_identity_t<tensor_view<const compute_type<S>, 3>>& features,

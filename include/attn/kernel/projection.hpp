@@ -18,8 +18,7 @@ struct packed_projection {
     return p;
   }
 
-  /// W times `factor`. Heads in ascending order: what is written beyond one is
-  /// overwritten by the next.
+  /// W times `factor`. Heads in ascending order: what is written beyond one is overwritten by the next.
   void pack(const tensor_view<const T, 3>& w, T factor) const {
     for (index h = 0; h < heads; ++h)
       for (index r = 0; r < count; r += tile_rows) {
@@ -29,8 +28,7 @@ struct packed_projection {
       }
   }
 
-  /// phi[r][t] = factor W_r x_t for the lanes [0, lanes) of columns
-  /// [dim][chunk]; writes up to tile_rows rows beyond.
+  /// phi[r][t] = factor W_r x_t for the lanes [0, lanes) of columns [dim][chunk]; writes up to tile_rows rows beyond.
   void apply(index head, const T* columns, index lanes, T* phi) const {
     for (index r = 0; r < count; r += tile_rows)
       for (index t = 0; t < lanes; t += panel_width<T>)

@@ -1,11 +1,10 @@
 // attn: random features for performer and rfa, drawn or the caller's own.
 //
-//   auto features = attn::draw_features<float>(256, 64, {.seed = 7});     //
-//   256 rows of dim 64, for all heads attn::performer(q, k, v, out, features);
+//   auto features = attn::draw_features<float>(256, 64, {.seed = 7});     // 256 rows of dim 64, for all heads
+//   attn::performer(q, k, v, out, features);
 //
-// One seed gives the same bits with every compiler, on every machine. Where a
-// matrix of the caller's is as good: any view [H or 1, count, dim], or an Eigen
-// matrix [count, dim], does.
+// One seed gives the same bits with every compiler, on every machine. Where a matrix of the caller's is as good: any
+// view [H or 1, count, dim], or an Eigen matrix [count, dim], does.
 #pragma once
 
 #include <attn/core/check.hpp>
@@ -29,8 +28,7 @@ struct draw_options {
   index heads = 1;
 };
 
-/// A matrix [heads, count, dim] that owns its memory; it is taken wherever a
-/// view of features is.
+/// A matrix [heads, count, dim] that owns its memory; it is taken wherever a view of features is.
 template <class T>
 class random_features {
   static_assert(std::same_as<T, float> || std::same_as<T, double>);
@@ -62,10 +60,8 @@ inline double exact_dot(const double* a, const double* b, index n) {
   return sum;
 }
 
-/// Makes rows [count, dim] orthonormal, count <= dim. Gram and Schmidt, each
-/// row twice; lengths are taken positive, so that normal rows become uniformly
-/// distributed ones (the Q of a QR decomposition whose R has a positive
-/// diagonal).
+/// Makes rows [count, dim] orthonormal, count <= dim. Gram and Schmidt, each row twice; lengths are taken positive, so
+/// that normal rows become uniformly distributed ones (the Q of a QR decomposition whose R has a positive diagonal).
 inline void make_orthonormal(double* rows, index count, index dim) {
   for (index i = 0; i < count; ++i) {
     double* const row = rows + i * dim;
@@ -102,9 +98,8 @@ inline void draw_rows(random_numbers& numbers, feature_rows kind, index count, i
 
 }  // namespace detail
 
-/// Draws `count` features for heads of size `dim`. Cost O(heads count dim^2);
-/// done once, not in every call. Throws std::invalid_argument unless count, dim
-/// and heads are at least 1.
+/// Draws `count` features for heads of size `dim`. Cost O(heads count dim^2); done once, not in every call. Throws
+/// std::invalid_argument unless count, dim and heads are at least 1.
 template <class T>
 random_features<T> draw_features(index count, index dim, const draw_options& options = {}) {
   const detail::door at("draw_features");

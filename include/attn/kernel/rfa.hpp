@@ -1,29 +1,22 @@
 // attn: random feature attention.
 //
-//   out_i = phi(q_i)^T S / (phi(q_i)^T z + eps),  phi(x) = [sin W x^, cos W
-//   x^],  x^ = x / (|x| + norm_eps)
-//                                                   Peng et al. 2021, "Random
-//                                                   feature attention"
-//   S = sum_j phi(k_j) v_j^T, z = sum_j phi(k_j); with a gate g: S_t = g_t
-//   S_(t-1) + (1 - g_t) phi(k_t) v_t^T, z likewise
+//   out_i = phi(q_i)^T S / (phi(q_i)^T z + eps),  phi(x) = [sin W x^, cos W x^],  x^ = x / (|x| + norm_eps)
+//                                                   Peng et al. 2021, "Random feature attention"
+//   S = sum_j phi(k_j) v_j^T, z = sum_j phi(k_j); with a gate g: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T, z
+//   likewise
 //
-//   auto features = attn::draw_features<float>(256, 64, {.seed = 7});    // the
-//   temperature is a factor of theirs attn::rfa(q, k, v, out, features,
-//   {.causal = true, .gate = g});
+//   auto features = attn::draw_features<float>(256, 64, {.seed = 7});    // the temperature is a factor of theirs
+//   attn::rfa(q, k, v, out, features, {.causal = true, .gate = g});
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H,
-// Lq, Dv], features [H, Hkv or 1, m, D]; Hkv
-//          divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory
-//          with float arithmetic and features.
-// Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m +
-// Dv) more. Scratch: about
+// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
+// Hkv
+//          divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic and features.
+// Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: about
 //          10 m (Dv + 64) numbers a thread, whatever the length.
-// Throws   std::invalid_argument for shapes or options that do not fit, before
-// anything is written.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// Weights may be negative, and a denominator near 0 makes a row large: that is
-// the method's, not rounding. A token of zeros with norm_eps 0 stays zeros.
-// Token by token: rfa_state.hpp.
+// Weights may be negative, and a denominator near 0 makes a row large: that is the method's, not rounding. A token of
+// zeros with norm_eps 0 stays zeros. Token by token: rfa_state.hpp.
 #pragma once
 
 #include <attn/core/sin_cos.hpp>
@@ -40,16 +33,13 @@ struct rfa_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to
-  /// there.
+  /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to there.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or apart.
-  /// Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
   std::span<const index> lengths{}, query_lengths{}, key_lengths{};
   /// Added to the denominator.
   real eps = real(0);
-  /// Added to the norm of a token before dividing by it; the original uses
-  /// 0.001.
+  /// Added to the norm of a token before dividing by it; the original uses 0.001.
   real norm_eps = real(0);
   /// Per token, from 0 to 1: [B, H or Hkv, Lk]; causal only.
   tensor_view<const real, 3> gate{};
@@ -117,8 +107,7 @@ std::pair<attention_shape, sequence_lengths> check_rfa(const door& at, const ten
 
 }  // namespace detail
 
-/// Random feature attention; the execution may be left out. See the top of the
-/// file.
+/// Random feature attention; the execution may be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O>
 void rfa(const Q& q, const K& k, const V& v, O&& out,
          const std::type_identity_t<tensor_view<const compute_type<element_of<const Q&>>, 3>>& features,

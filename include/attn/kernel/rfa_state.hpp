@@ -1,8 +1,7 @@
 // attn: random feature attention token by token.
 //
-//   attn::rfa_state<float> state(heads, 256, 64);                         //
-//   heads, features, value dim attn::rfa_step(state, q_t, k_t, v_t, out_t,
-//   features);                // what causal rfa gives
+//   attn::rfa_state<float> state(heads, 256, 64);                         // heads, features, value dim
+//   attn::rfa_step(state, q_t, k_t, v_t, out_t, features);                // what causal rfa gives
 //
 // Copies, merging, writing and reading: see kernel_state.hpp.
 #pragma once
@@ -12,9 +11,8 @@
 
 namespace attn {
 
-/// The sums of rfa for elements of type S and `features` rows of W. `heads` are
-/// the key heads, or, where every query head has features or a gate of its own,
-/// the query heads. Throws std::invalid_argument for negative extents or sizes
+/// The sums of rfa for elements of type S and `features` rows of W. `heads` are the key heads, or, where every query
+/// head has features or a gate of its own, the query heads. Throws std::invalid_argument for negative extents or sizes
 /// no memory can hold.
 template <element S>
 class rfa_state : public kernel_state<compute_type<S>> {
@@ -37,11 +35,9 @@ struct rfa_step_options {
   tensor_view<const real, 3> gate{};
 };
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their
-/// queries q [B, H, n, D] causally: the next n rows of one causal rfa over the
-/// whole stream, always with the same features. Throws std::invalid_argument
-/// before anything, the state included, changes. Should anything else be
-/// thrown, for want of memory, the state is reset.
+/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their queries q [B, H, n, D] causally: the next
+/// n rows of one causal rfa over the whole stream, always with the same features. Throws std::invalid_argument before
+/// anything, the state included, changes. Should anything else be thrown, for want of memory, the state is reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O>
 void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
               const std::type_identity_t<tensor_view<const compute_type<S>, 3>>& features,

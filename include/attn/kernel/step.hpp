@@ -1,5 +1,4 @@
-// attn: one token of kernel attention: the state is read and written once, by
-// the same pass that answers the queries.
+// attn: one token of kernel attention: the state is read and written once, by the same pass that answers the queries.
 #pragma once
 
 #include <attn/kernel/chunk.hpp>
@@ -11,8 +10,7 @@ inline constexpr index few_tokens = 3;
 /// Queries answered by one pass over the sums.
 inline constexpr int step_queries = 4;
 
-/// rows[t][r] = columns[r][t] for t < count: features of a block, token by
-/// token. Rows are `stride` apart.
+/// rows[t][r] = columns[r][t] for t < count: features of a block, token by token. Rows are `stride` apart.
 template <class T>
 void columns_to_rows(const T* columns, index features, index count, T* rows, index stride) {
   constexpr int w = width<T>;
@@ -25,8 +23,7 @@ void columns_to_rows(const T* columns, index features, index count, T* rows, ind
     }
 }
 
-/// One panel of S: S = keep S + key v^T if there is a key, and out[g] = sum
-/// over r of queries[g][r] S[r].
+/// One panel of S: S = keep S + key v^T if there is a key, and out[g] = sum over r of queries[g][r] S[r].
 template <class T, int G, bool Update>
 void step_panel(T* s, index features, const T* key, const T* keep, const T* value, const T* queries, index stride,
                 T* out) {
@@ -54,8 +51,7 @@ void step_panel(T* s, index features, const T* key, const T* keep, const T* valu
   });
 }
 
-/// The same for any number of queries; done(g, d, sum) takes the results, d the
-/// columns of the panel.
+/// The same for any number of queries; done(g, d, sum) takes the results, d the columns of the panel.
 template <class T, class Done>
 void step_head(kernel_sums<T>& sums, const T* key, const T* keep, const T* value, const T* queries, index stride,
                index count, Done&& done) {
@@ -79,8 +75,7 @@ void step_head(kernel_sums<T>& sums, const T* key, const T* keep, const T* value
     }
 }
 
-/// sum over r of a[r] b[r]; both padded with zeros, or numbers that a zero
-/// meets, to a whole packet.
+/// sum over r of a[r] b[r]; both padded with zeros, or numbers that a zero meets, to a whole packet.
 template <class T>
 T dot_rows(const T* a, const T* b, index n) {
   packet<T> sum = zero<T>();
