@@ -8,8 +8,8 @@
 // Shapes   x [B, L, n], weight [m, n] (a row for every output, as most frameworks keep it; a transposed view serves as
 //          well), bias [m], out [B, L, m]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
 //          arithmetic.
-// Cost     2 B L n m operations. Scratch: the packed weight, about n m numbers, and 200 KiB a thread. Packing costs as
-//          much as some ten tokens: gather tokens where you can.
+// Cost     2 B L n m operations. Scratch: the packed weight, about n m numbers, and 48 (n + m) numbers a thread. With L
+//          up to four, as in decoding, the weight is read in place, if its columns have stride 1.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
 // Every number of out is one sum in one order, whatever stands in the other rows and columns.
@@ -143,6 +143,75 @@ void multiply(const packed_tokens<T>& x, const packed_weight<T>& weight, const t
     add_products(x.tile(k0, 0), x.rows, weight.stretch(k0), std::min(project_depth, x.inputs - k0), sums);
 }
 
+/// Sequences of up to this many tokens, as in decoding, are multiplied with the weight where it lies: packing it would
+/// take longer than the products.
+inline constexpr index few_tokens = 4;
+
+/// Rows of numbers, each filled up with zeros to whole packets.
+template <class T>
+struct padded_rows {
+  T* data = nullptr;
+  index stride = 0;
+
+  static padded_rows layout(carver& memory, index rows, index count) {
+    padded_rows r;
+    r.stride = round_up(count, width<T>);
+    r.data = memory.take<T>(rows * r.stride);
+    return r;
+  }
+  T* row(index r) const { return data + r * stride; }
+  void clear_padding(index rows, index count) const {
+    for (index r = 0; r < rows; ++r) std::fill(row(r) + count, row(r) + stride, T(0));
+  }
+};
+
+/// Outputs a task of dot products takes.
+inline constexpr index dot_step = 64;
+
+/// done(token, output, sum) for N tokens from `first` on, the last of `count` again to fill up, and all of outputs
+/// [begin, end), some rows of the weight at a time.
+template <class T, int N, class S, class Done>
+void dot_products(const padded_rows<T>& x, index first, index count, const matrix_view<const S>& weight, index begin,
+                  index end, Done&& done) {
+  constexpr int group = N == 1 ? 8 : 4;
+  const T* tokens[N];
+  for (int t = 0; t < N; ++t) tokens[t] = x.row(first + std::min<index>(t, count - 1));
+  const index whole = weight.cols / width<T> * width<T>;
+  for (index o = begin; o < end; o += group) {
+    const S* outputs[group];
+    for (int i = 0; i < group; ++i) outputs[i] = weight.row(std::min(o + i, end - 1));
+    packet<T> sums[group][N];
+    unroll<group>([&](auto i) { unroll<N>([&](auto t) { sums[i][t] = zero<T>(); }); });
+    const auto step = [&](index k, auto load_weight) {
+      unroll<group>([&](auto i) {
+        const packet<T> w = load_weight(outputs[i] + k);
+        unroll<N>([&](auto t) { sums[i][t] = fma(w, load<T>(tokens[t] + k), sums[i][t]); });
+      });
+    };
+    for (index k = 0; k < whole; k += width<T>) step(k, [](const S* p) { return load_as<T>(p); });
+    if (whole < weight.cols) step(whole, [&](const S* p) { return gather_part<T>(p, 1, weight.cols - whole); });
+    for (int i = 0; i < group && o + i < end; ++i)
+      for (int t = 0; t < N && t < count; ++t) done(first + t, o + i, sum_lanes(sums[i][t]));
+  }
+}
+
+template <class T, class S, class Done>
+void dot_products(const padded_rows<T>& x, index rows, const matrix_view<const S>& weight, index begin, index end,
+                  Done&& done) {
+  for (index r = 0; r < rows; r += few_tokens) {
+    const index count = std::min(few_tokens, rows - r);
+    if (count == 1)
+      dot_products<T, 1>(x, r, count, weight, begin, end, done);
+    else
+      dot_products<T, few_tokens>(x, r, count, weight, begin, end, done);
+  }
+}
+
+template <class S>
+compute_type<S> bias_of(const tensor_view<const S, 1>& bias, index output) {
+  return bias ? static_cast<compute_type<S>>(bias(output)) : compute_type<S>(0);
+}
+
 /// One of the projections of a sequence.
 template <class S>
 struct token_projection {
@@ -151,12 +220,34 @@ struct token_projection {
   tensor_view<S, 3> out;
 };
 
+/// Several projections of a sequence of few tokens.
+template <class S>
+void run_few_projections(const tensor_view<const S, 3>& x, std::span<const token_projection<S>> list,
+                         execution& where) {
+  using T = compute_type<S>;
+  const index inputs = x.extent(2), rows = tokens(x);
+  const auto from = where.shared_scratch([&](carver& memory) { return padded_rows<T>::layout(memory, rows, inputs); });
+  for (index r = 0; r < rows; ++r) load_row(token(x, r), x.stride(2), inputs, from.row(r));
+  from.clear_padding(rows, inputs);
+  for (const auto& p : list) {
+    const index outputs = p.weight.extent(0);
+    where.for_each((outputs + dot_step - 1) / dot_step, [&](index task, int) {
+      const index begin = task * dot_step, end = std::min(begin + dot_step, outputs);
+      dot_products<T>(from, rows, matrix_of(p.weight), begin, end, [&](index r, index o, T sum) {
+        token(p.out, r)[o * p.out.stride(2)] = static_cast<S>(bias_of(p.bias, o) + sum);
+      });
+    });
+  }
+}
+
 /// Several projections of one sequence, after their checks.
 template <class S>
 void run_projections(const tensor_view<const S, 3>& x, std::span<const token_projection<S>> list, execution& where) {
   using T = compute_type<S>;
   const index inputs = x.extent(2), rows = tokens(x);
   if (rows == 0) return;
+  const bool in_place = std::all_of(list.begin(), list.end(), [](const auto& p) { return p.weight.stride(1) == 1; });
+  if (x.extent(1) <= few_tokens && in_place) return run_few_projections(x, list, where);
   index pieces = 0, widest = 0;
   const auto weights = where.shared_scratch([&](carver& memory) {
     auto* packed = memory.take<packed_weight<T>>(std::ssize(list));
@@ -196,6 +287,7 @@ void check_weight(const door& at, const char* what, const tensor_view<const S, 2
                   const tensor_view<const S, 1>& bias, index inputs, const tensor_view<S, 3>& out) {
   check_parameter(at, what, weight, "out", out);
   if (weight.extent(1) != inputs) at.refuse(text({what, " columns = dim of its input ", inputs}), weight.extent(1));
+  at.fits(what, {round_up(weight.extent(0), panel_width<compute_type<S>>), inputs});
   if (!bias) return;
   check_parameter(at, bias_name, bias, "out", out);
   at.one_per(bias_name, "row of its weight", weight.extent(0), bias.extent(0));
@@ -217,7 +309,6 @@ void project(const X& x, const W& weight, O&& out, const project_options<element
   detail::check_sequences<S>(at, from, to, w.extent(0));
   detail::check_weight(at, "weight", w, "bias", options.bias, from.extent(2), to);
   at.apart("out", to, "x", from);
-  at.fits("weight", {w.extent(0), w.extent(1)});
   const detail::token_projection<S> one{w, options.bias, to};
   detail::run_projections<S>(from, {&one, 1}, where);
 }
