@@ -7,6 +7,9 @@
 #include <attn/layers/encoder_block.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/reversible_block.hpp>
+#include <attn/low_rank/linformer.hpp>
+#include <attn/low_rank/nystrom.hpp>
+#include <attn/low_rank/projection.hpp>
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/kv_cache.hpp>
 #include <attn/softmax/merge.hpp>

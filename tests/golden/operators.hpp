@@ -17,12 +17,22 @@ struct golden_operator {
 
 golden_operator golden_full_softmax();
 golden_operator golden_sliding_window();
+golden_operator golden_linformer();
+golden_operator golden_nystrom();
 golden_operator golden_linear();
 golden_operator golden_fnet();
 golden_operator golden_reversible();
 
 inline std::vector<golden_operator> golden_operators() {
-  return {golden_full_softmax(), golden_sliding_window(), golden_linear(), golden_fnet(), golden_reversible()};
+  return {
+      golden_full_softmax(),    //
+      golden_sliding_window(),  //
+      golden_linformer(),       //
+      golden_nystrom(),         //
+      golden_linear(),          //
+      golden_fnet(),            //
+      golden_reversible(),      //
+  };
 }
 
 // What the exact operators' cases have in common.

@@ -69,6 +69,10 @@ void add_full_softmax(std::vector<law_operator<T>>&);
 template <class T>
 void add_sliding_window(std::vector<law_operator<T>>&);
 template <class T>
+void add_linformer(std::vector<law_operator<T>>&);
+template <class T>
+void add_nystrom(std::vector<law_operator<T>>&);
+template <class T>
 void add_linear(std::vector<law_operator<T>>&);
 template <class T>
 void add_fnet(std::vector<law_operator<T>>&);
@@ -79,6 +83,8 @@ const std::vector<law_operator<T>>& operators() {
     std::vector<law_operator<T>> all;
     add_full_softmax<T>(all);
     add_sliding_window<T>(all);
+    add_linformer<T>(all);
+    add_nystrom<T>(all);
     add_linear<T>(all);
     add_fnet<T>(all);
     return all;

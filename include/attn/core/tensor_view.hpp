@@ -73,6 +73,11 @@ inline constexpr bool is_view = false;
 template <class T, int Rank>
 inline constexpr bool is_view<tensor_view<T, Rank>> = true;
 
+/// Objects that own what an operator reads, such as drawn parameters, give a view of themselves.
+template <class X>
+concept gives_view = requires(const std::remove_cvref_t<X>& x) { x.view(); } &&
+                     is_view<std::remove_cvref_t<decltype(std::declval<const std::remove_cvref_t<X>&>().view())>>;
+
 }  // namespace detail
 
 template <class T, int Rank>
@@ -182,7 +187,8 @@ class tensor_view {
 
 /// What every operator takes: a view or anything a view can be made of.
 template <class X>
-concept viewable = detail::is_view<std::remove_cvref_t<X>> || detail::eigen_memory<X> || detail::is_mdspan<X>;
+concept viewable = detail::is_view<std::remove_cvref_t<X>> || detail::eigen_memory<X> || detail::gives_view<X> ||
+                   detail::is_mdspan<X>;
 
 /// The view of a viewable argument; its element type is const where the argument is.
 template <viewable X>
@@ -192,6 +198,8 @@ constexpr auto as_view(X&& x) {
     return x;
   } else if constexpr (detail::eigen_memory<X>) {
     return tensor_view<detail::eigen_element<X>>(x);
+  } else if constexpr (detail::gives_view<X>) {
+    return x.view();
   } else {
     return tensor_view<typename object::element_type>(x);
   }
