@@ -59,15 +59,15 @@ struct packed_feed_forward {
   }
 };
 
-/// Up to project_rows tokens on their way through the layer. The hidden numbers come and go by stretches of
-/// project_depth, which is how the second product takes them anyway.
+/// Up to token_block tokens on their way through the layer. The hidden numbers come and go by stretches of
+/// input_stretch, which is how the second product takes them anyway.
 template <class T>
 struct feed_forward_block {
   packed_tokens<T> x, hidden_tiles;
   token_sums<T> hidden, out;
 
   static feed_forward_block layout(carver& memory, const packed_feed_forward<T>& w) {
-    const index stretch = std::min(project_depth, w.up.outputs);
+    const index stretch = std::min(input_stretch, w.up.outputs);
     feed_forward_block block;
     block.x = packed_tokens<T>::layout(memory, w.up.inputs);
     block.hidden_tiles = packed_tokens<T>::layout(memory, stretch);
@@ -79,12 +79,12 @@ struct feed_forward_block {
   /// out from the packed x.
   void run(const packed_feed_forward<T>& w, activation f) {
     out.begin(w.down.bias, x.rows);
-    for (index j0 = 0; j0 < w.up.outputs; j0 += project_depth) {
-      const index count = std::min(project_depth, w.up.outputs - j0);
+    for (index j0 = 0; j0 < w.up.outputs; j0 += input_stretch) {
+      const index count = std::min(input_stretch, w.up.outputs - j0);
       hidden.stride = round_up(count, panel_width<T>);
       hidden.begin(w.up.bias + j0, x.rows);
-      for (index k0 = 0; k0 < x.inputs; k0 += project_depth) {
-        const index depth = std::min(project_depth, x.inputs - k0);
+      for (index k0 = 0; k0 < x.inputs; k0 += input_stretch) {
+        const index depth = std::min(input_stretch, x.inputs - k0);
         add_products(x.tile(k0, 0), x.rows, w.up.stretch(k0) + j0 * depth, depth, hidden);
       }
       for (index r = 0; r < x.rows; ++r) activate(f, hidden.row(r), count);
@@ -105,12 +105,12 @@ void feed_many_tokens(index rows, const feed_forward_weights<S>& weights, activa
   const auto packed = where.shared_scratch(
       [&](carver& memory) { return packed_feed_forward<T>::layout(memory, inputs, hidden, outputs); });
   packed.pack(weights, where);
-  where.for_each((rows + project_rows - 1) / project_rows, [&](index task, int worker) {
-    const index first = task * project_rows, count = std::min(project_rows, rows - first);
+  where.for_each((rows + token_block - 1) / token_block, [&](index task, int worker) {
+    const index first = task * token_block, count = std::min(token_block, rows - first);
     auto [block, x, kept] = where.scratch(worker, [&](carver& memory) {
       auto all = feed_forward_block<T>::layout(memory, packed);
-      T* const from = memory.take<T>(project_rows * inputs);
-      return std::tuple{all, from, memory.take<T>(project_rows * outputs)};
+      T* const from = memory.take<T>(token_block * inputs);
+      return std::tuple{all, from, memory.take<T>(token_block * outputs)};
     });
     for (index r = 0; r < count; ++r) begin(first + r, x + r * inputs, kept + r * outputs);
     block.x.pack([from = x, inputs](index r) { return from + r * inputs; }, count, 1);
@@ -155,7 +155,7 @@ template <class S, class Begin, class End>
 void feed_tokens(index rows, index length, const feed_forward_weights<S>& weights, activation f, Begin&& begin,
                  End&& end, execution& where) {
   if (rows == 0) return;
-  if (length <= few_tokens && weights.up.stride(1) == 1 && weights.down.stride(1) == 1)
+  if (length <= tokens_in_place && weights.up.stride(1) == 1 && weights.down.stride(1) == 1)
     feed_few_tokens(rows, weights, f, begin, end, where);
   else
     feed_many_tokens(rows, weights, f, begin, end, where);

@@ -31,11 +31,11 @@ struct project_options {
 namespace detail {
 
 /// Rows of x a task takes: whole tiles, enough of them to use a panel several times while it is near.
-inline constexpr index project_rows = 48;
+inline constexpr index token_block = 48;
 /// Products run over this many inputs at a time: a tile of rows then stays in the first-level cache.
-inline constexpr index project_depth = 512;
+inline constexpr index input_stretch = 512;
 
-/// A weight [m, n] and its bias, packed: stretches of project_depth inputs, each as panels [input][panel_width].
+/// A weight [m, n] and its bias, packed: stretches of input_stretch inputs, each as panels [input][panel_width].
 template <class T>
 struct packed_weight {
   static constexpr index wide = panel_width<T>, pack_step = 4 * wide;
@@ -62,8 +62,8 @@ struct packed_weight {
   template <class S>
   void pack(const matrix_view<const S>& weight, const tensor_view<const S, 1>& b, index piece) const {
     const index begin = piece * pack_step, count = std::min(pack_step, outputs - begin);
-    for (index k0 = 0; k0 < inputs; k0 += project_depth) {
-      const index depth = std::min(project_depth, inputs - k0);
+    for (index k0 = 0; k0 < inputs; k0 += input_stretch) {
+      const index depth = std::min(input_stretch, inputs - k0);
       const auto row = [&](index i) { return weight.row(begin + i) + k0 * weight.col_stride; };
       pack_panels_across<T>(row, count, depth, weight.col_stride, panels + k0 * padded() + begin * depth);
     }
@@ -72,7 +72,7 @@ struct packed_weight {
   }
 };
 
-/// Up to project_rows rows as the left side of products: stretches as above, each as tiles [input][tile_rows].
+/// Up to token_block rows as the left side of products: stretches as above, each as tiles [input][tile_rows].
 template <class T>
 struct packed_tokens {
   T* data = nullptr;
@@ -81,25 +81,25 @@ struct packed_tokens {
   static packed_tokens layout(carver& memory, index inputs) {
     packed_tokens x;
     x.inputs = inputs;
-    x.data = memory.take<T>(project_rows * inputs + width<T>);
+    x.data = memory.take<T>(token_block * inputs + width<T>);
     return x;
   }
 
-  T* tile(index k0, index row) const { return data + k0 * project_rows + row * std::min(project_depth, inputs - k0); }
+  T* tile(index k0, index row) const { return data + k0 * token_block + row * std::min(input_stretch, inputs - k0); }
 
   template <class Row>
   void pack(Row&& row, index count, index col_stride) {
     rows = count;
-    for (index k0 = 0; k0 < inputs; k0 += project_depth)
+    for (index k0 = 0; k0 < inputs; k0 += input_stretch)
       for (index r = 0; r < rows; r += tile_rows) {
         const auto part = [&](index i) { return row(r + i) + k0 * col_stride; };
-        pack_rows<T>(part, std::min<index>(tile_rows, rows - r), std::min(project_depth, inputs - k0), col_stride, T(1),
+        pack_rows<T>(part, std::min<index>(tile_rows, rows - r), std::min(input_stretch, inputs - k0), col_stride, T(1),
                      tile(k0, r));
       }
   }
 };
 
-/// What products are added to: project_rows rows of numbers, begun with the bias.
+/// What products are added to: token_block rows of numbers, begun with the bias.
 template <class T>
 struct token_sums {
   T* data = nullptr;
@@ -108,7 +108,7 @@ struct token_sums {
   static token_sums layout(carver& memory, index outputs) {
     token_sums s;
     s.stride = round_up(outputs, panel_width<T>);
-    s.data = memory.take<T>(project_rows * s.stride);
+    s.data = memory.take<T>(token_block * s.stride);
     return s;
   }
 
@@ -139,13 +139,13 @@ void add_products(const T* tiles, index rows, const T* panels, index depth, cons
 template <class T>
 void multiply(const packed_tokens<T>& x, const packed_weight<T>& weight, const token_sums<T>& sums) {
   sums.begin(weight.bias, x.rows);
-  for (index k0 = 0; k0 < x.inputs; k0 += project_depth)
-    add_products(x.tile(k0, 0), x.rows, weight.stretch(k0), std::min(project_depth, x.inputs - k0), sums);
+  for (index k0 = 0; k0 < x.inputs; k0 += input_stretch)
+    add_products(x.tile(k0, 0), x.rows, weight.stretch(k0), std::min(input_stretch, x.inputs - k0), sums);
 }
 
 /// Sequences of up to this many tokens, as in decoding, are multiplied with the weight where it lies: packing it would
 /// take longer than the products.
-inline constexpr index few_tokens = 4;
+inline constexpr index tokens_in_place = 4;
 
 /// Rows of numbers, each filled up with zeros to whole packets.
 template <class T>
@@ -198,12 +198,12 @@ void dot_products(const padded_rows<T>& x, index first, index count, const matri
 template <class T, class S, class Done>
 void dot_products(const padded_rows<T>& x, index rows, const matrix_view<const S>& weight, index begin, index end,
                   Done&& done) {
-  for (index r = 0; r < rows; r += few_tokens) {
-    const index count = std::min(few_tokens, rows - r);
+  for (index r = 0; r < rows; r += tokens_in_place) {
+    const index count = std::min(tokens_in_place, rows - r);
     if (count == 1)
       dot_products<T, 1>(x, r, count, weight, begin, end, done);
     else
-      dot_products<T, few_tokens>(x, r, count, weight, begin, end, done);
+      dot_products<T, tokens_in_place>(x, r, count, weight, begin, end, done);
   }
 }
 
@@ -247,7 +247,7 @@ void run_projections(const tensor_view<const S, 3>& x, std::span<const token_pro
   const index inputs = x.extent(2), rows = tokens(x);
   if (rows == 0) return;
   const bool in_place = std::all_of(list.begin(), list.end(), [](const auto& p) { return p.weight.stride(1) == 1; });
-  if (x.extent(1) <= few_tokens && in_place) return run_few_projections(x, list, where);
+  if (x.extent(1) <= tokens_in_place && in_place) return run_few_projections(x, list, where);
   index pieces = 0, widest = 0;
   const auto weights = where.shared_scratch([&](carver& memory) {
     auto* packed = memory.take<packed_weight<T>>(std::ssize(list));
@@ -265,8 +265,8 @@ void run_projections(const tensor_view<const S, 3>& x, std::span<const token_pro
     const auto n = static_cast<std::size_t>(task / pieces);
     if (task % pieces < weights[n].pieces()) weights[n].pack(matrix_of(list[n].weight), list[n].bias, task % pieces);
   });
-  where.for_each((rows + project_rows - 1) / project_rows, [&](index task, int worker) {
-    const index begin = task * project_rows, count = std::min(project_rows, rows - begin);
+  where.for_each((rows + token_block - 1) / token_block, [&](index task, int worker) {
+    const index begin = task * token_block, count = std::min(token_block, rows - begin);
     auto [packed, sums] = where.scratch(worker, [&](carver& memory) {
       auto tiles = packed_tokens<T>::layout(memory, inputs);
       return std::pair{tiles, token_sums<T>::layout(memory, widest)};
