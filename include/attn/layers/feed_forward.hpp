@@ -64,15 +64,15 @@ struct packed_feed_forward {
 template <class T>
 struct feed_forward_block {
   packed_tokens<T> x, hidden_tiles;
-  token_sums<T> hidden, out;
+  output_sums<T> hidden, out;
 
   static feed_forward_block layout(carver& memory, const packed_feed_forward<T>& w) {
     const index stretch = std::min(input_stretch, w.up.outputs);
     feed_forward_block block;
     block.x = packed_tokens<T>::layout(memory, w.up.inputs);
     block.hidden_tiles = packed_tokens<T>::layout(memory, stretch);
-    block.hidden = token_sums<T>::layout(memory, stretch);
-    block.out = token_sums<T>::layout(memory, w.down.outputs);
+    block.hidden = output_sums<T>::layout(memory, stretch);
+    block.out = output_sums<T>::layout(memory, w.down.outputs);
     return block;
   }
 

@@ -101,12 +101,12 @@ struct packed_tokens {
 
 /// What products are added to: token_block rows of numbers, begun with the bias.
 template <class T>
-struct token_sums {
+struct output_sums {
   T* data = nullptr;
   index stride = 0;
 
-  static token_sums layout(carver& memory, index outputs) {
-    token_sums s;
+  static output_sums layout(carver& memory, index outputs) {
+    output_sums s;
     s.stride = round_up(outputs, panel_width<T>);
     s.data = memory.take<T>(token_block * s.stride);
     return s;
@@ -121,7 +121,7 @@ struct token_sums {
 
 /// sums += tiles x panels over one stretch of `depth` inputs. Tile r lies at tiles + r * depth.
 template <class T>
-void add_products(const T* tiles, index rows, const T* panels, index depth, const token_sums<T>& sums) {
+void add_products(const T* tiles, index rows, const T* panels, index depth, const output_sums<T>& sums) {
   constexpr index wide = panel_width<T>;
   for (index n = 0; n < sums.stride; n += wide)
     for (index r = 0; r < rows; r += tile_rows)
@@ -137,7 +137,7 @@ void add_products(const T* tiles, index rows, const T* panels, index depth, cons
 
 /// sums = bias + rows of x times the weight, for packed rows.
 template <class T>
-void multiply(const packed_tokens<T>& x, const packed_weight<T>& weight, const token_sums<T>& sums) {
+void multiply_tokens(const packed_tokens<T>& x, const packed_weight<T>& weight, const output_sums<T>& sums) {
   sums.begin(weight.bias, x.rows);
   for (index k0 = 0; k0 < x.inputs; k0 += input_stretch)
     add_products(x.tile(k0, 0), x.rows, weight.stretch(k0), std::min(input_stretch, x.inputs - k0), sums);
@@ -269,12 +269,12 @@ void run_projections(const tensor_view<const S, 3>& x, std::span<const token_pro
     const index begin = task * token_block, count = std::min(token_block, rows - begin);
     auto [packed, sums] = where.scratch(worker, [&](carver& memory) {
       auto tiles = packed_tokens<T>::layout(memory, inputs);
-      return std::pair{tiles, token_sums<T>::layout(memory, widest)};
+      return std::pair{tiles, output_sums<T>::layout(memory, widest)};
     });
     packed.pack([&](index r) { return token(x, begin + r); }, count, x.stride(2));
     for (std::size_t n = 0; n < list.size(); ++n) {
       sums.stride = weights[n].padded();
-      multiply(packed, weights[n], sums);
+      multiply_tokens(packed, weights[n], sums);
       for (index r = 0; r < count; ++r)
         store_row(sums.row(r), weights[n].outputs, token(list[n].out, begin + r), list[n].out.stride(2));
     }
