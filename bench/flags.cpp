@@ -21,6 +21,7 @@ const known_flag known[] = {
     {"heads", &flags::heads, 1, "heads (when decoding: key/value heads, each shared by 4 query heads)"},
     {"dim", &flags::dim, 1, "size of a head"},
     {"threads", &flags::threads, 1, "threads of the execution"},
+    {"features", &flags::features, 1, "performer, rfa: rows of the feature matrix"},
     {"window", &flags::window, 0, "sliding_window: keys on each side of the query; aft_local: s; aft_conv: 1 more than its width"},
     {"rank", &flags::rank, 1, "linformer: projected keys"},
     {"landmarks", &flags::landmarks, 1, "nystrom: segments whose means stand for the sequence"},

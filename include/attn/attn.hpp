@@ -11,6 +11,12 @@
 #include <attn/core/random.hpp>
 #include <attn/fourier/fnet.hpp>
 #include <attn/kernel/linear.hpp>
+#include <attn/kernel/linear_state.hpp>
+#include <attn/kernel/performer.hpp>
+#include <attn/kernel/performer_state.hpp>
+#include <attn/kernel/random_features.hpp>
+#include <attn/kernel/rfa.hpp>
+#include <attn/kernel/rfa_state.hpp>
 #include <attn/layers/encoder_block.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/reversible_block.hpp>

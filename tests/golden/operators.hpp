@@ -21,6 +21,8 @@ golden_operator golden_sliding_window();
 golden_operator golden_linformer();
 golden_operator golden_nystrom();
 golden_operator golden_linear();
+golden_operator golden_performer();
+golden_operator golden_rfa();
 golden_operator golden_fnet();
 golden_operator golden_reversible();
 golden_operator golden_aft_full();
@@ -35,6 +37,8 @@ inline std::vector<golden_operator> golden_operators() {
       golden_linformer(),       //
       golden_nystrom(),         //
       golden_linear(),          //
+      golden_performer(),       //
+      golden_rfa(),             //
       golden_fnet(),            //
       golden_reversible(),      //
       golden_aft_full(),        //

@@ -75,6 +75,10 @@ void add_nystrom(std::vector<law_operator<T>>&);
 template <class T>
 void add_linear(std::vector<law_operator<T>>&);
 template <class T>
+void add_performer(std::vector<law_operator<T>>&);
+template <class T>
+void add_rfa(std::vector<law_operator<T>>&);
+template <class T>
 void add_fnet(std::vector<law_operator<T>>&);
 template <class T>
 void add_aft_full(std::vector<law_operator<T>>&);
@@ -94,6 +98,8 @@ const std::vector<law_operator<T>>& operators() {
     add_linformer<T>(all);
     add_nystrom<T>(all);
     add_linear<T>(all);
+    add_performer<T>(all);
+    add_rfa<T>(all);
     add_fnet<T>(all);
     add_aft_full<T>(all);
     add_aft_local<T>(all);
