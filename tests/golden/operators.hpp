@@ -17,8 +17,13 @@ struct golden_operator {
 
 golden_operator golden_full_softmax();
 golden_operator golden_sliding_window();
+golden_operator golden_block();
+golden_operator golden_strided();
+golden_operator golden_bigbird();
 
-inline std::vector<golden_operator> golden_operators() { return {golden_full_softmax(), golden_sliding_window()}; }
+inline std::vector<golden_operator> golden_operators() {
+  return {golden_full_softmax(), golden_sliding_window(), golden_block(), golden_strided(), golden_bigbird()};
+}
 
 // What the exact operators' cases have in common.
 inline const std::set<std::string> softmax_keys = {"operator", "source",        "tolerance",   "causal", "scale",

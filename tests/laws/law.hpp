@@ -68,6 +68,14 @@ template <class T>
 void add_full_softmax(std::vector<law_operator<T>>&);
 template <class T>
 void add_sliding_window(std::vector<law_operator<T>>&);
+template <class T>
+void add_block(std::vector<law_operator<T>>&);
+template <class T>
+void add_strided(std::vector<law_operator<T>>&);
+template <class T>
+void add_bigbird(std::vector<law_operator<T>>&);
+template <class T>
+void add_pattern_softmax(std::vector<law_operator<T>>&);
 
 template <class T>
 const std::vector<law_operator<T>>& operators() {
@@ -75,6 +83,10 @@ const std::vector<law_operator<T>>& operators() {
     std::vector<law_operator<T>> all;
     add_full_softmax<T>(all);
     add_sliding_window<T>(all);
+    add_block<T>(all);
+    add_strided<T>(all);
+    add_bigbird<T>(all);
+    add_pattern_softmax<T>(all);
     return all;
   }();
   return table;

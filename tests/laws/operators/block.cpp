@@ -1,0 +1,36 @@
+#include "laws/operators/patterns.hpp"
+
+namespace testing {
+
+template <class T>
+void add_block(std::vector<law_operator<T>>& all) {
+  using options = reference::block_options;
+  const auto sized = [](index size, index neighbours, bool causal) -> options_for<options> {
+    return [=](const law_shape&) {
+      options o;
+      o.size = size, o.neighbours = neighbours, o.causal = causal;
+      return o;
+    };
+  };
+  const auto permuted = [](bool causal) -> options_for<options> {
+    return [=](const law_shape& s) {
+      options o;
+      o.size = 20, o.causal = causal;
+      o.permutation = block_table(s.first_head, s.heads, (s.keys + 19) / 20, 1);
+      if (causal) softcap_and_sinks(s, o);
+      return o;
+    };
+  };
+  all.push_back(pattern_operator<T>("block", sized(16, 1, false)));
+  for (bool causal : {false, true})
+    all.back().limits.push_back(full_limit<T>("blocks of the length", sized(300, 0, causal)));
+  all.push_back(pattern_operator<T>("block causal", sized(50, 1, true)));
+  all.push_back(pattern_operator<T>("block permuted", permuted(false)));
+  all.push_back(pattern_operator<T>("block of everything", permuted(true)));
+}
+template void add_block(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_block(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing
