@@ -71,7 +71,8 @@ struct family {
 };
 
 family softmax_family();
+family fourier_family();
 
-inline std::vector<family> families() { return {softmax_family()}; }
+inline std::vector<family> families() { return {softmax_family(), fourier_family()}; }
 
 }  // namespace bench

@@ -20,9 +20,17 @@ golden_operator golden_sliding_window();
 golden_operator golden_block();
 golden_operator golden_strided();
 golden_operator golden_bigbird();
+golden_operator golden_fnet();
 
 inline std::vector<golden_operator> golden_operators() {
-  return {golden_full_softmax(), golden_sliding_window(), golden_block(), golden_strided(), golden_bigbird()};
+  return {
+      golden_full_softmax(),
+      golden_sliding_window(),
+      golden_block(),
+      golden_strided(),
+      golden_bigbird(),
+      golden_fnet(),
+  };
 }
 
 // What the exact operators' cases have in common.

@@ -76,6 +76,8 @@ template <class T>
 void add_bigbird(std::vector<law_operator<T>>&);
 template <class T>
 void add_pattern_softmax(std::vector<law_operator<T>>&);
+template <class T>
+void add_fnet(std::vector<law_operator<T>>&);
 
 template <class T>
 const std::vector<law_operator<T>>& operators() {
@@ -87,6 +89,7 @@ const std::vector<law_operator<T>>& operators() {
     add_strided<T>(all);
     add_bigbird<T>(all);
     add_pattern_softmax<T>(all);
+    add_fnet<T>(all);
     return all;
   }();
   return table;

@@ -1,0 +1,3 @@
+#include <attn/fourier/fnet.hpp>
+
+void mix(const Eigen::MatrixXf& x, Eigen::MatrixXf& out) { attn::fnet(x, out); }

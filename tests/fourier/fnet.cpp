@@ -1,0 +1,169 @@
+// fnet against its reference: any length and dim, all types, lengths, layouts; what it refuses.
+#include "reference/fnet.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "support/call_fourier.hpp"
+#include "support/catch.hpp"
+#include "support/refusal.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+namespace {
+
+struct fnet_shape {
+  index batch = 1, heads = 1, length = 64, dim = 16;
+};
+
+template <class S>
+tensor<S> mixed(const tensor<S>& x, const std::vector<index>& lengths, attn::execution& execution) {
+  tensor<S> out(x.batch(), x.heads(), x.length(), x.dim(), S(7));
+  compiled_fnet<S>::call(view(x), view(out), {.lengths = lengths}, execution);
+  return out;
+}
+
+// Against the reference on the same rounded input.
+template <class S>
+void check(const fnet_shape& s, const std::vector<index>& lengths = {}) {
+  CAPTURE(s.batch, s.heads, s.length, s.dim);
+  const tensor<double> x =
+      rounded<S>(random_normal(static_cast<std::uint64_t>(s.length * 1000 + s.dim), s.batch, s.heads, s.length, s.dim));
+  attn::execution serial;
+  CHECK(relative_error(cast<double>(mixed(cast<S>(x), lengths, serial)), reference::fnet(x, {lengths})) <=
+        tolerance<S>::out);
+}
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("fnet: every small length with every small dim", "[fnet]", exact_types) {
+  for (index length = 0; length <= 40; ++length)
+    for (index dim = 0; dim <= 40; ++dim) check<TestType>({.length = length, .dim = dim});
+}
+
+TEMPLATE_LIST_TEST_CASE("fnet: dims about the edges of packets, primes and products", "[fnet]", exact_types) {
+  for (index dim : {47, 48, 49, 61, 62, 63, 64, 65, 66, 67, 96, 97, 127, 128, 129, 191, 257, 509, 512})
+    for (index length : {1, 2, 7, 61, 64, 67, 130}) check<TestType>({.length = length, .dim = dim});
+}
+
+TEMPLATE_LIST_TEST_CASE("fnet: long sequences", "[fnet]", exact_types) {
+  for (index length : {1000, 1024, 1147, 2048, 2187, 3125}) check<TestType>({.length = length, .dim = 5});
+}
+
+TEMPLATE_LIST_TEST_CASE("fnet: longer sequences", "[fnet][long]", exact_types) {
+  for (index length : {4096, 4099, 6000}) check<TestType>({.length = length, .dim = 33});
+  check<TestType>({.length = 32768, .dim = 1});
+}
+
+TEMPLATE_LIST_TEST_CASE("fnet: 16-bit storage computes in float", "[fnet]", storage_types) {
+  for (index length : {1, 2, 31, 64, 101, 257})
+    for (index dim : {1, 7, 16, 33, 64, 96}) check<TestType>({.batch = 2, .heads = 2, .length = length, .dim = dim});
+}
+
+TEMPLATE_LIST_TEST_CASE("fnet: true lengths", "[fnet]", all_types) {
+  for (index dim : {6, 40}) {
+    check<TestType>({.batch = 4, .heads = 2, .length = 50, .dim = dim}, {50, 0, 37, 37});
+    check<TestType>({.batch = 3, .heads = 1, .length = 74, .dim = dim}, {1, 74, 73});
+    check<TestType>({.batch = 2, .heads = 3, .length = 9, .dim = dim}, {0, 0});
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("fnet: many slices on many threads", "[fnet]", exact_types) {
+  const std::vector<index> lengths = {33, 33, 70, 70, 12, 0, 70, 67};
+  const tensor<TestType> x = cast<TestType>(random_normal(5, 8, 3, 70, 40));
+  attn::execution serial, five(5);
+  const auto wanted = mixed(x, lengths, serial);
+  CHECK(relative_error(wanted, reference::fnet(cast<double>(x), {lengths})) <= tolerance<TestType>::out);
+  CHECK(mixed(x, lengths, five) == wanted);
+}
+
+TEMPLATE_LIST_TEST_CASE("fnet: twice gives the even part of the sequence", "[fnet]", exact_types) {
+  // Only that part of x counts; it comes back L D times as large.
+  const index length = 48, dim = 40;
+  const tensor<TestType> x = cast<TestType>(random_normal(6, 1, 1, length, dim));
+  attn::execution serial;
+  const tensor<TestType> twice = mixed(mixed(x, {}, serial), {}, serial);
+  tensor<double> even(1, 1, length, dim);
+  for (index t = 0; t < length; ++t)
+    for (index d = 0; d < dim; ++d)
+      even(0, 0, t, d) =
+          static_cast<double>(length * dim) / 2 *
+          (static_cast<double>(x(0, 0, t, d)) + static_cast<double>(x(0, 0, (length - t) % length, (dim - d) % dim)));
+  CHECK(relative_error(twice, even) <= tolerance<TestType>::out);
+}
+
+TEST_CASE("fnet: large numbers do not overflow on the way", "[fnet]") {
+  tensor<float> x(1, 1, 6, 10, 0x1p120f);
+  attn::execution serial;
+  const tensor<float> out = mixed(x, {}, serial);
+  CHECK(out(0, 0, 0, 0) == 60 * 0x1p120f);
+}
+
+TEST_CASE("fnet refuses what does not fit", "[fnet]") {
+  struct door {
+    tensor<float> x{2, 3, 6, 8, 0.5f}, out{2, 3, 6, 8, 7};
+    in_view<float> from = view(std::as_const(x));
+    out_view<float> to = view(out);
+    std::vector<index> list;
+    attn::fnet_options<float> options;
+
+    door() = default;
+    door(const door&) = delete;
+    void lengths(std::vector<index> values) { list = std::move(values), options.lengths = list; }
+  };
+  struct refused {
+    const char *what, *says;
+    std::function<void(door&)> spoil;
+  };
+  const refused list[] = {
+      {"causal", "needs every token", [](door& d) { d.options.causal = true; }},
+      {"another batch of out", "batch", [](door& d) { d.to = d.to.slice(0, 0, 1); }},
+      {"other heads of out", "heads", [](door& d) { d.to = d.to.slice(1, 0, 2); }},
+      {"another length of out", "out length = x length 6; found 5", [](door& d) { d.to = d.to.slice(2, 0, 5); }},
+      {"another dim of out", "out dim = x dim 8; found 7", [](door& d) { d.to = d.to.slice(3, 0, 7); }},
+      {"a negative extent", "extents",
+       [](door& d) {
+         d.from = {d.x.data.data(), {2, 3, -6, 8}};
+       }},
+      {"a null x", "null",
+       [](door& d) {
+         d.from = {nullptr, {2, 3, 6, 8}};
+       }},
+      {"a null out", "null",
+       [](door& d) {
+         d.to = {nullptr, {2, 3, 6, 8}};
+       }},
+      {"out that is x", "overlap",
+       [](door& d) {
+         d.from = {d.out.data.data(), {2, 3, 6, 8}};
+       }},
+      {"out whose rows are one", "overlap",
+       [](door& d) {
+         d.to = {d.out.data.data(), {2, 3, 6, 8}, {144, 48, 0, 1}};
+       }},
+      {"too few lengths", "one per batch item: 2; found 1", [](door& d) { d.lengths({6}); }},
+      {"a length beyond the buffer", "lengths from 0 to 6; found 7",
+       [](door& d) {
+         d.lengths({6, 7});
+       }},
+      {"a negative length", "lengths from 0 to 6; found -1",
+       [](door& d) {
+         d.lengths({-1, 6});
+       }},
+  };
+  attn::execution serial;
+  door good;
+  CHECK(refusal([&] { compiled_fnet<float>::call(good.from, good.to, good.options, serial); }) == "");
+  for (const refused& bad : list) {
+    door d;
+    bad.spoil(d);
+    const std::string message = refusal([&] { compiled_fnet<float>::call(d.from, d.to, d.options, serial); });
+    INFO("fnet with " << bad.what << ": " << message);
+    CHECK(well_formed(message, "fnet"));
+    CHECK(message.find(bad.says) != std::string::npos);
+    CHECK(std::all_of(d.out.data.begin(), d.out.data.end(), [](float value) { return value == 7; }));
+  }
+}
+
+}  // namespace testing

@@ -1,0 +1,25 @@
+#include "laws/law.hpp"
+#include "support/call_fourier.hpp"
+
+namespace testing {
+
+// q is x; k and v are not looked at. Every token sees every other, and nothing is a mean.
+template <class T>
+void add_fnet(std::vector<law_operator<T>>& all) {
+  law_operator<T> op;
+  op.name = "fnet";
+  op.averages = op.grouped = op.cross = op.lse = false;
+  op.square = true;
+  op.bind = [](const law_shape&) -> bound<T> {
+    return [](const law_call<T>& call) {
+      compiled_fnet<T>::call(call.q, call.out, {.lengths = call.lengths}, *call.execution);
+    };
+  };
+  all.push_back(op);
+}
+template void add_fnet(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_fnet(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

@@ -1,0 +1,17 @@
+#include "support/call_fourier.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_fnet<S>::call(in_view<S> x, out_view<S> out, const options& chosen, attn::execution& execution) {
+  attn::fnet(x, out, chosen, execution);
+}
+
+template struct compiled_fnet<float>;
+template struct compiled_fnet<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_fnet<double>;
+template struct compiled_fnet<Eigen::half>;
+#endif
+
+}  // namespace testing
