@@ -45,7 +45,7 @@ listed_pattern odd_pattern(index first, index keys) {
     p.all.push_back({{first + step, first + 60, 3},
                      {{.range = {-5, 9}},
                       {.range = {20 + step, 200, 7}, .others = true},
-                      {.range = {-100, keys, 7}, .left = 9, .right = 0}}});
+                      {.range = {9, 20}, .left = 9, .right = 2}}});
   p.all.push_back({{first + 60, first + 61}, {}});
   p.all.push_back({{first + 61, keys + 30}, {{.list = some, .others = true}, {.range = {50, 52}}}});
   p.all.push_back({{first - 50, first}, {{.range = {0, 5}}}});
@@ -74,7 +74,7 @@ std::string refused_pattern(const listed_pattern& pattern) {
     const auto x = view(std::as_const(q));
     compiled_pattern_softmax<float>::call(x, x, x, view(out), pattern, {}, {}, serial);
   });
-  CHECK(out == tensor<float>(1, 1, 10, 4, 7));
+  CHECK((out == tensor<float>(1, 1, 10, 4, 7)) == !message.empty());
   return message;
 }
 

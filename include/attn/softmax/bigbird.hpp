@@ -44,7 +44,7 @@ struct bigbird_pattern {
 
   void keys(const sequence& s, index group, auto&& see) const {
     const index b = size_in(s), count = blocks(s), block = block_of(s, group),
-                reach = std::min(window_blocks / 2, count);
+                reach = std::min(window_blocks / 2, s.queries + s.keys);
     const index first = std::min(global_blocks, count), last = count - first;
     if (block >= 0 && (block < first || block >= last)) return see(position_range{0, s.keys});
     // What is not random, in ascending order and without the blocks that stand in it twice.

@@ -45,8 +45,8 @@ struct key_slab {
   }
 
   /// Fills slots [begin, end) from the rows `where` names; begin is a multiple of the panel width.
-  template <class S>
-  void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
+  template <class K, class V>
+  void pack(const matrix_view<K>& k, const matrix_view<V>& v, index begin, index end) {
     const auto key_row = [&](index slot) { return k.row(where[begin + slot]); };
     pack_panels_across<T>(key_row, end - begin, dim, k.col_stride, keys + begin * dim);
     const auto value_row = [&](index slot) { return v.row(where[slot]); };

@@ -57,9 +57,6 @@ struct joined_patterns {
 
 namespace detail {
 
-constexpr index floor_div(index n, index d) { return n / d - (n % d < 0); }
-constexpr index ceil_div(index n, index d) { return -floor_div(-n, d); }
-
 /// Those of the positions that lie in [low, high).
 inline position_range cut(position_range r, index low, index high) {
   if (r.step < 1) door("pattern").refuse("ranges of a step >= 1", r.step);

@@ -6,26 +6,22 @@
 namespace testing {
 namespace {
 
-// Queries at even positions see a window, those at odd ones every 9th key but their own; all see keys 2, 64 and 101.
+// Queries at even positions see a window, those at odd ones every 9th key but their own; all see keys 0, 64 and 101.
 bool own_pattern_sees(index position, index key) {
-  if (key == 2 || key == 64 || key == 101) return true;
+  if (key == 0 || key == 64 || key == 101) return true;
   if (position % 2 == 0) return position - 6 <= key && key <= position + 3;
   return key % 9 == 4 && key != position;
 }
 
 listed_pattern own_pattern(const law_shape& s) {
-  std::vector<index> others, common = {2, 64, 101};
-  for (index j = 4; j < s.keys; j += 9)
-    if (j != 2 && j != 64 && j != 101) others.push_back(j);
+  std::vector<index> others, common = {0, 64, 101};
+  for (index j = 4; j < s.keys; j += 9) others.push_back(j);
   const index first = (s.keys - s.queries) - 1000;
   const index even = first - first % 2;
   listed_pattern p;
   listed_pattern::group near{{even, s.keys, 2}, {{.list = common}}};
-  for (index begin : {index(0), index(3), index(65), index(102)}) {
-    const index ends[] = {2, 64, 101, s.keys};
-    const index end = ends[begin == 0 ? 0 : begin == 3 ? 1 : begin == 65 ? 2 : 3];
-    near.pieces.push_back({.range = {begin, end}, .left = 6, .right = 3});
-  }
+  for (const auto range : {attn::position_range{1, 64}, {65, 101}, {102, s.keys}})
+    near.pieces.push_back({.range = range, .left = 6, .right = 3});
   p.all.push_back(near);
   listed_pattern::group far{{even + 1, s.keys, 2}, {{.list = common}}};
   if (!others.empty()) far.pieces.push_back({.list = others, .others = true});

@@ -11,14 +11,18 @@ using options_for = std::function<Options(const law_shape&)>;
 
 template <class T, class Options>
 bound<T> bind_pattern(const options_for<Options>& options, const law_shape& shape) {
-  return [given = std::make_shared<Options>(options(shape))](const law_call<T>& call) {
+  struct parameters {
+    Options given;
+    std::vector<T> sinks;
+  };
+  const Options given = options(shape);
+  return [p = std::make_shared<parameters>(parameters{given, cast<T>(given.sinks)})](const law_call<T>& call) {
     using form = library_form<T, Options>;
     typename form::options o;
-    form::set(*given, o);
-    std::vector<T> sinks = cast<T>(given->sinks);
-    o.causal = given->causal;
-    if (given->softcap) o.softcap = static_cast<T>(*given->softcap);
-    o.sinks = sinks;
+    form::set(p->given, o);
+    o.causal = p->given.causal;
+    if (p->given.softcap) o.softcap = static_cast<T>(*p->given.softcap);
+    o.sinks = p->sinks;
     o.lengths = call.lengths;
     o.lse = call.lse;
     form::call(call.q, call.k, call.v, call.out, o, {}, *call.execution);
