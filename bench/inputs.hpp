@@ -5,7 +5,7 @@
 
 namespace bench {
 
-enum class role { query, key, value };
+enum class role { query, key, value, parameter };
 
 /// `count` unit normal random numbers, the same for the same role. Memory is kept for the whole run and shared by all
 /// lengths: the pointer holds until a larger count is asked for.

@@ -67,6 +67,8 @@ void add_context(const flags& set, const machine& m, const std::vector<dataset>&
   add("dim", std::to_string(set.dim));
   add("threads", std::to_string(set.threads));
   add("window", std::to_string(set.window));
+  add("rank", std::to_string(set.rank));
+  add("landmarks", std::to_string(set.landmarks));
   add("error_data", set.input.empty() ? "use_lite_layer0, use_lite_layer1" : set.input);
   for (std::size_t i = 0; i < data.size(); ++i)
     add(i == 0 ? "mean_error" : "mean_error_1", figure(data[i].mean_error(false)));

@@ -71,8 +71,9 @@ struct family {
 };
 
 family softmax_family();
+family low_rank_family();
 family fourier_family();
 
-inline std::vector<family> families() { return {softmax_family(), fourier_family()}; }
+inline std::vector<family> families() { return {softmax_family(), low_rank_family(), fourier_family()}; }
 
 }  // namespace bench

@@ -20,7 +20,11 @@ golden_operator golden_sliding_window();
 golden_operator golden_block();
 golden_operator golden_strided();
 golden_operator golden_bigbird();
+golden_operator golden_linformer();
+golden_operator golden_nystrom();
+golden_operator golden_linear();
 golden_operator golden_fnet();
+golden_operator golden_reversible();
 
 inline std::vector<golden_operator> golden_operators() {
   return {
@@ -29,7 +33,11 @@ inline std::vector<golden_operator> golden_operators() {
       golden_block(),
       golden_strided(),
       golden_bigbird(),
+      golden_linformer(),
+      golden_nystrom(),
+      golden_linear(),
       golden_fnet(),
+      golden_reversible(),
   };
 }
 

@@ -77,6 +77,12 @@ void add_bigbird(std::vector<law_operator<T>>&);
 template <class T>
 void add_pattern_softmax(std::vector<law_operator<T>>&);
 template <class T>
+void add_linformer(std::vector<law_operator<T>>&);
+template <class T>
+void add_nystrom(std::vector<law_operator<T>>&);
+template <class T>
+void add_linear(std::vector<law_operator<T>>&);
+template <class T>
 void add_fnet(std::vector<law_operator<T>>&);
 
 template <class T>
@@ -89,6 +95,9 @@ const std::vector<law_operator<T>>& operators() {
     add_strided<T>(all);
     add_bigbird<T>(all);
     add_pattern_softmax<T>(all);
+    add_linformer<T>(all);
+    add_nystrom<T>(all);
+    add_linear<T>(all);
     add_fnet<T>(all);
     return all;
   }();

@@ -95,12 +95,14 @@ class execution {
   std::size_t scratch_bytes() const {
     std::size_t bytes = 0;
     for (const auto& buffer : buffers_) bytes += buffer.size();
+    for (const auto& buffer : held_) bytes += buffer.size();
     return bytes;
   }
 
   /// Gives the scratch memory back.
   void release() {
     for (auto& buffer : buffers_) buffer = {};
+    for (auto& buffer : held_) buffer = {};
   }
 
   // For operators -----------------------------------------------------------------------------------------------------
@@ -125,6 +127,30 @@ class execution {
   auto shared_scratch(Layout&& layout) {
     return carve(buffers_.back(), layout);
   }
+
+  /// Scratch memory that keeps its content while the holder lives, through calls of operators by this execution too:
+  /// for what is composed of operators. Call it outside for_each; the last holder made goes first.
+  template <class Layout>
+  auto hold(Layout&& layout) {
+    if (holders_ == held_.size()) held_.emplace_back();
+    return holder<decltype(carve(held_[0], layout))>(*this, carve(held_[holders_], layout));
+  }
+
+  template <class Pieces>
+  class holder {
+   public:
+    ~holder() { --where_.holders_; }
+    holder(const holder&) = delete;
+    holder& operator=(const holder&) = delete;
+    const Pieces& operator*() const { return pieces_; }
+    const Pieces* operator->() const { return &pieces_; }
+
+   private:
+    friend execution;
+    holder(execution& where, Pieces pieces) : where_(where), pieces_(std::move(pieces)) { ++where_.holders_; }
+    execution& where_;
+    Pieces pieces_;
+  };
 
  private:
   template <class Layout>
@@ -176,6 +202,8 @@ class execution {
   }
 
   std::vector<detail::scratch_buffer> buffers_;  // one a worker, then the shared one
+  std::vector<detail::scratch_buffer> held_;     // one for each holder alive, at most so far
+  std::size_t holders_ = 0;
   std::unique_ptr<Eigen::ThreadPool> pool_;
 };
 

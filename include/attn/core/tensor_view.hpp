@@ -1,12 +1,14 @@
 // attn: the one view type of the library.
 //
 // A tensor_view<T> is a non-owning, strided window on the caller's memory with the axes [batch, head, length, dim];
-// tensor_view<T, 3> drops dim and carries one number a query (the log-sum-exp). Nothing is copied, any stride is
-// accepted; unit stride in the last axis is the fast path. It is made, implicitly where no information is missing, from
+// tensor_view<T, 3> drops dim and carries one number a query (the log-sum-exp), or is a sequence [batch, length, dim];
+// tensor_view<T, 2> is a matrix, tensor_view<T, 1> a vector. Nothing is copied, any stride is accepted; unit stride in
+// the last axis is the fast path. It is made, implicitly where no information is missing, from
 //   - a pointer with extents (contiguous, last axis fastest), or with extents and strides (in elements),
 //   - an Eigen matrix, map, block or ref with direct access, row- or column-major: [length, dim], batch 1, head 1,
-//   - [batch, length, head, dim] memory: blhd_view; an Eigen matrix [length, heads * dim]: split_heads,
-//   - std::mdspan of rank 2 to 4, where the standard library has it.
+//   - [batch, length, head, dim] memory: blhd_view; an Eigen matrix [length, heads * dim] or a sequence: split_heads,
+//   - std::mdspan of rank 2 to 4, where the standard library has it,
+//   - for a vector: an Eigen vector, std::vector, std::array or std::span.
 #pragma once
 
 #include <attn/core/eigen.hpp>
@@ -14,6 +16,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <ranges>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -70,11 +73,16 @@ inline constexpr bool is_view = false;
 template <class T, int Rank>
 inline constexpr bool is_view<tensor_view<T, Rank>> = true;
 
+/// Objects that own what an operator reads, such as drawn parameters, give a view of themselves.
+template <class X>
+concept gives_view = requires(const std::remove_cvref_t<X>& x) { x.view(); } &&
+                     is_view<std::remove_cvref_t<decltype(std::declval<const std::remove_cvref_t<X>&>().view())>>;
+
 }  // namespace detail
 
 template <class T, int Rank>
 class tensor_view {
-  static_assert(Rank >= 2 && Rank <= 4);
+  static_assert(Rank >= 1 && Rank <= 4);
 
  public:
   using element_type = T;
@@ -101,15 +109,16 @@ class tensor_view {
   constexpr tensor_view(const tensor_view<U, Rank>& other)
       : data_(other.data()), extents_(other.extents()), strides_(other.strides()) {}
 
-  /// A matrix fills the last two axes; with Rank 3 a vector fills the last one.
+  /// A matrix fills the last two axes; with Rank 1 and 3 a vector fills the last one.
   template <detail::eigen_memory M>
-    requires std::convertible_to<detail::eigen_element<M>*, T*>
+    requires(std::convertible_to<detail::eigen_element<M>*, T*> &&
+             (Rank > 1 || bool(std::remove_reference_t<M>::IsVectorAtCompileTime)))
   constexpr tensor_view(M&& m) : data_(m.data()) {
     using matrix = std::remove_reference_t<M>;
     extents_.fill(1);
-    if constexpr (Rank == 3 && matrix::IsVectorAtCompileTime) {
-      extents_[2] = m.rows() * m.cols();
-      strides_[2] = m.innerStride();
+    if constexpr ((Rank == 1 || Rank == 3) && matrix::IsVectorAtCompileTime) {
+      extents_[Rank - 1] = m.rows() * m.cols();
+      strides_[Rank - 1] = m.innerStride();
     } else {
       extents_[Rank - 2] = m.rows();
       extents_[Rank - 1] = m.cols();
@@ -117,6 +126,12 @@ class tensor_view {
       strides_[Rank - 1] = matrix::IsRowMajor ? m.innerStride() : m.outerStride();
     }
   }
+
+  template <class R>
+    requires(Rank == 1 && !detail::eigen_memory<R> && std::ranges::contiguous_range<R> &&
+             std::convertible_to<decltype(std::ranges::data(std::declval<R&>())), T*>)
+  constexpr tensor_view(R&& range)
+      : data_(std::ranges::data(range)), extents_{static_cast<index>(std::ranges::size(range))}, strides_{1} {}
 
 #if defined(__cpp_lib_mdspan)
   /// The last axes of the span become the last axes of the view; the leading ones have extent 1.
@@ -172,7 +187,8 @@ class tensor_view {
 
 /// What every operator takes: a view or anything a view can be made of.
 template <class X>
-concept viewable = detail::is_view<std::remove_cvref_t<X>> || detail::eigen_memory<X> || detail::is_mdspan<X>;
+concept viewable = detail::is_view<std::remove_cvref_t<X>> || detail::eigen_memory<X> || detail::gives_view<X> ||
+                   detail::is_mdspan<X>;
 
 /// The view of a viewable argument; its element type is const where the argument is.
 template <viewable X>
@@ -182,6 +198,8 @@ constexpr auto as_view(X&& x) {
     return x;
   } else if constexpr (detail::eigen_memory<X>) {
     return tensor_view<detail::eigen_element<X>>(x);
+  } else if constexpr (detail::gives_view<X>) {
+    return x.view();
   } else {
     return tensor_view<typename object::element_type>(x);
   }
@@ -197,18 +215,25 @@ constexpr tensor_view<T> blhd_view(T* data, index batch, index length, index hea
   return {data, {batch, heads, length, dim}, {length * heads * dim, dim, heads * dim, 1}};
 }
 
-/// An Eigen matrix [length, heads * dim] as [1, heads, length, dim]. Throws std::invalid_argument unless `heads`
-/// divides the columns.
+/// A sequence [batch, length, heads * dim] as [batch, heads, length, dim]. Throws std::invalid_argument unless `heads`
+/// divides the last extent.
+template <class T>
+constexpr tensor_view<T> split_heads(const tensor_view<T, 3>& x, index heads) {
+  if (heads < 1 || x.extent(2) % heads != 0)
+    throw std::invalid_argument("attn::split_heads: expected heads that divide the columns " +
+                                std::to_string(x.extent(2)) + "; found " + std::to_string(heads));
+  const index dim = x.extent(2) / heads;
+  return {x.data(), {x.extent(0), heads, x.extent(1), dim}, {x.stride(0), dim * x.stride(2), x.stride(1), x.stride(2)}};
+}
+
+/// An Eigen matrix [length, heads * dim] as [1, heads, length, dim].
 template <detail::eigen_memory M>
 constexpr auto split_heads(M&& m, index heads) {
-  using view = tensor_view<detail::eigen_element<M>>;
-  const view whole(m);
-  if (heads < 1 || whole.extent(3) % heads != 0)
-    throw std::invalid_argument("attn::split_heads: expected heads that divide the columns " +
-                                std::to_string(whole.extent(3)) + "; found " + std::to_string(heads));
-  const index dim = whole.extent(3) / heads;
-  return view(whole.data(), {1, heads, whole.extent(2), dim},
-              {0, dim * whole.stride(3), whole.stride(2), whole.stride(3)});
+  using element = detail::eigen_element<M>;
+  const tensor_view<element> whole(m);
+  return split_heads(tensor_view<element, 3>(whole.data(), {1, whole.extent(2), whole.extent(3)},
+                                             {0, whole.stride(2), whole.stride(3)}),
+                     heads);
 }
 
 namespace detail {
@@ -222,6 +247,11 @@ struct matrix_view {
 
   T* row(index i) const { return data + i * row_stride; }
 };
+
+template <class T>
+matrix_view<T> matrix_of(const tensor_view<T, 2>& x) {
+  return {x.data(), x.extent(0), x.extent(1), x.stride(0), x.stride(1)};
+}
 
 template <class T>
 matrix_view<T> head_of(const tensor_view<T>& x, index batch, index head) {

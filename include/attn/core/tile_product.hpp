@@ -147,13 +147,14 @@ template <class T>
 using packed_rows = left_operand<T, 1, tile_rows>;
 
 /// acc[m][n] = sum over k < depth of a(m, k) * panel[k][n] for M rows and N vectors; done(m, n, sum) takes each result.
-template <class T, int M, int N, class A, class Done>
+/// The rows of the panel lie Stride numbers apart.
+template <class T, int M, int N, int Stride = panel_width<T>, class A, class Done>
 ATTN_INLINE void tile_product(A a, const T* panel, index depth, Done&& done) {
   packet<T> acc[M][N];
   unroll<M>([&](auto m) { unroll<N>([&](auto n) { acc[m][n] = zero<T>(); }); });
   for (index k = 0; k < depth; ++k) {
     packet<T> b[N];
-    unroll<N>([&](auto n) { b[n] = load<T>(panel + k * panel_width<T> + n * width<T>); });
+    unroll<N>([&](auto n) { b[n] = load<T>(panel + k * Stride + n * width<T>); });
     unroll<M>([&](auto m) {
       const packet<T> x = broadcast<T>(a.at(m, k));
       unroll<N>([&](auto n) { acc[m][n] = fma(x, b[n], acc[m][n]); });

@@ -1,25 +1,25 @@
 // attn: Fourier mixing of tokens.
 //
-//   out = Re(F_L(F_D(x)))     F_n the discrete Fourier transform of length n, over tokens (L) and over the hidden dim
-//   (D) out_lc = sum over t, d of x_td cos(2 pi (l t / L + c d / D))        Lee-Thorp et al. 2021, "FNet: Mixing Tokens
-//   with
-//                                                                       Fourier Transforms"; nothing is normalised
-//   attn::fnet(x, out);                                          // Eigen matrices [length, dim]
+//   out = Re(F_L(F_D(x)))                          Lee-Thorp et al. 2021, "FNet: Mixing Tokens with Fourier Transforms"
+//   out_lc = sum over t, d of x_td cos(2 pi (l t / L + c d / D))
+//
+//   attn::fnet(x, out);                            // Eigen matrices [length, dim]
 //   attn::fnet(x, out, {.lengths = lengths}, threads);
 //
-// Shapes   x and out [B, H, L, D]; every [b, h] is transformed on its own, so give a whole model dim as D, not heads.
-//          Any L and D, primes too. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
-// Cost     5/4 B H L D log2(L D) operations if L and D are products of small factors, a quarter of two complex
-//          transforms; about four times as much for lengths with a prime above 31. Scratch: L D / 2 numbers (of one
-//          [b, h], or of as many as fill the threads), 2 L numbers for each lane of a vector and thread, and the roots
-//          of unity, about 2 (L + D).
+// F_L is the discrete Fourier transform over tokens, F_D that over the hidden dim; nothing is normalised.
+//
+// Shapes   x and out [B, H, L, D]; every [b, h] is transformed on its own, so give the whole dim of a model as D. Any L
+//          and D, primes too. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Cost     5/4 B H L D log2(L D) operations, a quarter of two complex transforms; several times that in a direction
+//          whose length has a prime factor above 41. Scratch: L D / 2 numbers for one [b, h], or for as many as fill
+//          the threads, and about 7 L + 5 D for tables.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
 #include <attn/core/attention_shape.hpp>
 #include <attn/core/execution.hpp>
 #include <attn/core/tile_product.hpp>
-#include <attn/fourier/hartley.hpp>
+#include <attn/fourier/sequence_plan.hpp>
 
 namespace attn {
 
@@ -36,17 +36,17 @@ struct fnet_options {
 
 namespace detail {
 
-// The result does not change if x gives way to its even part e_td = (x_td + x_-t,-d) / 2, indices modulo L and D, and
-// of e it is, mirrored, the product of two real transforms: with cas = cos + sin,
+// Nothing changes if x gives way to its even part e_td = (x_td + x_-t,-d) / 2, indices modulo L and D; and for an even
+// e the result is, mirrored, what two real transforms make of it. With cas = cos + sin,
 //
-//   u_ld = sum over t of e_td cas(2 pi l t / L)       u_l,-d = u_-l,d       so d <= D / 2 is enough: half of the
-//   columns h_lc = sum over d of u_ld cas(2 pi c d / D)       h_-l,-c = h_lc        so l <= L / 2 is enough: half of
-//   the rows out_-l,c = out_l,-c = h_lc
+//   u_ld = sum over t of e_td cas(2 pi l t / L)    u_l,-d = u_-l,d    so only d <= D / 2 is needed: half of the columns
+//   h_lc = sum over d of u_ld cas(2 pi c d / D)    h_-l,-c = h_lc     so only l <= L / 2 is needed: half of the rows
+//   out_-l,c = out_l,-c = h_lc
 //
-// Nothing complex is ever stored. Both steps run the same transform on packets: of channels over the tokens, where
-// packets lie in memory; of tokens over the channels, where squares of them are transposed in registers on the way in
-// and out. (A product with the D x D matrix of cas, in place of the second transform, takes D^2 / 2 multiply-adds a
-// token; the transform is faster from D = 16 on.)
+// Both steps run the same transform on packets: of channels over the tokens, as they lie in memory; of tokens over the
+// channels, where squares of numbers are transposed in registers on the way in and out. (In place of the second step a
+// product with the D x D matrix of cas, halved by symmetry, takes D^2 / 2 multiply-adds a row: at D = 64 35 ns at the
+// peak of a Zen 4 core, where the transform takes 10. They meet at D = 16.)
 
 /// Lanes of a packet in reverse.
 template <class T>
@@ -62,7 +62,7 @@ struct even_part {
   /// Channels first ... first + row_width - 1 of tokens t and -t, an eighth of each sum: the two Hartley transforms
   /// double what they are given.
   ATTN_INLINE void fold(index t, index first, T* row, T* mirrored_row) const {
-    const index other = t == 0 ? 0 : x.rows - t;
+    const index other = detail::mirror(t, x.rows);
     if (x.col_stride != 1 || first + row_width<T> > x.cols) {
       fold_slowly(t, other, first, row);
       return fold_slowly(other, t, first, mirrored_row);
@@ -113,137 +113,148 @@ template <class S>
 struct fnet_call {
   using T = compute_type<S>;
   static constexpr index wide = row_width<T>;
+  /// Channel blocks that are taken in together: so many fit into the second cache.
+  static constexpr index blocks_together = 8;
 
   const tensor_view<const S>& x;
   const tensor_view<S>& out;
   std::span<const index> lengths;
 
   index slices() const { return x.extent(0) * x.extent(1); }
-  index longest() const { return x.extent(2); }
   index dim() const { return x.extent(3); }
   index length(index slice) const {
-    return lengths.empty() ? longest() : lengths[static_cast<std::size_t>(slice / x.extent(1))];
+    return lengths.empty() ? x.extent(2) : lengths[static_cast<std::size_t>(slice / x.extent(1))];
   }
   /// Blocks of the channels d <= D / 2.
   index channel_blocks() const { return (dim() / 2 + wide) / wide; }
-  /// Blocks of the tokens l <= n / 2.
-  static index token_blocks(index n) { return (n / 2 + wide) / wide; }
-
-  /// Between the two transforms: u_l and u_-l for every l <= n / 2, by blocks of channels.
-  T* between(T* all, index slice, index n, index block, index l) const {
-    return all + ((slice * channel_blocks() + block) * (n / 2 + 1) + l) * 2 * wide;
+  matrix_view<const S> input(index slice, index n) const {
+    auto head = head_of(x, slice / x.extent(1), slice % x.extent(1));
+    head.rows = n;
+    return head;
   }
-  index between_size(index n) const { return channel_blocks() * (n / 2 + 1) * 2 * wide; }
+  matrix_view<S> output(index slice) const { return head_of(out, slice / x.extent(1), slice % x.extent(1)); }
 
-  /// Over tokens: one block of channels.
-  void transform_tokens(const fourier_plan<T>& plan, index slice, index block, T* rows, T* all, index place) const {
-    const index n = plan.length();
-    matrix_view<const S> from = head_of(x, slice / x.extent(1), slice % x.extent(1));
-    from.rows = n;
-    const even_part<T, S> even{from};
-    for (index t = 0; t <= n / 2; ++t) even.fold(t, block * wide, rows + t * wide, rows + (t == 0 ? 0 : n - t) * wide);
-    T* const results = hartley_twice(plan, rows);
-    for (index l = 0; l <= n / 2; ++l) {
-      T* const to = between(all, place, n, block, l);
-      store_row(to, load_row(plan.place(results, l)));
-      store_row(to + wide, load_row(plan.place(results, l == 0 ? 0 : n - l)));
-    }
-  }
-
-  /// Over channels: one block of tokens, the packet of real parts and that of imaginary ones half of it each.
-  void transform_channels(const fourier_plan<T>& plan, index slice, index n, index block, T* rows, T* all,
-                          index place) const {
+  /// The transform over channels, of one block of tokens: the packet of real parts is one half of them, that of
+  /// imaginary parts the other. `rows` has room for the channels and what the plan wants to spare.
+  void transform_channels(const fourier_plan<T>& plan, const sequence_plan<T>& sequence, index block, const T* blocks,
+                          const matrix_view<S>& to, T* rows) const {
     constexpr int w = width<T>;
-    const index d_end = dim(), last = n / 2;
-    for (index part = 0; part < wide; part += w) {
-      const index l0 = block * wide + part;
-      for (index d0 = 0; d0 <= d_end / 2; d0 += w)
-        for (int sign = 0; sign < 2; ++sign) {
+    const index n = sequence.length(), first = block * wide, count = std::min<index>(wide, n / 2 + 1 - first);
+    index token[wide];
+    const T *plus[wide], *minus[wide];  // their rows, and those of -l
+    for (index i = 0; i < wide; ++i) {
+      token[i] = sequence.token(first + std::min(i, count - 1));
+      plus[i] = blocks + sequence.place(token[i]) * wide;
+      minus[i] = blocks + sequence.place(mirror(token[i], n)) * wide;
+    }
+    for (index b = 0; b < channel_blocks(); ++b)
+      unroll<8>([&](auto choice) {
+        constexpr int part = choice / 4, half = choice / 2 % 2;
+        constexpr bool mirrored = choice % 2;
+        const index offset = b * sequence.rows() * wide;
+        packet<T> square[w];
+        unroll<w>([&](auto i) {
+          const auto z = load_row(plus[part * w + i] + offset), y = load_row(minus[part * w + i] + offset);
+          const auto u = mirrored ? hartley_twice<T>(y, z) : hartley_twice<T>(z, y);
+          square[i] = half == 0 ? u.re : u.im;
+        });
+        transpose<T>(square);
+        for (int j = 0; j < w; ++j) {
+          const index d = b * wide + half * w + j;
+          if (mirrored ? d > 0 && 2 * d < dim() : 2 * d <= dim())
+            store<T>(rows + (mirrored ? dim() - d : d) * wide + part * w, square[j]);
+        }
+      });
+    hartley_twice(plan, rows, rows + dim() * wide);
+    for (index part = 0; part < count; part += w)
+      for (const bool mirrored : {false, true})
+        for (index c0 = 0; c0 < dim(); c0 += w) {
           packet<T> square[w];
-          for (int i = 0; i < w; ++i)
-            square[i] = load<T>(between(all, place, n, d0 / wide, std::min(l0 + i, last)) + sign * wide + d0 % wide);
-          transpose<T>(square);
           for (int j = 0; j < w; ++j) {
-            const index d = d0 + j;
-            if (sign == 0 ? 2 * d <= d_end : d > 0 && 2 * d < d_end)
-              store<T>(rows + (sign == 0 ? d : d_end - d) * wide + part, square[j]);
+            const index c = std::min(c0 + j, dim() - 1);
+            square[j] = load<T>(rows + plan.order(mirrored ? c : mirror(c, dim())) * wide + part);
+          }
+          transpose<T>(square);
+          for (index i = part; i < std::min<index>(part + w, count); ++i) {
+            const index l = mirrored ? mirror(token[i], n) : token[i];
+            store_part<T>(to.row(l) + c0 * to.col_stride, to.col_stride, dim() - c0, square[i - part]);
           }
         }
-    }
-    T* const results = hartley_twice(plan, rows);
-    const matrix_view<S> to = head_of(out, slice / x.extent(1), slice % x.extent(1));
-    for (index part = 0; part < wide; part += w) {
-      const index l0 = block * wide + part, tokens = std::min<index>(w, last + 1 - l0);
-      if (tokens <= 0) break;
-      for (index c0 = 0; c0 < d_end; c0 += w)
-        for (int sign = 0; sign < 2; ++sign) {
-          packet<T> square[w];
-          for (int j = 0; j < w; ++j) {
-            const index c = std::min(c0 + j, d_end - 1);
-            square[j] = load<T>(plan.place(results, sign == 0 || c == 0 ? c : d_end - c) + part);
-          }
-          transpose<T>(square);
-          for (int i = 0; i < tokens; ++i) {
-            const index l = sign == 0 && l0 + i > 0 ? n - l0 - i : l0 + i;
-            store_part<T>(to.row(l) + c0 * to.col_stride, to.col_stride, d_end - c0, square[i]);
-          }
-        }
-    }
+  }
+
+  /// Slices [first, first + count), all of the plan's length.
+  void transform(const fourier_plan<T>& over_channels, const sequence_plan<T>& over_tokens, index first, index count,
+                 T* memory, index spare_rows, execution& where) const {
+    const index n = over_tokens.length(), blocks = channel_blocks(), parts = over_tokens.parts();
+    const index block_size = over_tokens.rows() * wide, token_blocks = (n / 2 + wide) / wide;
+    const index pieces = over_tokens.input_pieces(), groups = (blocks + blocks_together - 1) / blocks_together;
+    const auto spare = [&](int worker) { return rows_of(where, worker, spare_rows); };
+    const auto blocks_of = [&](index place) { return memory + place * blocks * block_size; };
+
+    where.for_each(count * pieces * groups, [&](index task, int worker) {
+      const index place = task / groups / pieces, piece = task / groups % pieces, group = task % groups;
+      const even_part<T, S> even{input(first + place, n)};
+      over_tokens.take_in(
+          piece, group * blocks / groups, (group + 1) * blocks / groups, blocks_of(place), spare(worker),
+          [&](index block, index t, T* row, T* mirrored) { even.fold(t, block * wide, row, mirrored); });
+    });
+    where.for_each(count * blocks * parts, [&](index task, int worker) {
+      over_tokens.transform_part(task % parts, memory + task / parts * block_size, spare(worker));
+    });
+    where.for_each(count * token_blocks, [&](index task, int worker) {
+      const index place = task / token_blocks;
+      transform_channels(over_channels, over_tokens, task % token_blocks, blocks_of(place), output(first + place),
+                         spare(worker));
+    });
+  }
+
+  static T* rows_of(execution& where, int worker, index count) {
+    return where.scratch(worker, [&](carver& memory) { return memory.take<T>(count * wide); });
   }
 
   void run(execution& where) const {
     if (x.empty()) return;
-    // What the longest of the plans for tokens takes.
-    index plan_bytes = 0, rows = 0, most_between = 0;
+    // What the greediest of the plans for tokens takes.
+    const index blocks = channel_blocks();
+    index plan_bytes = 0, slice_rows = 0, spare_rows = 0;
     for (index slice = 0; slice < slices(); slice += x.extent(1)) {
-      const index n = length(slice);
-      if (n == 0) continue;
+      if (length(slice) == 0) continue;
       carver count;
-      const auto plan = fourier_plan<T>::layout(count, n);
+      const auto plan = sequence_plan<T>::layout(count, length(slice));
       plan_bytes = std::max(plan_bytes, static_cast<index>(count.used()));
-      rows = std::max(rows, plan.rows());
-      most_between = std::max(most_between, between_size(n));
+      slice_rows = std::max(slice_rows, blocks * plan.rows());
+      spare_rows = std::max(spare_rows, plan.spare_rows(std::min(blocks, blocks_together)));
     }
-    const index threads = where.threads();
-    const index wave =
-        threads == 1 ? 1 : std::clamp((8 * threads + channel_blocks() - 1) / channel_blocks(), index(1), slices());
+    // A wave of slices keeps the threads busy; serial, it is one slice.
+    const index slice_bytes = std::max<index>(1, slice_rows * wide * static_cast<index>(sizeof(T)));
+    const index wave = where.threads() == 1 ? 1 : std::clamp<index>((index(4) << 20) / slice_bytes, 1, slices());
 
-    fourier_plan<T> over_channels, over_tokens;
+    fourier_plan<T> over_channels;
+    sequence_plan<T> over_tokens;
     std::byte* plan_memory = nullptr;
-    T* const all = where.shared_scratch([&](carver& memory) {
+    T* const rows = where.shared_scratch([&](carver& memory) {
       over_channels = fourier_plan<T>::layout(memory, dim());
       plan_memory = memory.take<std::byte>(plan_bytes);
-      return memory.take<T>(wave * most_between);
+      return memory.take<T>(wave * slice_rows * wide);
     });
-    rows = std::max(rows, over_channels.rows());
-    const auto rows_of = [&](int worker) {
-      return where.scratch(worker, [&](carver& memory) { return memory.take<T>(rows * wide); });
-    };
-    over_channels.fill(rows_of(0));
+    spare_rows = std::max(spare_rows, dim() + over_channels.spare_rows());
+    over_channels.fill(rows_of(where, 0, spare_rows));
 
-    for (index first = 0, planned = 0, count; first < slices(); first += count) {
+    index planned = 0;
+    for (index first = 0, count; first < slices(); first += count) {
       const index n = length(first);
       for (count = 1; count < wave && first + count < slices() && length(first + count) == n;) ++count;
       if (n != planned && n > 0) {
         carver memory(plan_memory);
-        over_tokens = fourier_plan<T>::layout(memory, n);
-        over_tokens.fill(rows_of(0));
+        over_tokens = sequence_plan<T>::layout(memory, n);
+        over_tokens.fill(rows_of(where, 0, spare_rows));
         planned = n;
       }
-      if (n > 0) {
-        where.for_each(count * channel_blocks(), [&](index task, int worker) {
-          const index place = task / channel_blocks();
-          transform_tokens(over_tokens, first + place, task % channel_blocks(), rows_of(worker), all, place);
-        });
-        where.for_each(count * token_blocks(n), [&](index task, int worker) {
-          const index place = task / token_blocks(n);
-          transform_channels(over_channels, first + place, n, task % token_blocks(n), rows_of(worker), all, place);
-        });
-      }
+      if (n > 0) transform(over_channels, over_tokens, first, count, rows, spare_rows, where);
       for (index slice = first; slice < first + count; ++slice) {
-        const matrix_view<S> to = head_of(out, slice / x.extent(1), slice % x.extent(1));
-        for (index l = n; l < longest(); ++l)
-          for (index d = 0; d < dim(); ++d) to.row(l)[d * to.col_stride] = static_cast<S>(T(0));
+        const matrix_view<S> to = output(slice);
+        for (index l = n; l < to.rows; ++l)
+          for (index d = 0; d < to.cols; ++d) to.row(l)[d * to.col_stride] = static_cast<S>(T(0));
       }
     }
   }

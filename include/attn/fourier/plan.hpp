@@ -30,9 +30,21 @@ inline index smooth_size(index n) {
   return best;
 }
 
+/// A root of unity as two numbers of type T.
+template <class T>
+void put_root(T* to, std::complex<double> root) {
+  to[0] = static_cast<T>(root.real());
+  to[1] = static_cast<T>(root.imag());
+}
+
 template <class T>
 class fourier_plan {
  public:
+  fourier_plan() = default;
+
+  /// Whether a transform of this length is nothing but passes.
+  static bool is_smooth(index n) { return fourier_plan().factor(n); }
+
   /// The plan of length n >= 1 and its memory; to be filled once.
   static fourier_plan layout(carver& memory, index n) {
     fourier_plan plan;
@@ -44,7 +56,7 @@ class fourier_plan {
       plan.spectrum_ = memory.take<T>(2 * plan.size_);
       plan.chirp_roots_ = root_table::layout(memory, 2 * n);
     }
-    plan.order_ = memory.take<index>(plan.size_);
+    plan.place_ = memory.take<index>(plan.size_);
     plan.roots_ = root_table::layout(memory, plan.size_);
     index size = plan.size_;
     for (int pass = 0; pass < plan.passes_; ++pass) {
@@ -58,44 +70,25 @@ class fourier_plan {
   }
 
   index length() const { return length_; }
-  /// Rows of memory a transform takes; the first length() of them hold x.
-  index rows() const { return convolves() ? 2 * size_ : size_; }
+  /// Rows of memory a transform needs beside its own.
+  index spare_rows() const { return convolves() ? 2 * size_ : 0; }
+  /// Where result k stands after a transform.
+  index order(index k) const { return convolves() ? k : place_[k]; }
 
-  /// Computes the tables. `rows` is memory for one transform.
-  void fill(T* rows) const {
+  /// Computes the tables; `spare` is memory of spare_rows() rows.
+  void fill(T* spare) const {
     roots_.fill();
     for (int n = 0; n < passes_; ++n) stages_[static_cast<std::size_t>(n)].fill(roots_, size_);
-    fill_order();
-    if (convolves()) fill_chirp(rows);
+    fill_places();
+    if (convolves()) fill_chirp(spare);
   }
 
-  /// Result k of a transform that left its rows at `rows`.
-  ATTN_INLINE complex_packet<T> result(const T* rows, index k) const {
-    const complex_packet<T> x = load_row(rows + order_[k] * row_width<T>);
-    return convolves() ? times({x.im, x.re}, chirp_ + 2 * k) : x;
-  }
-  ATTN_INLINE T* place(T* rows, index k) const { return rows + order_[k] * row_width<T>; }
-
-  /// Transforms; returns the rows that hold the results, each at its place.
-  T* transform(T* rows) const {
-    if (!convolves()) {
+  /// Transforms length() rows in place; `spare` is memory of spare_rows() rows.
+  void transform(T* rows, T* spare) const {
+    if (convolves())
+      convolve(rows, spare);
+    else
       run(0, rows);
-      return rows;
-    }
-    for (index t = 0; t < length_; ++t) {
-      T* const at = rows + t * row_width<T>;
-      store_row(at, times(load_row(at), chirp_ + 2 * t));
-    }
-    std::fill(rows + length_ * row_width<T>, rows + size_ * row_width<T>, T(0));
-    run(0, rows);
-    // Real and imaginary parts change places before and after: that makes a transform its inverse.
-    T* const back = rows + size_ * row_width<T>;
-    for (index k = 0; k < size_; ++k) {
-      const complex_packet<T> x = times(load_row(place(rows, k)), spectrum_ + 2 * k);
-      store_row(back + k * row_width<T>, complex_packet<T>{x.im, x.re});
-    }
-    run(0, back);
-    return back;
   }
 
  private:
@@ -106,14 +99,10 @@ class fourier_plan {
     T *roots = nullptr, *twiddles = nullptr;
 
     void fill(const root_table& table, index whole) const {
-      const auto put = [](T* to, std::complex<double> root) {
-        to[0] = static_cast<T>(root.real());
-        to[1] = static_cast<T>(root.imag());
-      };
-      for (index q = 0; q < radix; ++q) put(roots + 2 * q, std::conj(table(whole / radix * q)));
+      for (index q = 0; q < radix; ++q) put_root(roots + 2 * q, std::conj(table(whole / radix * q)));
       T* to = twiddles;
       for (index j = 0; j < size / radix; ++j)
-        for (index k = 1; k < radix; ++k, to += 2) put(to, table(whole / size * j * k));
+        for (index k = 1; k < radix; ++k, to += 2) put_root(to, table(whole / size * j * k));
     }
     void run(T* rows, index blocks) const {
       switch (radix) {
@@ -135,6 +124,24 @@ class fourier_plan {
 
   bool convolves() const { return size_ != length_; }
 
+  void convolve(T* rows, T* spare) const {
+    constexpr index wide = row_width<T>;
+    for (index t = 0; t < length_; ++t) store_row(spare + t * wide, times(load_row(rows + t * wide), chirp_ + 2 * t));
+    std::fill(spare + length_ * wide, spare + size_ * wide, T(0));
+    run(0, spare);
+    // Real and imaginary parts change places before and after: that makes a transform its inverse.
+    T* const back = spare + size_ * wide;
+    for (index k = 0; k < size_; ++k) {
+      const complex_packet<T> x = times(load_row(spare + place_[k] * wide), spectrum_ + 2 * k);
+      store_row(back + k * wide, complex_packet<T>{x.im, x.re});
+    }
+    run(0, back);
+    for (index k = 0; k < length_; ++k) {
+      const complex_packet<T> x = load_row(back + place_[k] * wide);
+      store_row(rows + k * wide, times(complex_packet<T>{x.im, x.re}, chirp_ + 2 * k));
+    }
+  }
+
   /// Plans the passes of length n; false if a prime of it is too large. Powers of two go by eights where the registers
   /// hold them, else by fours; the widest come last, since the last pass needs no twiddles.
   bool factor(index n) {
@@ -152,13 +159,13 @@ class fourier_plan {
   }
 
   /// Result k = k_0 + r_0 (k_1 + r_1 (k_2 + ...)) stands where its digits count parts, the first one the largest.
-  void fill_order() const {
+  void fill_places() const {
     index known = 1;  // results below `known` are placed
-    order_[0] = 0;
+    place_[0] = 0;
     for (int n = 0; n < passes_; ++n) {
       const stage& s = stages_[static_cast<std::size_t>(n)];
       for (index digit = 1; digit < s.radix; ++digit)
-        for (index k = 0; k < known; ++k) order_[digit * known + k] = order_[k] + digit * (s.size / s.radix);
+        for (index k = 0; k < known; ++k) place_[digit * known + k] = place_[k] + digit * (s.size / s.radix);
       known *= s.radix;
     }
   }
@@ -168,8 +175,7 @@ class fourier_plan {
     std::fill(rows, rows + size_ * row_width<T>, T(0));
     for (index t = 0; t < length_; ++t) {
       const std::complex<double> c = chirp_roots_(t * t % (2 * length_));
-      chirp_[2 * t] = static_cast<T>(c.real());
-      chirp_[2 * t + 1] = static_cast<T>(c.imag());
+      put_root(chirp_ + 2 * t, c);
       for (index at : {t, (size_ - t) % size_}) {
         rows[at * row_width<T>] = static_cast<T>(c.real() / static_cast<double>(size_));
         rows[at * row_width<T> + width<T>] = static_cast<T>(-c.imag() / static_cast<double>(size_));
@@ -177,8 +183,9 @@ class fourier_plan {
     }
     run(0, rows);
     for (index k = 0; k < size_; ++k) {
-      spectrum_[2 * k] = place(rows, k)[0];
-      spectrum_[2 * k + 1] = place(rows, k)[width<T>];
+      const T* const result = rows + place_[k] * row_width<T>;
+      spectrum_[2 * k] = result[0];
+      spectrum_[2 * k + 1] = result[width<T>];
     }
   }
 
@@ -202,7 +209,7 @@ class fourier_plan {
   index length_ = 0, size_ = 0;  // of the transform, and of its passes
   int passes_ = 0;
   std::array<stage, 40> stages_;  // 3^39 is beyond memory
-  index* order_ = nullptr;
+  index* place_ = nullptr;        // where result k of the passes stands
   T *chirp_ = nullptr, *spectrum_ = nullptr;
   root_table roots_, chirp_roots_;
 };

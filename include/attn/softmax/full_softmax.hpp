@@ -51,15 +51,6 @@ struct full_softmax_options {
 
 namespace detail {
 
-/// Zeros for the rows of padding of one head.
-template <class T, class S>
-void clear_rows(const matrix_view<S>& out, index begin, index end, T* lse, index lse_stride) {
-  for (index i = begin; i < end; ++i) {
-    for (index d = 0; d < out.cols; ++d) out.row(i)[d * out.col_stride] = static_cast<S>(T(0));
-    if (lse) lse[i * lse_stride] = -std::numeric_limits<T>::infinity();
-  }
-}
-
 /// Up to this many queries a head are attended where the keys lie (few_queries.hpp); more are worth packing the keys
 /// for.
 inline constexpr index few_queries = 4;

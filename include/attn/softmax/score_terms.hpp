@@ -111,25 +111,38 @@ T scale_or_default(const std::optional<T>& scale, index dim) {
   return scale ? *scale : T(1) / std::sqrt(static_cast<T>(std::max<index>(dim, 1)));
 }
 
-/// The checks every softmax operator shares: lse, softcap, slopes, sinks.
+template <class T>
+void check_scale(const door& at, const std::optional<T>& scale) {
+  if (scale && !std::isfinite(*scale)) at.refuse("a finite scale", *scale);
+}
+
+/// The log-sum-exp, if it is asked for.
+template <class S>
+void check_lse(const door& at, const attention_shape& s, const tensor_view<compute_type<S>, 3>& lse,
+               const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
+               const tensor_view<S>& out) {
+  if (!lse) return;
+  at.writable("lse", lse);
+  at.equal("lse batch = query batch", s.batch, lse.extent(0));
+  at.equal("lse heads = query heads", s.heads, lse.extent(1));
+  at.equal("lse length = query length", s.queries, lse.extent(2));
+  at.apart("lse", lse, "q", q);
+  at.apart("lse", lse, "k", k);
+  at.apart("lse", lse, "v", v);
+  at.apart("lse", lse, "out", out);
+}
+
+/// The checks every operator with a softmax over keys shares: lse, softcap, slopes, sinks.
 template <class S, class Options>
 void check_softmax_options(const door& at, const attention_shape& s, const Options& options,
                            const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
                            const tensor_view<S>& out) {
-  if (options.scale && !std::isfinite(*options.scale)) at.refuse("a finite scale", *options.scale);
+  check_scale(at, options.scale);
   if (options.softcap && !(*options.softcap > 0 && std::isfinite(*options.softcap)))
     at.refuse("a finite softcap > 0", *options.softcap);
   check_per_head(at, "alibi_slopes", options.alibi_slopes, s.heads);
   check_per_head(at, "sinks", options.sinks, s.heads);
-  if (!options.lse) return;
-  at.writable("lse", options.lse);
-  at.equal("lse batch = query batch", s.batch, options.lse.extent(0));
-  at.equal("lse heads = query heads", s.heads, options.lse.extent(1));
-  at.equal("lse length = query length", s.queries, options.lse.extent(2));
-  at.apart("lse", options.lse, "q", q);
-  at.apart("lse", options.lse, "k", k);
-  at.apart("lse", options.lse, "v", v);
-  at.apart("lse", options.lse, "out", out);
+  check_lse<S>(at, s, options.lse, q, k, v, out);
 }
 
 }  // namespace detail

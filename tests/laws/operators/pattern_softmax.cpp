@@ -20,7 +20,8 @@ listed_pattern own_pattern(const law_shape& s) {
   const index even = first - first % 2;
   listed_pattern p;
   listed_pattern::group near{{even, s.keys, 2}, {{.list = common}}};
-  for (const auto range : {attn::position_range{1, 64}, {65, 101}, {102, s.keys}})
+  const attn::position_range between[] = {{1, 64}, {65, 101}, {102, s.keys}};
+  for (const auto& range : between)
     near.pieces.push_back({.range = range, .left = 6, .right = 3});
   p.all.push_back(near);
   listed_pattern::group far{{even + 1, s.keys, 2}, {{.list = common}}};

@@ -1,0 +1,84 @@
+// Attention by way of fewer keys: projections and landmarks.
+#include <attn/low_rank/linformer.hpp>
+#include <attn/low_rank/nystrom.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+#include "inputs.hpp"
+#include "table.hpp"
+
+namespace bench {
+namespace {
+
+double pair_flops(const problem& p, double pairs) {
+  return 2.0 * pairs * static_cast<double>((p.dim + p.dim_v) * p.heads);
+}
+
+// The projection of keys and values, and softmax over `rank` of them.
+double linformer_flops(const problem& p) {
+  return 2 * pair_flops(p, static_cast<double>(p.length) * static_cast<double>(p.set.rank));
+}
+
+// Landmarks over the keys, queries over the landmarks, and between them the inverse: four products an iteration.
+double nystrom_flops(const problem& p) {
+  const auto n = static_cast<double>(p.length), m = static_cast<double>(p.set.landmarks);
+  if (n <= m) return pair_flops(p, n * n);
+  const double inverse = static_cast<double>(attn::nystrom_options<float>{}.iterations) * 4 * 2 * m * m * m;
+  return 2 * pair_flops(p, n * m) + pair_flops(p, m * m) + inverse * static_cast<double>(p.heads);
+}
+
+double projection_bytes(const problem& p) {
+  return 2.0 * sizeof(float) * static_cast<double>(p.set.rank) * static_cast<double>(p.length);
+}
+
+// One E and one F for all heads. Drawn as the library draws them where the error is measured; for longer sequences,
+// which are only timed, that would take minutes, and ready-made numbers serve, their size taken out by the scale.
+runner prepare_linformer(const problem& p) {
+  constexpr index longest_drawn = 4096;
+  if (p.length > longest_drawn) {
+    const auto count = static_cast<std::size_t>(p.set.rank * p.length);
+    const float* numbers = normal_numbers(role::parameter, 2 * count);
+    const attn::tensor_view<const float, 3> e(numbers, {1, p.set.rank, p.length}), f(numbers + count, e.extents());
+    const float scale = 1 / std::sqrt(static_cast<float>(p.dim * p.set.rank));
+    return [=](input q, input k, input v, output out, attn::execution& exec) {
+      attn::linformer(q, k, v, out, e, f, {.scale = scale}, exec);
+    };
+  }
+  return [e = attn::draw_projection<float>(p.set.rank, p.length, {.seed = 1}),
+          f = attn::draw_projection<float>(p.set.rank, p.length, {.seed = 2})](input q, input k, input v, output out,
+                                                                               attn::execution& exec) {
+    attn::linformer(q, k, v, out, e, f, {}, exec);
+  };
+}
+
+runner prepare_nystrom(const problem& p) {
+  return [m = p.set.landmarks](input q, input k, input v, output out, attn::execution& exec) {
+    attn::nystrom(q, k, v, out, {.landmarks = m}, exec);
+  };
+}
+
+}  // namespace
+
+family low_rank_family() {
+  return {
+      .operators = {{.name = "linformer",
+                     .cost = growth::linear,
+                     .has_causal = false,
+                     .exact = false,
+                     .uses = {"rank"},
+                     .flops = linformer_flops,
+                     .prepare = prepare_linformer,
+                     .parameter_bytes = projection_bytes},
+                    {.name = "nystrom",
+                     .cost = growth::linear,
+                     .has_causal = false,
+                     .exact = false,
+                     .uses = {"landmarks"},
+                     .flops = nystrom_flops,
+                     .prepare = prepare_nystrom}},
+      .decoders = {},
+  };
+}
+
+}  // namespace bench

@@ -1,0 +1,129 @@
+// A Vision Transformer's encoder over the patches of an image, with any operator of the library in it: time, scratch
+// memory, and how far the result is from that of full softmax with the same weights.
+// Usage: 07_vision_transformer [operator] [side of the image in pixels, a multiple of 16]
+#include <attn/attn.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+constexpr attn::index patch = 16, dim = 256, heads = 4, layers = 4;
+
+matrix random_matrix(attn::random_numbers& numbers, attn::index rows, attn::index columns) {
+  matrix m(rows, columns);
+  for (float& x : m.reshaped()) x = static_cast<float>(numbers.normal() / std::sqrt(static_cast<double>(columns)));
+  return m;
+}
+
+// Colours that turn and blend, cut into patches: a row of [tokens, 3 * patch * patch] each.
+matrix patches_of_image(attn::index side) {
+  const attn::index across = side / patch;
+  matrix patches(across * across, 3 * patch * patch);
+  for (attn::index y = 0; y < side; ++y)
+    for (attn::index x = 0; x < side; ++x)
+      for (attn::index colour = 0; colour < 3; ++colour) {
+        const double u = 2.0 * x / side - 1, v = 2.0 * y / side - 1, r = std::hypot(u, v), turn = std::atan2(v, u);
+        const attn::index token = y / patch * across + x / patch, pixel = y % patch * patch + x % patch;
+        patches(token, 3 * pixel + colour) = float(std::sin(9 * r + 3 * turn + 2 * colour) * std::cos(5 * u * v));
+      }
+  return patches;
+}
+
+struct block {
+  matrix query, key, value, output, up, down;
+
+  explicit block(attn::random_numbers& n)
+      : query(2 * random_matrix(n, dim, dim)),
+        key(random_matrix(n, dim, dim)),
+        value(random_matrix(n, dim, dim)),
+        output(random_matrix(n, dim, dim)),
+        up(random_matrix(n, 4 * dim, dim)),
+        down(random_matrix(n, dim, 4 * dim)) {}
+};
+
+// What mixes the tokens of a block: attention between projections, or, for FNet, nothing learned at all.
+using sequence = attn::tensor_view<const float, 3>;
+using sequence_out = attn::tensor_view<float, 3>;
+using mixer = std::function<void(const block&, sequence, sequence_out, attn::execution&)>;
+
+mixer attention(auto attend) {
+  return [attend](const block& w, sequence x, sequence_out out, attn::execution& where) {
+    attn::multi_head(x, out, {.query = w.query, .key = w.key, .value = w.value, .output = w.output}, attend,
+                     {.heads = heads}, where);
+  };
+}
+
+std::vector<std::pair<std::string, mixer>> operators([[maybe_unused]] attn::index tokens) {
+  using in = attn::tensor_view<const float>;
+  using to = attn::tensor_view<float>;
+  using on = attn::execution;
+  return {
+      {"full_softmax", attention([](in q, in k, in v, to o, on& e) { attn::full_softmax(q, k, v, o, {}, e); })},
+      {"sliding_window", attention([](in q, in k, in v, to o, on& e) {
+         attn::sliding_window(q, k, v, o, {.left = 64, .right = 64}, e);
+       })},
+      {"linear", attention([](in q, in k, in v, to o, on& e) { attn::linear(q, k, v, o, {}, e); })},
+      {"fnet", [](const block&, sequence x, sequence_out o,
+                  on& e) { attn::fnet(attn::split_heads(x, 1), attn::split_heads(o, 1), {}, e); }},
+  };
+}
+
+int main(int argc, char** argv) {
+  const std::string wanted = argc > 1 ? argv[1] : "all";
+  const attn::index side = argc > 2 ? std::atol(argv[2]) : 512, tokens = side / patch * (side / patch);
+  if (side < patch || side % patch != 0) return std::fprintf(stderr, "the side must be a multiple of 16\n"), 1;
+
+  attn::random_numbers numbers(1);
+  const matrix embedding = random_matrix(numbers, dim, 3 * patch * patch),
+               place = 5 * random_matrix(numbers, tokens, dim);
+  const std::vector<block> blocks = [&] {
+    std::vector<block> all;
+    for (attn::index n = 0; n < layers; ++n) all.emplace_back(numbers);
+    return all;
+  }();
+  matrix embedded(tokens, dim);
+  attn::project(patches_of_image(side), embedding, embedded);
+  embedded += place;
+
+  const auto encode = [&](const mixer& mix, matrix& x, attn::execution& where) {
+    x = embedded;
+    for (const block& w : blocks)
+      attn::encoder_block(x, x, std::bind_front(mix, std::cref(w)), {.feed = {.up = w.up, .down = w.down}}, {}, where);
+    attn::layer_norm(x, x, {}, where);
+  };
+
+  const auto table = operators(tokens);
+  if (wanted != "all" &&
+      std::none_of(table.begin(), table.end(), [&](const auto& entry) { return entry.first == wanted; })) {
+    std::fprintf(stderr, "no operator is called %s; these are there:", wanted.c_str());
+    for (const auto& entry : table) std::fprintf(stderr, " %s", entry.first.c_str());
+    return std::fputs("\n", stderr), 1;
+  }
+  matrix exact;
+  attn::execution first;
+  encode(table.front().second, exact, first);
+  std::printf("%td x %td pixels, %td patches; %td blocks of dim %td with %td heads, one thread\n\n", side, side, tokens,
+              layers, dim, heads);
+  std::printf("%-16s %10s %12s %30s\n", "operator", "time", "scratch", "distance from full softmax");
+  for (const auto& [name, mix] : table) {
+    if (wanted != "all" && wanted != name) continue;
+    matrix x;
+    attn::execution where;
+    double best = 1e9;
+    for (int n = 0; n < 3; ++n) {
+      const auto start = std::chrono::steady_clock::now();
+      encode(mix, x, where);
+      best =
+          std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    }
+    std::printf("%-16s %7.1f ms %8.1f MiB %30.3f\n", name.c_str(), best, double(where.scratch_bytes()) / (1 << 20),
+                double((x - exact).norm() / exact.norm()));
+  }
+}

@@ -1,0 +1,436 @@
+// attn: the one engine of kernel attention, phi(q)^T sum_j phi(k_j) v_j^T, all at once or causal.
+//
+// All at once: every segment of keys is summed up chunk by chunk, segments are merged in order, then blocks of queries
+// read the total. Causal: chunk by chunk, queries read what lies before their chunk and see their own chunk through the
+// triangle. A segment has a sum of its own and is added to the total when it is done, which keeps rounding small in
+// long sequences and lets threads share one head: a wave of segments is summed up at once, and once the sums before
+// each are known, attended at once. Segments and chunks lie at fixed places, so bits do not depend on threads.
+#pragma once
+
+#include <attn/core/attention_shape.hpp>
+#include <attn/kernel/kernel_state.hpp>
+#include <attn/kernel/step.hpp>
+
+namespace attn::detail {
+
+inline constexpr index kernel_segment = 16 * kernel_chunk;
+
+/// What one worker needs.
+template <class T>
+struct kernel_scratch {
+  T *k_phi, *k_own, *q_phi, *q_own, *values, *mix, *weights, *out, *keep, *factors, *work;
+  T *k_shift, *k_top, *peak, *gates, *decay, *q_shift, *q_top, *own_top, *den, *state_factor, *own_factor, *eps;
+  index stride;
+
+  static kernel_scratch layout(carver& memory, index features, index dim_v, index work, bool leveled) {
+    kernel_scratch s;
+    const index phi = (features + tile_rows) * kernel_chunk, lanes = kernel_sums<T>::lanes(features);
+    s.stride = round_up(dim_v, panel_width<T>);
+    s.k_phi = memory.take<T>(phi);
+    s.q_phi = memory.take<T>(phi);
+    s.k_own = leveled ? memory.take<T>(phi) : s.k_phi;
+    s.q_own = leveled ? memory.take<T>(phi) : s.q_phi;
+    s.values = memory.take<T>(kernel_chunk * s.stride);
+    s.mix = memory.take<T>(kernel_chunk * kernel_chunk);
+    s.weights = memory.take<T>(tile_rows * kernel_chunk);
+    s.out = memory.take<T>(tile_rows * s.stride);
+    s.keep = memory.take<T>(lanes);
+    s.factors = memory.take<T>(2 * lanes);
+    s.work = memory.take<T>(work);
+    for (T** each : {&s.k_shift, &s.k_top, &s.peak, &s.gates, &s.decay, &s.q_shift, &s.q_top, &s.own_top, &s.den,
+                     &s.state_factor, &s.own_factor, &s.eps})
+      *each = memory.take<T>(kernel_chunk);
+    return s;
+  }
+};
+
+/// Mixes of a chunk with gates: mix_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
+template <class T>
+void mix_by_gates(const T* gates, index count, bool complement, T* mix, T* decay) {
+  for (index i = 0; i < count; ++i) {
+    T* const row = mix + i * kernel_chunk;
+    if (i == 0) std::fill_n(row, kernel_chunk, T(0));
+    const packet<T> g = broadcast<T>(gates[i]);
+    for (index n = 0; i > 0 && n < kernel_chunk; n += width<T>)
+      store<T>(row + n, mul(g, load<T>(row + n - kernel_chunk)));
+    row[i] = complement ? T(1) - gates[i] : T(1);
+    decay[i] = i > 0 ? decay[i - 1] * gates[i] : gates[i];
+  }
+}
+
+/// One call, after its checks. `heads` of sums: as many as there are key heads, or more, where features or gates
+/// differ.
+template <class S, class Map>
+struct kernel_call {
+  using T = compute_type<S>;
+
+  tensor_view<const S> q, k, v;
+  tensor_view<S> out;
+  attention_shape shape;
+  sequence_lengths lengths;
+  const Map& map;
+  index heads;
+  bool causal = false, normalise = true;
+  T eps = T(0);
+  tensor_view<const T, 3> gate{};
+  bool complement = false;
+  kernel_state<T>* state = nullptr;  // where given, what came before, and then what comes after
+
+  index group() const { return heads > 0 ? shape.heads / heads : 0; }
+  index kv_head(index h) const { return h / (heads / shape.kv_heads); }
+  T gate_at(index b, index h, index t) const {
+    return gate(b, gate.extent(1) == heads ? h : h / (heads / gate.extent(1)), t);
+  }
+
+  kernel_scratch<T> scratch(execution& where, int worker) const {
+    return where.scratch(worker, [&](carver& memory) {
+      return kernel_scratch<T>::layout(memory, map.features(), shape.dim_v, map.work(), map.leveled());
+    });
+  }
+
+  /// Features of keys [begin, begin + count), and their values.
+  bool load_keys(index b, index h, index begin, index count, const kernel_scratch<T>& s, T* phi) const {
+    const auto keys = head_of(k, b, kv_head(h));
+    map.keys([&](index t) { return keys.row(begin + t); }, count, keys.col_stride, b * heads + h, phi, s.k_shift,
+             s.work);
+    const auto values = head_of(v, b, kv_head(h));
+    for (index t = count; t < 2 * count && begin + t < shape.keys; ++t) {
+      prefetch(keys.row(begin + t), shape.dim);
+      prefetch(values.row(begin + t), shape.dim_v);
+    }
+    return pack_panels<T>([&](index t) { return values.row(begin + t); }, 0, count, shape.dim_v, values.col_stride,
+                          s.values, kernel_chunk);
+  }
+
+  /// Adds the keys whose features lie in s.k_phi; with gates they fade up to the end of the chunk.
+  void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, index count) const {
+    const index m = map.features();
+    if (gate) {
+      const T* last = s.mix + (count - 1) * kernel_chunk;
+      for (index r = 0; r < m; ++r)
+        for (index t = 0; t < kernel_chunk; t += width<T>)
+          store<T>(s.k_phi + r * kernel_chunk + t, mul(load<T>(s.k_phi + r * kernel_chunk + t), load<T>(last + t)));
+    }
+    if (count < kernel_chunk)
+      for (index r = 0; r < m; ++r)
+        std::fill(s.k_phi + r * kernel_chunk + count, s.k_phi + (r + 1) * kernel_chunk, T(0));
+    if (!sums.level) std::fill_n(s.keep, kernel_sums<T>::lanes(m), gate ? s.decay[count - 1] : T(1));
+    add_keys(sums, s.k_phi, s.values, count, s.keep);
+  }
+
+  /// Sums up keys [begin, end): whole chunks but for the last. Returns the product of the gates.
+  T sum_up(index b, index h, index begin, index end, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
+    T faded = T(1);
+    for (index c = begin; c < end; c += kernel_chunk) {
+      const index count = std::min<index>(kernel_chunk, end - c);
+      load_keys(b, h, c, count, s, s.k_phi);
+      faded *= prepare_gates(b, h, c, count, s);
+      if constexpr (Map::may_level)
+        if (map.leveled()) map.key_state(s.k_phi, s.k_shift, count, sums.level, s.keep, s.k_phi);
+      add_chunk(s, sums, count);
+    }
+    return faded;
+  }
+
+  T prepare_gates(index b, index h, index begin, index count, const kernel_scratch<T>& s) const {
+    if (!gate) return T(1);
+    for (index t = 0; t < count; ++t) s.gates[t] = gate_at(b, h, begin + t);
+    mix_by_gates(s.gates, count, complement, s.mix, s.decay);
+    return s.decay[count - 1];
+  }
+
+  /// Causal, keys [begin, end) of one segment, `before` summed up so far; the segment's own sum is left in `own`.
+  /// `total` is scratch. Returns the product of the gates.
+  T attend_segment(index b, index h, index begin, index end, const kernel_scratch<T>& s, const kernel_sums<T>& before,
+                   kernel_sums<T>& own, kernel_sums<T>& total) const {
+    const index offset = lengths.keys(b) - lengths.queries(b);  // position of query 0
+    T faded = T(1);
+    own.clear();
+    for (index c = begin; c < end; c += kernel_chunk) {
+      const index count = std::min<index>(kernel_chunk, end - c);
+      const index first = std::max(offset - c, index(0));  // lane of the first query in the chunk
+      const bool finite = load_keys(b, h, c, count, s, s.k_own);
+      if (c > begin && first < count) combine(before, faded, own, total, s.factors);
+      const kernel_sums<T>* const seen = c > begin ? &total : &before;
+      faded *= prepare_gates(b, h, c, count, s);
+      const T* mix = gate ? s.mix : nullptr;
+      if constexpr (Map::may_level)
+        if (map.leveled()) {
+          map.key_state(s.k_own, s.k_shift, count, own.level, s.keep, s.k_phi);
+          map.key_own(s.k_own, s.k_shift, s.k_top, count, s.peak, s.mix);
+          mix = s.mix;
+        }
+      for (index g = 0; g < group() && first < count; ++g)
+        attend_block(b, h, h * group() + g, c - offset, first, count, s, seen->empty ? nullptr : seen, count, finite,
+                     mix);
+      add_chunk(s, own, count);
+    }
+    return faded;
+  }
+
+  /// Query rows origin + [first, count) of head `head`, lanes [first, count) of the block, with `keys` keys of their
+  /// own.
+  void attend_block(index b, index h, index head, index origin, index first, index count, const kernel_scratch<T>& s,
+                    const kernel_sums<T>* sums, index keys, bool finite, const T* mix) const {
+    const auto queries = head_of(q, b, head);
+    const auto row = [&](index t) { return queries.row(origin + std::max(t, first)); };
+    map.queries(row, count, queries.col_stride, b * heads + h, s.q_own, s.q_shift, s.work);
+    for (index t = count; t < 2 * count && origin + t < shape.queries; ++t)
+      prefetch(queries.row(origin + t), shape.dim);
+    const bool leveled = map.leveled();
+    if constexpr (Map::may_level)
+      if (leveled) {
+        if (sums) map.query_state(s.q_own, sums->level, s.q_phi, s.q_top);
+        if (keys > 0) map.query_own(s.q_own, s.own_top);
+      }
+    for (index t = 0; t < kernel_chunk; ++t) {
+      s.state_factor[t] = gate && keys > 0 ? s.decay[t] : T(1);
+      s.own_factor[t] = T(1);
+      s.eps[t] = eps;
+    }
+    if constexpr (Map::may_level)
+      if (leveled)
+        map.join(sums ? s.q_top : nullptr, keys > 0 ? s.own_top : nullptr, s.peak, s.q_shift, eps, s.state_factor,
+                 s.own_factor, s.eps);
+    chunk_view<T> view;
+    view.sums = sums, view.q_state = s.q_phi, view.state_factor = s.state_factor;
+    view.keys = keys, view.q_own = s.q_own, view.k_own = s.k_own, view.own_factor = s.own_factor, view.mix = mix;
+    view.values = s.values, view.finite = finite, view.eps = s.eps, view.normalise = normalise;
+    view.features = map.features(), view.dim_v = shape.dim_v;
+    if (sums) read_weights(s.q_phi, sums->weights, view.features, s.den);
+    const auto to = head_of(out, b, head);
+    T den[tile_rows];
+    for (index r = first / tile_rows * tile_rows; r < count; r += tile_rows) {
+      const index rows = std::min<index>(tile_rows, count - r);
+      attend_tile(view, s.den, r, rows, s.weights, den, s.out, s.stride);
+      if constexpr (Map::may_level)
+        if (leveled && keys > 0)
+          for (index m = 0; m < rows; ++m)
+            if (r + m >= first && map.doubtful(den[m])) attend_carefully(view, b, h, head, origin, r + m, m, s);
+      for (index m = 0; m < rows; ++m)
+        if (r + m >= first) write_row(s.out + m * s.stride, to, origin + r + m);
+    }
+  }
+
+  /// Row i of a block, anew: its keys in the chunk weighed in the logarithm. (s.out) row m receives it.
+  [[gnu::noinline]] void attend_carefully(const chunk_view<T>& view, index b, index h, index head, index origin,
+                                          index i, index m, const kernel_scratch<T>& s) const {
+    if constexpr (Map::may_level) {
+      const auto queries = head_of(q, b, head);
+      const auto keys = head_of(k, b, kv_head(h));
+      const index begin = origin + lengths.keys(b) - lengths.queries(b);
+      map.weigh_carefully([&](index) { return queries.row(origin + i); }, queries.col_stride,
+                          [&](index t) { return keys.row(begin + t); }, keys.col_stride, i + 1, b * heads + h, s.work);
+      map.finish_carefully(view, i, view.sums ? s.q_top[i] : no_level<T>, view.sums ? s.den[i] : T(0), s.q_shift[i],
+                           eps, s.work, s.out + m * s.stride);
+    }
+  }
+
+  static void write_row(const T* from, const matrix_view<S>& to, index i) {
+    S* const row = to.row(i);
+    if (to.col_stride == 1)
+      for (index d = 0; d < to.cols; ++d) row[d] = static_cast<S>(from[d]);
+    else
+      for (index d = 0; d < to.cols; ++d) row[d * to.col_stride] = static_cast<S>(from[d]);
+  }
+
+  void clear_rows(index b, index h, index begin, index end) const {
+    for (index g = h * group(); g < (h + 1) * group(); ++g)
+      for (index i = begin; i < end; ++i)
+        for (index d = 0; d < shape.dim_v; ++d) out(b, g, i, d) = static_cast<S>(T(0));
+  }
+
+  /// The sums a worker, or a wave of segments, keeps.
+  struct held {
+    kernel_sums<T> total, own, before;
+    T faded;
+  };
+  held hold(carver& memory) const {
+    held x;
+    for (auto* sums : {&x.total, &x.own, &x.before})
+      *sums = kernel_sums<T>::layout(memory, map.features(), shape.dim_v, map.leveled());
+    return x;
+  }
+
+  index segments(index b) const { return (lengths.keys(b) + kernel_segment - 1) / kernel_segment; }
+  index blocks(index b) const { return (lengths.queries(b) + kernel_chunk - 1) / kernel_chunk; }
+
+  void attend_queries(index b, index h, index block, const kernel_scratch<T>& s, const kernel_sums<T>& total) const {
+    const index begin = block * kernel_chunk, count = std::min<index>(kernel_chunk, lengths.queries(b) - begin);
+    for (index g = 0; g < group(); ++g)
+      attend_block(b, h, h * group() + g, begin, 0, count, s, &total, 0, true, nullptr);
+  }
+
+  /// One head of sums from first to last, by one worker.
+  void run_head(index b, index h, const kernel_scratch<T>& s, held& x) const {
+    const index keys = lengths.keys(b);
+    kernel_sums<T>& sums = causal ? x.before : x.total;
+    if (state)
+      copy(state->sums(b, h), sums);
+    else
+      sums.clear();
+    for (index n = 0; n < segments(b); ++n) {
+      const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, keys);
+      T faded = T(1);
+      if (causal) {
+        faded = attend_segment(b, h, begin, end, s, sums, x.own, x.total);
+      } else {
+        x.own.clear();
+        sum_up(b, h, begin, end, s, x.own);
+      }
+      combine(sums, faded, x.own, sums, s.factors);
+      if (state) state->gates(b, h) *= faded;
+    }
+    if (state) {
+      auto kept = state->sums(b, h);
+      copy(sums, kept);
+    }
+    if (!causal && !sums.empty)
+      for (index block = 0; block < blocks(b); ++block) attend_queries(b, h, block, s, sums);
+    pad(b, h);
+  }
+
+  /// Zeros for the rows of padding and those that see no key.
+  void pad(index b, index h) const {
+    const index keys = lengths.keys(b), queries = lengths.queries(b);
+    if (keys == 0)
+      clear_rows(b, h, 0, queries);
+    else if (causal && keys < queries)
+      clear_rows(b, h, 0, queries - keys);
+    clear_rows(b, h, queries, shape.queries);
+  }
+
+  /// One head of sums by all threads.
+  void share_head(index b, index h, execution& where, held* wave, index most) const {
+    held& total = wave[most];
+    kernel_sums<T>& sums = total.total;
+    sums.clear();
+    const index keys = lengths.keys(b), all = segments(b);
+    for (index first = 0; first < all; first += most) {
+      const index count = std::min(most, all - first);
+      where.for_each(count, [&](index n, int worker) {
+        const auto s = scratch(where, worker);
+        const index begin = (first + n) * kernel_segment, end = std::min(begin + kernel_segment, keys);
+        wave[n].own.clear();
+        wave[n].faded = sum_up(b, h, begin, end, s, wave[n].own);
+      });
+      const auto s = scratch(where, 0);
+      for (index n = 0; n < count; ++n) {
+        if (causal) copy(sums, wave[n].before);
+        combine(sums, wave[n].faded, wave[n].own, sums, s.factors);
+      }
+      if (!causal) continue;
+      where.for_each(count, [&](index n, int worker) {
+        const auto mine = scratch(where, worker);
+        const index begin = (first + n) * kernel_segment, end = std::min(begin + kernel_segment, keys);
+        attend_segment(b, h, begin, end, mine, wave[n].before, wave[n].own, wave[n].total);
+      });
+    }
+    if (!causal && !sums.empty)
+      where.for_each(blocks(b),
+                     [&](index block, int worker) { attend_queries(b, h, block, scratch(where, worker), sums); });
+    pad(b, h);
+  }
+  static void copy(const kernel_sums<T>& from, kernel_sums<T>& to) {
+    std::copy_n(from.values, kernel_sums<T>::count(from.features, from.dim_v, from.level != nullptr), to.values);
+    to.empty = from.empty;
+  }
+
+  struct step_scratch {
+    T *keys, *queries, *shifts, *normal;
+    index stride;
+  };
+
+  /// One token of the heads of sums [first, first + count), token t of the call.
+  void step(index first, index count, index t, const kernel_scratch<T>& s, const step_scratch& rows) const {
+    const index m = map.features(), all = count * group();
+    const auto key_row = [&](index n) { return head_of(k, (first + n) / heads, kv_head((first + n) % heads)).row(t); };
+    const auto query_row = [&](index n) {
+      const index pair = first + n / group();
+      return head_of(q, pair / heads, pair % heads * group() + n % group()).row(t);
+    };
+    map.keys(key_row, count, k.stride(3), first, s.k_own, s.k_shift, s.work);
+    columns_to_rows(s.k_own, m, count, rows.keys, rows.stride);
+    for (index begin = 0; begin < all; begin += kernel_chunk) {
+      const index some = std::min<index>(kernel_chunk, all - begin);
+      map.queries([&](index n) { return query_row(begin + n); }, some, q.stride(3), first, s.q_own, s.q_shift, s.work);
+      columns_to_rows(s.q_own, m, some, rows.queries + begin * rows.stride, rows.stride);
+      std::copy_n(s.q_shift, map.leveled() ? some : 0, rows.shifts + begin);
+    }
+    for (index n = 0; n < count; ++n) {
+      const index b = (first + n) / heads, h = (first + n) % heads;
+      auto sums = state->sums(b, h);
+      T *const key = rows.keys + n * rows.stride, *const queries = rows.queries + n * group() * rows.stride;
+      const T g = gate ? gate_at(b, h, t) : T(1);
+      if (complement && gate)
+        for (index r = 0; r < m; ++r) key[r] *= T(1) - g;
+      std::fill_n(s.keep, kernel_sums<T>::lanes(m), g);
+      if constexpr (Map::may_level)
+        if (map.leveled()) map.step_key(key, s.k_shift[n], sums.level, s.keep);
+      for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.keep[r], key[r]);
+      const auto value = head_of(v, b, kv_head(h));
+      for (index d = 0; d < shape.dim_v; ++d) s.values[d] = static_cast<T>(value.row(t)[d * value.col_stride]);
+      for (index i = 0; i < group(); ++i) {
+        T offset = eps;
+        if constexpr (Map::may_level)
+          if (map.leveled())
+            offset = map.step_query(queries + i * rows.stride, sums.level, rows.shifts[n * group() + i], eps);
+        const T whole = dot(queries + i * rows.stride, sums.weights, m) + offset;
+        rows.normal[i] = !normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
+      }
+      step_head(sums, key, s.keep, s.values, queries, rows.stride, group(), [&](index i, index col, const T* sum) {
+        const auto to = head_of(out, b, h * group() + i);
+        for (index d = col; d < std::min(shape.dim_v, col + panel_width<T>); ++d)
+          to.row(t)[d * to.col_stride] = static_cast<S>(sum[d - col] * rows.normal[i]);
+      });
+      if (gate) state->gates(b, h) *= g;
+    }
+  }
+
+  /// Few tokens for a state, one by one.
+  void run_steps(execution& where) const {
+    const index pairs = shape.batch * heads, threads = where.threads();
+    const index most =
+        std::max<index>(1, std::min(kernel_chunk / std::max<index>(1, group()), (pairs + threads - 1) / threads));
+    where.for_each((pairs + most - 1) / most, [&](index task, int worker) {
+      step_scratch rows;
+      const auto s = where.scratch(worker, [&](carver& memory) {
+        rows.stride = kernel_sums<T>::lanes(map.features());
+        rows.keys = memory.take<T>(most * rows.stride);
+        rows.queries = memory.take<T>((most * group() + step_queries) * rows.stride);
+        rows.shifts = memory.take<T>(most * group());
+        rows.normal = memory.take<T>(group());
+        return kernel_scratch<T>::layout(memory, map.features(), shape.dim_v, map.work(), map.leveled());
+      });
+      for (index t = 0; t < shape.keys; ++t) step(task * most, std::min(most, pairs - task * most), t, s, rows);
+    });
+  }
+
+  /// `layout` and `prepare` are the map's own: shared memory of the call.
+  void run(execution& where, Map& own_map) const {
+    const index pairs = shape.batch * heads, threads = where.threads();
+    const bool few = state && shape.keys <= few_tokens,
+               share = !state && threads > 1 && pairs < 2 * threads && pairs % threads != 0;
+    const index most = share ? 4 * threads : threads - 1;
+    const auto slots = where.shared_scratch([&](carver& memory) {
+      own_map.layout(memory, pairs);
+      auto* list = memory.take<held>(most + 1);
+      for (index n = 0; n <= most; ++n) {
+        const held x = hold(memory);
+        if (list) new (list + n) held(x);
+      }
+      return list;
+    });
+    own_map.prepare(where);
+    if (few)
+      run_steps(where);
+    else if (share)
+      for (index pair = 0; pair < pairs; ++pair) share_head(pair / heads, pair % heads, where, slots, most);
+    else
+      where.for_each(pairs, [&](index pair, int worker) {
+        run_head(pair / heads, pair % heads, scratch(where, worker), slots[worker]);
+      });
+  }
+};
+
+}  // namespace attn::detail

@@ -1,0 +1,231 @@
+// attn: the linear layer.
+//
+//   out = x W^T + b
+//
+//   attn::project(x, w, out);                       // Eigen matrices: x [length, n], w [m, n], out [length, m]
+//   attn::project(x, w, out, {.bias = b}, threads);
+//
+// Shapes   x [B, L, n], weight [m, n] (a row for every output, as most frameworks keep it; a transposed view serves as
+//          well), bias [m], out [B, L, m]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
+//          arithmetic.
+// Cost     2 B L n m operations. Scratch: the packed weight, about n m numbers, and 200 KiB a thread. Packing costs as
+//          much as some ten tokens: gather tokens where you can.
+// Throws   std::invalid_argument for shapes that do not fit, before anything is written.
+//
+// Every number of out is one sum in one order, whatever stands in the other rows and columns.
+#pragma once
+
+#include <attn/core/tile_product.hpp>
+#include <attn/layers/sequence.hpp>
+
+namespace attn {
+
+/// Options of project for elements of type S.
+template <class S>
+struct project_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  /// Added to every token's output, [m].
+  tensor_view<const S, 1> bias{};
+};
+
+namespace detail {
+
+/// Rows of x a task takes: whole tiles, enough of them to use a panel several times while it is near.
+inline constexpr index project_rows = 48;
+/// Products run over this many inputs at a time: a tile of rows then stays in the first-level cache.
+inline constexpr index project_depth = 512;
+
+/// A weight [m, n] and its bias, packed: stretches of project_depth inputs, each as panels [input][panel_width].
+template <class T>
+struct packed_weight {
+  static constexpr index wide = panel_width<T>, pack_step = 4 * wide;
+
+  T* panels = nullptr;
+  T* bias = nullptr;
+  index outputs = 0, inputs = 0;
+
+  static packed_weight layout(carver& memory, index outputs, index inputs) {
+    packed_weight w;
+    w.outputs = outputs;
+    w.inputs = inputs;
+    w.panels = memory.take<T>(w.padded() * inputs);
+    w.bias = memory.take<T>(w.padded());
+    return w;
+  }
+
+  index padded() const { return round_up(outputs, wide); }
+  const T* stretch(index k0) const { return panels + k0 * padded(); }
+
+  /// Packing falls into pieces of pack_step outputs.
+  index pieces() const { return (outputs + pack_step - 1) / pack_step; }
+
+  template <class S>
+  void pack(const matrix_view<const S>& weight, const tensor_view<const S, 1>& b, index piece) const {
+    const index begin = piece * pack_step, count = std::min(pack_step, outputs - begin);
+    for (index k0 = 0; k0 < inputs; k0 += project_depth) {
+      const index depth = std::min(project_depth, inputs - k0);
+      const auto row = [&](index i) { return weight.row(begin + i) + k0 * weight.col_stride; };
+      pack_panels_across<T>(row, count, depth, weight.col_stride, panels + k0 * padded() + begin * depth);
+    }
+    for (index i = begin; i < std::min(begin + pack_step, padded()); ++i)
+      bias[i] = b && i < outputs ? static_cast<T>(b(i)) : T(0);
+  }
+};
+
+/// Up to project_rows rows as the left side of products: stretches as above, each as tiles [input][tile_rows].
+template <class T>
+struct packed_tokens {
+  T* data = nullptr;
+  index rows = 0, inputs = 0;
+
+  static packed_tokens layout(carver& memory, index inputs) {
+    packed_tokens x;
+    x.inputs = inputs;
+    x.data = memory.take<T>(project_rows * inputs + width<T>);
+    return x;
+  }
+
+  T* tile(index k0, index row) const { return data + k0 * project_rows + row * std::min(project_depth, inputs - k0); }
+
+  template <class Row>
+  void pack(Row&& row, index count, index col_stride) {
+    rows = count;
+    for (index k0 = 0; k0 < inputs; k0 += project_depth)
+      for (index r = 0; r < rows; r += tile_rows) {
+        const auto part = [&](index i) { return row(r + i) + k0 * col_stride; };
+        pack_rows<T>(part, std::min<index>(tile_rows, rows - r), std::min(project_depth, inputs - k0), col_stride, T(1),
+                     tile(k0, r));
+      }
+  }
+};
+
+/// What products are added to: project_rows rows of numbers, begun with the bias.
+template <class T>
+struct token_sums {
+  T* data = nullptr;
+  index stride = 0;
+
+  static token_sums layout(carver& memory, index outputs) {
+    token_sums s;
+    s.stride = round_up(outputs, panel_width<T>);
+    s.data = memory.take<T>(project_rows * s.stride);
+    return s;
+  }
+
+  T* row(index r) const { return data + r * stride; }
+
+  void begin(const T* bias, index rows) const {
+    for (index r = 0; r < round_up(rows, tile_rows); ++r) std::copy(bias, bias + stride, row(r));
+  }
+};
+
+/// sums += tiles x panels over one stretch of `depth` inputs. Tile r lies at tiles + r * depth.
+template <class T>
+void add_products(const T* tiles, index rows, const T* panels, index depth, const token_sums<T>& sums) {
+  constexpr index wide = panel_width<T>;
+  for (index n = 0; n < sums.stride; n += wide)
+    for (index r = 0; r < rows; r += tile_rows)
+      with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto height) {
+        T* const corner = sums.row(r) + n;
+        tile_product<T, height.value, 2>(packed_rows<T>{tiles + r * depth}, panels + n * depth, depth,
+                                         [&](auto m, auto half, const auto& x) {
+                                           T* const s = corner + m * sums.stride + half * width<T>;
+                                           store<T>(s, add(load<T>(s), x));
+                                         });
+      });
+}
+
+/// sums = bias + rows of x times the weight, for packed rows.
+template <class T>
+void multiply(const packed_tokens<T>& x, const packed_weight<T>& weight, const token_sums<T>& sums) {
+  sums.begin(weight.bias, x.rows);
+  for (index k0 = 0; k0 < x.inputs; k0 += project_depth)
+    add_products(x.tile(k0, 0), x.rows, weight.stretch(k0), std::min(project_depth, x.inputs - k0), sums);
+}
+
+/// One of the projections of a sequence.
+template <class S>
+struct token_projection {
+  tensor_view<const S, 2> weight;
+  tensor_view<const S, 1> bias;
+  tensor_view<S, 3> out;
+};
+
+/// Several projections of one sequence, after their checks.
+template <class S>
+void run_projections(const tensor_view<const S, 3>& x, std::span<const token_projection<S>> list, execution& where) {
+  using T = compute_type<S>;
+  const index inputs = x.extent(2), rows = tokens(x);
+  if (rows == 0) return;
+  index pieces = 0, widest = 0;
+  const auto weights = where.shared_scratch([&](carver& memory) {
+    auto* packed = memory.take<packed_weight<T>>(std::ssize(list));
+    for (std::size_t n = 0; n < list.size(); ++n) {
+      const auto w = packed_weight<T>::layout(memory, list[n].weight.extent(0), inputs);
+      if (packed) packed[n] = w;
+    }
+    return packed;
+  });
+  for (std::size_t n = 0; n < list.size(); ++n) {
+    pieces = std::max(pieces, weights[n].pieces());
+    widest = std::max(widest, weights[n].outputs);
+  }
+  where.for_each(pieces * std::ssize(list), [&](index task, int) {
+    const auto n = static_cast<std::size_t>(task / pieces);
+    if (task % pieces < weights[n].pieces()) weights[n].pack(matrix_of(list[n].weight), list[n].bias, task % pieces);
+  });
+  where.for_each((rows + project_rows - 1) / project_rows, [&](index task, int worker) {
+    const index begin = task * project_rows, count = std::min(project_rows, rows - begin);
+    auto [packed, sums] = where.scratch(worker, [&](carver& memory) {
+      auto tiles = packed_tokens<T>::layout(memory, inputs);
+      return std::pair{tiles, token_sums<T>::layout(memory, widest)};
+    });
+    packed.pack([&](index r) { return token(x, begin + r); }, count, x.stride(2));
+    for (std::size_t n = 0; n < list.size(); ++n) {
+      sums.stride = weights[n].padded();
+      multiply(packed, weights[n], sums);
+      for (index r = 0; r < count; ++r)
+        store_row(sums.row(r), weights[n].outputs, token(list[n].out, begin + r), list[n].out.stride(2));
+    }
+  });
+}
+
+/// A weight [m, n] for inputs of n, and its bias if given.
+template <class S>
+void check_weight(const door& at, const char* what, const tensor_view<const S, 2>& weight, const char* bias_name,
+                  const tensor_view<const S, 1>& bias, index inputs, const tensor_view<S, 3>& out) {
+  check_parameter(at, what, weight, "out", out);
+  if (weight.extent(1) != inputs) at.refuse(text({what, " columns = dim of its input ", inputs}), weight.extent(1));
+  if (!bias) return;
+  check_parameter(at, bias_name, bias, "out", out);
+  at.one_per(bias_name, "row of its weight", weight.extent(0), bias.extent(0));
+}
+
+}  // namespace detail
+
+/// out = x W^T + b, by an execution, which may be left out. See the top of the file.
+template <viewable X, viewable W, viewable O>
+void project(const X& x, const W& weight, O&& out, const project_options<element_of<const X&>>& options,
+             execution& where) {
+  detail::require_sequences<const X&, O>();
+  using S = element_of<const X&>;
+  static_assert(std::same_as<element_of<const W&>, S>, "attn: a weight must have the element type of x");
+  const tensor_view<const S, 3> from = as_sequence(x);
+  const tensor_view<S, 3> to = as_sequence(out);
+  const tensor_view<const S, 2> w(weight);
+  const detail::door at("project");
+  detail::check_sequences<S>(at, from, to, w.extent(0));
+  detail::check_weight(at, "weight", w, "bias", options.bias, from.extent(2), to);
+  at.apart("out", to, "x", from);
+  at.fits("weight", {w.extent(0), w.extent(1)});
+  const detail::token_projection<S> one{w, options.bias, to};
+  detail::run_projections<S>(from, {&one, 1}, where);
+}
+
+template <viewable X, viewable W, viewable O>
+void project(const X& x, const W& weight, O&& out, const project_options<element_of<const X&>>& options = {}) {
+  execution serial;
+  project(x, weight, out, options, serial);
+}
+
+}  // namespace attn

@@ -1,0 +1,386 @@
+// attn: softmax attention by way of landmarks.
+//
+//   out = softmax(scale Q K'^T) A^+ softmax(scale Q' K^T) V,  A = softmax(scale Q' K'^T)
+//   Xiong et al. 2021, "Nystroemformer: A Nystroem-based algorithm for approximating self-attention"
+//
+// Q' and K' are the means of m segments of the true sequence: segment a holds the tokens from floor(a L / m) on, up to
+// where the next begins.
+//
+//   attn::nystrom(q, k, v, out, {.landmarks = 64});
+//   attn::nystrom(q, k, v, out, {.inverse = attn::pseudo_inverse::exact, .convolution = kernel}, threads);
+//
+// Where no more than m queries or keys are real, the result is that of full softmax: every token is a landmark.
+//
+// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
+//          Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Cost     2 m (Lq + Lk) (D + Dv) operations a head, and 8 iterations m^3 for the inverse. Scratch: per key head, up to
+//          16 partial results of m Dv numbers a query head, and a few matrices m x m: nothing grows with the length.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written. There is no causal
+//          form: a landmark is a mean over tokens on both sides of a query.
+#pragma once
+
+#include <attn/low_rank/landmarks.hpp>
+#include <attn/low_rank/pseudo_inverse.hpp>
+#include <attn/softmax/few_queries.hpp>
+
+namespace attn {
+
+/// How A is inverted.
+enum class pseudo_inverse {
+  per_head,     // iteration from A^T / (largest column sum * largest row sum) of the head
+  whole_batch,  // the same with the largest sums of all heads and batch items, as the original: heads then depend on
+                // each other
+  exact         // by singular values, in double
+};
+
+/// Options of nystrom for elements of type S.
+template <class S>
+struct nystrom_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  using real = compute_type<S>;
+
+  /// Factor of q.k; 1 / sqrt(D) unless given.
+  std::optional<real> scale{};
+  /// Refused if true: see the top of the file.
+  bool causal = false;
+  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  /// m.
+  index landmarks = 64;
+  pseudo_inverse inverse = pseudo_inverse::per_head;
+  /// Steps of the iterative inverse.
+  index iterations = 6;
+  /// Exact inverse: singular values well below this times the largest hardly count; 0 inverts all of them, which real
+  /// data seldom bears (pseudo_inverse.hpp has figures).
+  real cutoff = real(0.03);
+  /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel a head,
+  /// [H, width], width odd. Weight p meets the token p - width / 2 after the query's own; outside is 0.
+  tensor_view<const real, 2> convolution{};
+};
+
+namespace detail {
+
+/// One call, after its checks.
+template <class S>
+struct nystrom_call {
+  using T = compute_type<S>;
+  static constexpr index key_step = key_block;  // keys packed at a time
+
+  const tensor_view<const S>&q, &k, &v;
+  const tensor_view<S>& out;
+  const nystrom_options<S>& options;
+  attention_shape shape;
+  sequence_lengths lengths;
+  score_terms<T, no_score> terms;
+
+  index m() const { return options.landmarks; }
+  index most_queries() const { return std::min(m(), shape.queries); }
+  index most_keys() const { return std::min(m(), shape.keys); }
+  /// Every key is a landmark: softmax over them is all there is to do.
+  bool few_keys(index b) const { return lengths.keys(b) <= m(); }
+  /// Every query is one: what the landmarks get is the result.
+  bool few_queries(index b) const { return lengths.queries(b) <= m(); }
+  index query_landmarks(index b) const { return std::min(m(), lengths.queries(b)); }
+
+  /// Keys with a softmax of their own, merged in order: at most 16 pieces, cut by shape alone.
+  index piece() const { return round_up(std::max<index>(2048, (shape.keys + 15) / 16), key_step); }
+  index pieces() const { return std::max<index>(1, (shape.keys + piece() - 1) / piece()); }
+
+  /// What is known of one batch item and key head.
+  struct pair_state {
+    T* queries = nullptr;  // [group][landmarks][dim]
+    T* keys = nullptr;     // [landmarks][dim]
+    stream_state<T>* partial = nullptr;
+    key_slab<T>* slab = nullptr;  // one a query head
+  };
+  pair_state layout(carver& memory) const {
+    pair_state state;
+    state.queries = memory.take<T>(shape.group() * most_queries() * shape.dim);
+    state.keys = memory.take<T>(most_keys() * shape.dim);
+    state.partial = memory.take<stream_state<T>>(pieces());
+    for (index n = 0; n < pieces(); ++n) {
+      const auto one = stream_state<T>::layout(memory, shape.group() * most_queries(), shape.dim_v);
+      if (state.partial) state.partial[n] = one;
+    }
+    state.slab = memory.take<key_slab<T>>(shape.group());
+    for (index n = 0; n < shape.group(); ++n) {
+      const auto one = key_slab<T>::layout(memory, most_keys(), shape.dim, shape.dim_v);
+      if (state.slab) state.slab[n] = one;
+    }
+    return state;
+  }
+
+  matrix_view<const T> query_means(const pair_state& state, index b, index member) const {
+    return {state.queries + member * query_landmarks(b) * shape.dim, query_landmarks(b), shape.dim, shape.dim, 1};
+  }
+  matrix_view<const T> key_means(const pair_state& state) const { return {state.keys, m(), shape.dim, shape.dim, 1}; }
+
+  /// Landmarks [first, first + landmark_step) of a pair.
+  void average(const pair_state& state, index b, index kv, index first) const {
+    const index queries = query_landmarks(b);
+    for (index n = 0; n < shape.group() && !few_keys(b); ++n)
+      segment_means(head_of(q, b, kv * shape.group() + n), lengths.queries(b), queries, first,
+                    std::min(first + landmark_step, queries), state.queries + n * queries * shape.dim);
+    if (!few_keys(b) && !few_queries(b))
+      segment_means(head_of(k, b, kv), lengths.keys(b), m(), first, std::min(first + landmark_step, m()), state.keys);
+  }
+
+  /// softmax(Q' K^T) V over one piece of the keys.
+  void attend_piece(const pair_state& state, index b, index kv, index n, execution& where, int worker) const {
+    const index rows = shape.group() * query_landmarks(b), blocks = (rows + max_rows - 1) / max_rows;
+    const index begin = n * piece(), end = std::min(begin + piece(), lengths.keys(b));
+    stream_state<T>& to = state.partial[n];
+    to.rows = rows;
+    to.clear();
+    if (begin >= end) return;
+    key_slab<T> slab;
+    const auto block = where.scratch(worker, [&](carver& memory) {
+      slab = key_slab<T>::layout(memory, std::min(key_step, shape.keys), shape.dim, shape.dim_v);
+      return block_list(memory, blocks, shape.dim_v);
+    });
+    for (index i = 0; i < blocks; ++i) {
+      const index count = std::min(max_rows, rows - i * max_rows);
+      block[i].begin(matrix_view<const T>{state.queries, rows, shape.dim, shape.dim, 1}, {i * max_rows, 1, nullptr},
+                     count, terms.query_factor());
+    }
+    for (index at = begin; at < end; at += key_step) {
+      const index count = std::min(key_step, end - at);
+      slab.where = {at, 1, nullptr};
+      slab.pack(head_of(k, b, kv), head_of(v, b, kv), 0, count);
+      rows_ahead<S>{head_of(k, b, kv), at + count, end - at - count}.fetch(0, key_step);
+      rows_ahead<S>{head_of(v, b, kv), at + count, end - at - count}.fetch(0, key_step);
+      for (index i = 0; i < blocks; ++i) {
+        std::fill_n(block[i].span, block[i].rows, key_span{0, count});
+        attend(block[i], slab, terms);
+      }
+    }
+    for (index i = 0; i < blocks; ++i)
+      for (index r = 0; r < block[i].rows; ++r) {
+        const index row = i * max_rows + r;
+        to.top[row] = block[i].top[r];
+        to.sum[row] = sum_lanes(load<T>(block[i].sum + r * width<T>));
+        std::copy_n(block[i].out + r * block[i].out_stride, shape.dim_v, to.out + row * to.stride);
+      }
+  }
+
+  row_block<T>* block_list(carver& memory, index count, index dim_v) const {
+    auto* list = memory.take<row_block<T>>(count);
+    for (index n = 0; n < count; ++n) {
+      const auto one = row_block<T>::layout(memory, shape.dim, dim_v);
+      if (list) list[n] = one;
+    }
+    return list;
+  }
+
+  /// A = softmax(Q' K'^T) of one query head, [m, m]: the kernel with the identity for values.
+  struct weights_scratch {
+    key_slab<T> slab;
+    row_block<T> block;
+    T *identity = nullptr, *weights = nullptr, *sums = nullptr;
+  };
+  weights_scratch layout_weights(carver& memory) const {
+    return {key_slab<T>::layout(memory, m(), shape.dim, m()), row_block<T>::layout(memory, shape.dim, m()),
+            memory.take<T>(2 * m()), memory.take<T>(m() * m()), memory.take<T>(m())};
+  }
+  void landmark_weights(const pair_state& state, index b, index member, weights_scratch& s) const {
+    // Row i of the identity is a window on a line of zeros with a 1 in the middle.
+    std::fill_n(s.identity, 2 * m(), T(0));
+    s.identity[m()] = T(1);
+    s.slab.pack(key_means(state), matrix_view<const T>{s.identity + m(), m(), m(), -1, 1}, 0, m());
+    const matrix_view<T> to{s.weights, m(), m(), m(), 1};
+    for (index r = 0; r < m(); r += max_rows) {
+      s.block.begin(query_means(state, b, member), {r, 1, nullptr}, std::min(max_rows, m() - r), terms.query_factor());
+      std::fill_n(s.block.span, s.block.rows, key_span{0, m()});
+      attend(s.block, s.slab, terms);
+      finish(s.block, to, static_cast<const T*>(nullptr), static_cast<T*>(nullptr), 0);
+    }
+  }
+
+  /// The keys and values that queries of one head attend to.
+  void make_slab(const pair_state& state, index b, index kv, index member, const start_norms<T>& common,
+                 execution& where, int worker) const {
+    key_slab<T>& slab = state.slab[member];
+    if (few_keys(b)) return slab.pack(head_of(k, b, kv), head_of(v, b, kv), 0, lengths.keys(b));
+    if (few_queries(b)) return;
+    const stream_state<T>& values = state.partial[0];
+    weights_scratch s;
+    iterative_inverse<T> iterative;
+    exact_inverse exact;
+    where.scratch(worker, [&](carver& memory) {
+      s = layout_weights(memory);
+      if (options.inverse == pseudo_inverse::exact)
+        exact = exact_inverse::layout(memory, m(), shape.dim_v);
+      else
+        iterative = iterative_inverse<T>::layout(memory, m(), shape.dim_v);
+      return 0;
+    });
+    landmark_weights(state, b, member, s);
+    T* const first = values.out + member * m() * values.stride;
+    for (index r = 0; r < m(); ++r) {
+      const T normal = T(1) / values.sum[member * m() + r];
+      for (index d = 0; d < shape.dim_v; ++d) first[r * values.stride + d] *= normal;
+    }
+    if (options.inverse == pseudo_inverse::exact)
+      exact.apply(s.weights, static_cast<double>(options.cutoff), first, values.stride);
+    else
+      iterative.apply(
+          s.weights,
+          options.inverse == pseudo_inverse::whole_batch ? common : start_norms<T>::of(s.weights, m(), s.sums),
+          options.iterations, first, values.stride);
+    slab.pack(key_means(state), matrix_view<const T>{first, m(), shape.dim_v, values.stride, 1}, 0, m());
+  }
+
+  /// Adds `weight` times the convolved values of query i to o.
+  void add_convolution(index b, index h, index i, T weight, T* o) const {
+    const matrix_view<const S> values = head_of(v, b, h / shape.group());
+    const index taps = options.convolution.extent(1), position = i + lengths.keys(b) - lengths.queries(b);
+    const index first = position - taps / 2;
+    const index begin = std::max<index>(0, -first), end = std::min(taps, lengths.keys(b) - first);
+    for (index d = 0; d < shape.dim_v; d += width<T>) {
+      packet<T> sum = zero<T>();
+      for (index p = begin; p < end; ++p)
+        sum = fma(broadcast<T>(options.convolution(h, p)),
+                  load_part<T>(values.row(first + p) + d * values.col_stride, values.col_stride, shape.dim_v - d), sum);
+      store<T>(o + d, fma(broadcast<T>(weight), sum, load<T>(o + d)));
+    }
+  }
+
+  /// Queries [i0, i0 + max_rows) of one head.
+  void attend_rows(const pair_state& state, index b, index h, index i0, execution& where, int worker) const {
+    const index queries = lengths.queries(b), i1 = std::min(i0 + max_rows, queries), member = h % shape.group();
+    const matrix_view<S> to = head_of(out, b, h);
+    if (i0 < i1 && few_queries(b) && !few_keys(b)) {
+      const stream_state<T>& known = state.partial[0];
+      for (index i = i0; i < i1; ++i) {
+        const index r = member * queries + i;
+        T* const o = known.out + r * known.stride;
+        if (options.convolution) add_convolution(b, h, i, known.sum[r], o);
+        finish_row(o, known.sum[r], known.top[r], static_cast<const T*>(nullptr), shape.dim_v, to.row(i), to.col_stride,
+                   static_cast<T*>(nullptr));
+      }
+    } else if (i0 < i1) {
+      auto block =
+          where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+      block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
+      std::fill_n(block.span, block.rows, key_span{0, std::min(m(), lengths.keys(b))});
+      rows_ahead<S>{head_of(q, b, h), i1, queries - i1}.fetch(0, max_rows);
+      attend(block, state.slab[member], terms);
+      for (index r = 0; r < block.rows && options.convolution; ++r)
+        add_convolution(b, h, i0 + r, sum_lanes(load<T>(block.sum + r * width<T>)), block.out + r * block.out_stride);
+      finish(block, to, static_cast<const T*>(nullptr), static_cast<T*>(nullptr), 0);
+    }
+    clear_rows(to, std::max(i0, queries), std::min(i0 + max_rows, shape.queries), static_cast<T*>(nullptr), 0);
+  }
+
+  /// Pairs [first, first + count) of batch item and key head.
+  void run_pairs(index first, index count, const start_norms<T>& common, execution& where) const {
+    const index group = shape.group(),
+                steps = (std::max(most_queries(), most_keys()) + landmark_step - 1) / landmark_step;
+    const index row_blocks = (shape.queries + max_rows - 1) / max_rows;
+    const auto states = where.shared_scratch([&](carver& memory) { return pair_list(memory, count); });
+    const auto item = [&](index n) { return (first + n) / shape.kv_heads; };
+    const auto head = [&](index n) { return (first + n) % shape.kv_heads; };
+    where.for_each(count * steps, [&](index task, int) {
+      const index n = task / steps;
+      average(states[n], item(n), head(n), task % steps * landmark_step);
+    });
+    where.for_each(count * pieces(), [&](index task, int worker) {
+      const index n = task / pieces();
+      if (!few_keys(item(n))) attend_piece(states[n], item(n), head(n), task % pieces(), where, worker);
+    });
+    where.for_each(count, [&](index n, int) {
+      if (few_keys(item(n))) return;
+      for (index other = 1; other < pieces(); ++other) states[n].partial[0].merge(states[n].partial[other]);
+    });
+    where.for_each(count * group, [&](index task, int worker) {
+      const index n = task / group;
+      make_slab(states[n], item(n), head(n), task % group, common, where, worker);
+    });
+    where.for_each(count * group * row_blocks, [&](index task, int worker) {
+      const index n = task / (group * row_blocks), h = head(n) * group + task / row_blocks % group;
+      attend_rows(states[n], item(n), h, task % row_blocks * max_rows, where, worker);
+    });
+  }
+  pair_state* pair_list(carver& memory, index count) const {
+    auto* list = memory.take<pair_state>(count);
+    for (index n = 0; n < count; ++n) {
+      const auto one = layout(memory);
+      if (list) list[n] = one;
+    }
+    return list;
+  }
+
+  /// The largest norms of all heads of all items.
+  start_norms<T> common_norms(execution& where) const {
+    const index pairs = shape.batch * shape.kv_heads;
+    start_norms<T>* const norms =
+        where.shared_scratch([&](carver& memory) { return memory.take<start_norms<T>>(pairs); });
+    where.for_each(pairs, [&](index n, int worker) {
+      const index b = n / shape.kv_heads, kv = n % shape.kv_heads;
+      norms[n] = {};
+      if (few_keys(b) || few_queries(b)) return;
+      pair_state state;
+      auto s = where.scratch(worker, [&](carver& memory) {
+        state.queries = memory.take<T>(shape.group() * m() * shape.dim);
+        state.keys = memory.take<T>(m() * shape.dim);
+        return layout_weights(memory);
+      });
+      for (index a = 0; a < m(); a += landmark_step) average(state, b, kv, a);
+      for (index member = 0; member < shape.group(); ++member) {
+        landmark_weights(state, b, member, s);
+        norms[n].raise(start_norms<T>::of(s.weights, m(), s.sums));
+      }
+    });
+    start_norms<T> all;
+    for (index n = 0; n < pairs; ++n) all.raise(norms[n]);
+    return all;
+  }
+
+  void run(execution& where) const {
+    start_norms<T> common;
+    if (options.inverse == pseudo_inverse::whole_batch) common = common_norms(where);
+    const index pairs = shape.batch * shape.kv_heads, wave = where.threads() == 1 ? 1 : 4 * where.threads();
+    for (index n = 0; n < pairs; n += wave) run_pairs(n, std::min(wave, pairs - n), common, where);
+  }
+};
+
+template <class S>
+void nystrom(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+             const tensor_view<const S>& v, const tensor_view<S>& out, const nystrom_options<S>& options,
+             execution& where) {
+  const attention_shape shape = check_attention(at, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(at, shape, options);
+  check_scale(at, options.scale);
+  if (options.causal) at.refuse("causal = false, as a landmark is a mean over tokens on both sides of a query", "true");
+  at.at_least("landmarks", 1, options.landmarks);
+  at.at_least("iterations", 0, options.iterations);
+  if (!(options.cutoff >= 0 && options.cutoff < 1)) at.refuse("a cutoff from 0 to below 1", options.cutoff);
+  if (options.convolution) {
+    at.readable("convolution", options.convolution);
+    at.equal("heads of convolution = query heads", shape.heads, options.convolution.extent(0));
+    if (options.convolution.extent(1) % 2 == 0) at.refuse("a convolution of odd width", options.convolution.extent(1));
+    at.apart("out", out, "convolution", options.convolution);
+  }
+  nystrom_call<S>{q,       k,     v,       out,
+                  options, shape, lengths, {{}, {}, {}, nullptr, scale_or_default(options.scale, shape.dim)}}
+      .run(where);
+}
+
+}  // namespace detail
+
+/// Nystroem attention. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O>
+void nystrom(const Q& q, const K& k, const V& v, O&& out, const nystrom_options<element_of<const Q&>>& options,
+             execution& where) {
+  detail::require_one_element_type<const Q&, const K&, const V&, O>();
+  using S = element_of<const Q&>;
+  detail::nystrom<S>(detail::door("nystrom"), as_view(q), as_view(k), as_view(v), as_view(out), options, where);
+}
+
+template <viewable Q, viewable K, viewable V, viewable O>
+void nystrom(const Q& q, const K& k, const V& v, O&& out, const nystrom_options<element_of<const Q&>>& options = {}) {
+  execution serial;
+  nystrom(q, k, v, out, options, serial);
+}
+
+}  // namespace attn

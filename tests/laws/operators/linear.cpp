@@ -1,0 +1,70 @@
+#include "laws/law.hpp"
+#include "support/call_kernel.hpp"
+
+namespace testing {
+namespace {
+
+struct linear_entry {
+  std::string name;
+  bool causal = false, gated = false, normalise = true;
+  reference::linear_feature feature = reference::linear_feature::elu_plus_one;
+};
+
+template <class T>
+struct parameters {
+  linear_entry entry;
+  tensor<T> gate;
+
+  parameters(const linear_entry& e, const law_shape& s) : entry(e) {
+    if (!e.gated) return;
+    gate = tensor<T>(s.batch, s.heads, s.keys, 1);
+    for (index b = 0; b < s.batch; ++b)
+      for (index h = 0; h < s.heads; ++h) {
+        random_source random(static_cast<std::uint64_t>(16 * (s.first_batch + b) + s.first_head + h));
+        for (index i = 0; i < s.keys; ++i) gate(b, h, i, 0) = static_cast<T>(0.5 + 0.5 * random.uniform());
+      }
+  }
+};
+
+template <class T>
+law_operator<T> operator_of(const linear_entry& entry) {
+  law_operator<T> op;
+  op.name = entry.name;
+  op.causal = entry.causal;
+  op.averages = entry.normalise;
+  op.lse = false;
+  op.bind = [entry](const law_shape& shape) -> bound<T> {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
+      attn::linear_options<T> options;
+      options.causal = p->entry.causal;
+      options.normalise = p->entry.normalise;
+      options.lengths = call.lengths;
+      options.eps = 0;  // a part of what the weights sum up to
+      options.decay = gate_view(p->gate);
+      compiled_linear<T>::call(call.q, call.k, call.v, call.out, options, p->entry.feature, *call.execution);
+    };
+  };
+  op.sees = [entry](const law_shape& s, index, index, index i, index j) {
+    return !entry.causal || j <= i + s.keys - s.queries;
+  };
+  return op;
+}
+
+}  // namespace
+
+template <class T>
+void add_linear(std::vector<law_operator<T>>& all) {
+  for (const linear_entry& entry :
+       {linear_entry{.name = "linear"},
+        {.name = "linear causal", .causal = true},
+        {.name = "linear causal with decay", .causal = true, .gated = true},
+        {.name = "linear unnormalised", .normalise = false, .feature = reference::linear_feature::square},
+        {.name = "linear of token features, causal", .causal = true, .feature = reference::linear_feature::pairs}})
+    all.push_back(operator_of<T>(entry));
+}
+template void add_linear(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_linear(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

@@ -1,0 +1,85 @@
+#include "laws/law.hpp"
+#include "support/call_low_rank.hpp"
+
+namespace testing {
+namespace {
+
+struct linformer_entry {
+  std::string name;
+  index rank = 1;
+  bool e_per_head = false, f_per_head = false, one = false;  // one: F is E
+};
+
+// Deterministic in the absolute head and the token, so that a part of a call gets the numbers it has in the whole.
+template <class T>
+tensor<T> projection_for(std::uint64_t seed, const law_shape& s, index rank, bool per_head) {
+  tensor<T> e(1, per_head ? s.heads : 1, rank, s.keys);
+  for (index h = 0; h < e.heads(); ++h)
+    for (index j = 0; j < s.keys; ++j) {
+      random_source random(seed + static_cast<std::uint64_t>((per_head ? s.first_head + h : 0) * 10000 + j));
+      for (index r = 0; r < rank; ++r) e(0, h, r, j) = static_cast<T>(random.normal() / std::sqrt(double(rank)));
+    }
+  return e;
+}
+
+template <class T>
+bound<T> bind_projections(tensor<T> keys, tensor<T> values) {
+  struct pair {
+    tensor<T> e, f;
+  };
+  return [p = std::make_shared<pair>(pair{std::move(keys), std::move(values)})](const law_call<T>& call) {
+    attn::linformer_options<T> options;
+    options.lengths = call.lengths;
+    options.lse = call.lse;
+    const projection_view<T> e = heads_view(p->e), f = p->f.empty() ? e : heads_view(p->f);
+    compiled_linformer<T>::call(call.q, call.k, call.v, call.out, e, f, options, *call.execution);
+  };
+}
+
+template <class T>
+law_operator<T> operator_of(const linformer_entry& entry) {
+  law_operator<T> op;
+  op.name = entry.name;
+  op.averages = false;  // the rows of F do not sum to 1
+  op.bind = [entry](const law_shape& s) {
+    return bind_projections(projection_for<T>(1, s, entry.rank, entry.e_per_head),
+                            entry.one ? tensor<T>{} : projection_for<T>(2, s, entry.rank, entry.f_per_head));
+  };
+  op.sees = [](const law_shape&, index, index, index, index) { return true; };
+  return op;
+}
+
+template <class T>
+law_limit<T> identity_is_full() {
+  return {"rank = length, identity",
+          [](const law_shape& s) {
+            tensor<T> e(1, 1, std::max<index>(1, s.keys), s.keys);
+            for (index j = 0; j < s.keys; ++j) e(0, 0, j, j) = T(1);
+            return bind_projections(e, tensor<T>{});
+          },
+          [](const law_shape&) -> bound<T> {
+            return [](const law_call<T>& call) {
+              attn::full_softmax_options<T> options;
+              options.lse = call.lse;
+              compiled_full_softmax<T>::call(call.q, call.k, call.v, call.out, options, {}, *call.execution);
+            };
+          }};
+}
+
+}  // namespace
+
+template <class T>
+void add_linformer(std::vector<law_operator<T>>& all) {
+  for (const linformer_entry& entry : {linformer_entry{"linformer", 40},
+                                       {"linformer, one projection for keys and values", 9, false, false, true},
+                                       {"linformer, projections per head", 33, true, true},
+                                       {"linformer, F per head", 16, false, true}})
+    all.push_back(operator_of<T>(entry));
+  all[all.size() - 4].limits = {identity_is_full<T>()};
+}
+template void add_linformer(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_linformer(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

@@ -1,0 +1,73 @@
+#include "laws/law.hpp"
+#include "support/call_low_rank.hpp"
+
+namespace testing {
+namespace {
+
+struct nystrom_entry {
+  std::string name;
+  index landmarks = 16;
+  attn::pseudo_inverse inverse = attn::pseudo_inverse::per_head;
+  index width = 0;  // of the convolution
+};
+
+template <class T>
+bound<T> bind_nystrom(const nystrom_entry& entry, const law_shape& s) {
+  tensor<T> kernel(1, 1, s.heads, entry.width);
+  for (index h = 0; h < s.heads; ++h)
+    for (index p = 0; p < entry.width; ++p)
+      kernel(0, 0, h, p) = static_cast<T>((3 * (s.first_head + h) + 5 * p) % 7) / 8 - T(0.25);
+  return [entry, kernel = std::make_shared<tensor<T>>(kernel)](const law_call<T>& call) {
+    attn::nystrom_options<T> options;
+    options.lengths = call.lengths;
+    options.landmarks = entry.landmarks;
+    options.inverse = entry.inverse;
+    if (entry.width > 0) options.convolution = {kernel->data.data(), {kernel->length(), kernel->dim()}};
+    compiled_nystrom<T>::call(call.q, call.k, call.v, call.out, options, *call.execution);
+  };
+}
+
+template <class T>
+law_operator<T> operator_of(const nystrom_entry& entry) {
+  law_operator<T> op;
+  op.name = entry.name;
+  op.averages = false;  // only where the inverse is exact
+  op.lse = false;
+  op.bind = [entry](const law_shape& s) { return bind_nystrom<T>(entry, s); };
+  op.sees = [](const law_shape&, index, index, index, index) { return true; };
+  return op;
+}
+
+template <class T>
+law_limit<T> landmarks_for_all(std::string name, index more) {
+  return {name,
+          [more](const law_shape& s) {
+            return bind_nystrom<T>({.name = "", .landmarks = std::max<index>(1, s.keys) + more}, s);
+          },
+          [](const law_shape&) -> bound<T> {
+            return [](const law_call<T>& call) {
+              compiled_full_softmax<T>::call(call.q, call.k, call.v, call.out, {}, {}, *call.execution);
+            };
+          }};
+}
+
+}  // namespace
+
+// The start from the norms of the whole batch is not here: it makes heads depend on each other, which law 2 forbids.
+template <class T>
+void add_nystrom(std::vector<law_operator<T>>& all) {
+  const auto exact = attn::pseudo_inverse::exact;
+  for (const nystrom_entry& entry : {nystrom_entry{"nystrom"},
+                                     {"nystrom with a convolution", 50, attn::pseudo_inverse::per_head, 5},
+                                     {"nystrom, exact inverse", 12, exact},
+                                     {"nystrom of more landmarks than a block of rows", 110, exact, 3}})
+    all.push_back(operator_of<T>(entry));
+  all[all.size() - 4].limits = {landmarks_for_all<T>("as many landmarks as tokens", 0),
+                                landmarks_for_all<T>("more landmarks than tokens", 1000000)};
+}
+template void add_nystrom(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_nystrom(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

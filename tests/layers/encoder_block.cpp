@@ -1,0 +1,125 @@
+// encoder_block against its reference, around attention and around a mixer without weights.
+#include "layers/layers.hpp"
+
+namespace testing {
+namespace {
+
+reference::encoder_block_weights random_weights(index dim, index hidden, bool all) {
+  reference::encoder_block_weights w;
+  w.feed = random_feed_forward(dim, hidden, dim, all);
+  if (!all) return w;
+  w.gamma_1 = random_vector(1, dim, 1), w.beta_1 = random_vector(2, dim);
+  w.gamma_2 = random_vector(3, dim, 1), w.beta_2 = random_vector(4, dim);
+  return w;
+}
+
+// Every token takes half of the one before it.
+template <class S>
+void shift(in_sequence<S> x, out_sequence<S> out, attn::execution&) {
+  for (index b = 0; b < x.extent(0); ++b)
+    for (index i = 0; i < x.extent(1); ++i)
+      for (index d = 0; d < x.extent(2); ++d)
+        out(b, i, d) = i > 0 ? static_cast<S>(static_cast<real<S>>(x(b, i - 1, d)) / 2) : S(0);
+}
+
+template <class S>
+double error_of(index batch, index length, index dim, index hidden, bool all, attn::norm_place place,
+                attn::activation f, bool in_place) {
+  const auto x = rounded<S>(random_sequence(5, batch, length, dim));
+  const auto w = rounded<S>(random_weights(dim, hidden, all));
+  const encoder_store<S> stored(w);
+  tensor<S> sx = cast<S>(x), out(batch, 1, length, dim, S(7));
+  attn::execution serial;
+  compiled_layers<S>::encoder_block(sequence(std::as_const(sx)), in_place ? sequence(sx) : sequence(out), shift<S>,
+                                    stored.views(), {place, f}, serial);
+  const auto mix = [](const tensor<double>& s) {
+    tensor<double> to = s;
+    shift<double>(sequence(s), sequence(to), *std::make_unique<attn::execution>());
+    return to;
+  };
+  const auto formula = f == attn::activation::relu   ? reference::relu
+                       : f == attn::activation::gelu ? reference::gelu
+                                                     : reference::gelu_tanh;
+  const double eps = static_cast<double>(attn::encoder_block_options<S>{}.eps);
+  return relative_error(in_place ? sx : out,
+                        reference::encoder_block(x, mix, w, place == attn::norm_place::before, formula, eps));
+}
+
+// Norm, mixing and two products in a row, each within the tolerance.
+template <class S>
+constexpr double allowed = 4 * tolerance<S>::out;
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("encoder_block: against the reference", "[encoder_block]", all_types) {
+  for (auto place : {attn::norm_place::before, attn::norm_place::after})
+    for (bool all : {false, true})
+      for (bool in_place : {false, true})
+        for (index length : {0, 1, 47, 130}) {
+          CAPTURE(int(place), all, in_place, length);
+          const auto f = static_cast<attn::activation>(length % 3);
+          CHECK(error_of<TestType>(2, length, 24, 70, all, place, f, in_place) <= allowed<TestType>);
+        }
+}
+
+TEMPLATE_LIST_TEST_CASE("encoder_block: odd sizes", "[encoder_block]", exact_types) {
+  for (auto place : {attn::norm_place::before, attn::norm_place::after})
+    for (index dim : {0, 1, 33, 530})
+      for (index hidden : {0, 5, 600}) {
+        if (dim == 1) continue;  // a norm of one feature keeps nothing but beta: there is nothing to compare
+        CAPTURE(int(place), dim, hidden);
+        CHECK(error_of<TestType>(1, 10, dim, hidden, true, place, attn::activation::gelu, false) <= allowed<TestType>);
+      }
+}
+
+TEMPLATE_LIST_TEST_CASE("encoder_block: two blocks with attention", "[encoder_block]", exact_types) {
+  const auto x = rounded<TestType>(random_sequence(5, 2, 50, 32));
+  const auto w = rounded<TestType>(random_weights(32, 128, true));
+  reference::multi_head_weights heads;
+  heads.query = heads.key = rounded<TestType>(random_weight(6, 32, 32));
+  heads.value = heads.output = rounded<TestType>(random_weight(7, 32, 32));
+  const encoder_store<TestType> stored(w);
+  const multi_head_store<TestType> stored_heads(heads);
+  const mixer_of<TestType> mix = [&](auto s, auto out, attn::execution& where) {
+    compiled_layers<TestType>::multi_head(s, s, out, stored_heads.views(), full_attention<TestType>(), {.heads = 4},
+                                          where);
+  };
+  tensor<TestType> out = cast<TestType>(x);
+  tensor<double> wanted = x;
+  attn::execution serial;
+  for (int block = 0; block < 2; ++block) {
+    compiled_layers<TestType>::encoder_block(sequence(std::as_const(out)), sequence(out), mix, stored.views(), {},
+                                             serial);
+    wanted = reference::encoder_block(
+        wanted, [&](const auto& s) { return reference::multi_head(s, s, heads, 4, 4); }, w, true, reference::gelu,
+        static_cast<double>(attn::encoder_block_options<TestType>{}.eps));
+  }
+  CHECK(relative_error(out, wanted) <= allowed<TestType>);
+}
+
+TEST_CASE("encoder_block: what the mixer throws passes through, and out is as it was", "[encoder_block]") {
+  const encoder_store<float> stored(random_weights(8, 16, true));
+  tensor<float> x = cast<float>(random_sequence(1, 1, 5, 8)), before = x;
+  const mixer_of<float> thrower = [](auto, auto, attn::execution&) { throw std::runtime_error("mixer"); };
+  attn::execution serial;
+  const auto call = [&](const mixer_of<float>& mix) {
+    compiled_layers<float>::encoder_block(sequence(std::as_const(x)), sequence(x), mix, stored.views(), {}, serial);
+  };
+  CHECK_THROWS_AS(call(thrower), std::runtime_error);
+  CHECK(x == before);
+  call(shift<float>);  // and the execution is sound
+  CHECK(all_finite(x));
+}
+
+TEST_CASE("encoder_block: Eigen matrices and default arguments", "[encoder_block]") {
+  const Eigen::MatrixXf x = Eigen::MatrixXf::Random(9, 6), u = Eigen::MatrixXf::Zero(4, 6);
+  Eigen::MatrixXf out(9, 6);
+  const auto nothing = [](auto, auto to, attn::execution&) {
+    for (index i = 0; i < to.extent(1); ++i)
+      for (index d = 0; d < to.extent(2); ++d) to(0, i, d) = 0;
+  };
+  attn::encoder_block(x, out, nothing, {.feed = {.up = u, .down = u.transpose()}});
+  CHECK((out - x).isZero(0));  // nothing mixed, nothing fed: the residual alone
+}
+
+}  // namespace testing

@@ -1,0 +1,109 @@
+#pragma once
+// What the tests of the layers share: views of tensors, random weights, and full softmax as the operator within.
+#include "reference/layers.hpp"
+#include "support/call_layers.hpp"
+#include "support/catch.hpp"
+#include "support/refusal.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+
+template <class S>
+in_sequence<S> sequence(const tensor<S>& x) {
+  return {x.data.data(), {x.batch(), x.length(), x.dim()}};
+}
+template <class S>
+out_sequence<S> sequence(tensor<S>& x) {
+  return {x.data.data(), {x.batch(), x.length(), x.dim()}};
+}
+// The null view where the tensor is empty and has no extents.
+template <class S>
+in_matrix<S> matrix(const tensor<S>& x) {
+  if (x.extents == std::array<index, 4>{}) return {};
+  return {x.data.data(), {x.length(), x.dim()}};
+}
+template <class S>
+in_vector<S> vector(const tensor<S>& x) {
+  if (x.extents == std::array<index, 4>{}) return {};
+  return {x.data.data(), {x.dim()}};
+}
+
+// Weights that keep the size of what they project.
+inline tensor<double> random_weight(std::uint64_t seed, index rows, index columns, double gain = 1) {
+  return random_normal(seed, 1, 1, rows, columns, gain / std::sqrt(static_cast<double>(std::max<index>(columns, 1))));
+}
+inline tensor<double> random_vector(std::uint64_t seed, index n, double scale = 0.5) {
+  return random_normal(seed, 1, 1, 1, n, scale);
+}
+inline tensor<double> random_sequence(std::uint64_t seed, index batch, index length, index dim) {
+  return random_normal(seed, batch, 1, length, dim);
+}
+
+template <class S>
+struct feed_forward_store {
+  tensor<S> up, up_bias, down, down_bias;
+  explicit feed_forward_store(const reference::feed_forward_weights& w)
+      : up(cast<S>(w.up)), up_bias(cast<S>(w.up_bias)), down(cast<S>(w.down)), down_bias(cast<S>(w.down_bias)) {}
+  attn::feed_forward_weights<S> views() const { return {matrix(up), matrix(down), vector(up_bias), vector(down_bias)}; }
+};
+template <class S>
+reference::feed_forward_weights rounded(const reference::feed_forward_weights& w) {
+  return {rounded<S>(w.up), rounded<S>(w.up_bias), rounded<S>(w.down), rounded<S>(w.down_bias)};
+}
+
+template <class S>
+struct multi_head_store {
+  tensor<S> query, key, value, output, query_bias, key_bias, value_bias, output_bias;
+  explicit multi_head_store(const reference::multi_head_weights& w)
+      : query(cast<S>(w.query)),
+        key(cast<S>(w.key)),
+        value(cast<S>(w.value)),
+        output(cast<S>(w.output)),
+        query_bias(cast<S>(w.query_bias)),
+        key_bias(cast<S>(w.key_bias)),
+        value_bias(cast<S>(w.value_bias)),
+        output_bias(cast<S>(w.output_bias)) {}
+  attn::multi_head_weights<S> views() const {
+    return {matrix(query),      matrix(key),      matrix(value),      matrix(output),
+            vector(query_bias), vector(key_bias), vector(value_bias), vector(output_bias)};
+  }
+};
+template <class S>
+reference::multi_head_weights rounded(const reference::multi_head_weights& w) {
+  return {rounded<S>(w.query),      rounded<S>(w.key),      rounded<S>(w.value),      rounded<S>(w.output),
+          rounded<S>(w.query_bias), rounded<S>(w.key_bias), rounded<S>(w.value_bias), rounded<S>(w.output_bias)};
+}
+
+template <class S>
+struct encoder_store {
+  tensor<S> gamma_1, beta_1, gamma_2, beta_2;
+  feed_forward_store<S> feed;
+  explicit encoder_store(const reference::encoder_block_weights& w)
+      : gamma_1(cast<S>(w.gamma_1)),
+        beta_1(cast<S>(w.beta_1)),
+        gamma_2(cast<S>(w.gamma_2)),
+        beta_2(cast<S>(w.beta_2)),
+        feed(w.feed) {}
+  attn::encoder_block_weights<S> views() const {
+    return {{vector(gamma_1), vector(beta_1)}, {vector(gamma_2), vector(beta_2)}, feed.views()};
+  }
+};
+template <class S>
+reference::encoder_block_weights rounded(const reference::encoder_block_weights& w) {
+  return {rounded<S>(w.gamma_1), rounded<S>(w.beta_1), rounded<S>(w.gamma_2), rounded<S>(w.beta_2), rounded<S>(w.feed)};
+}
+
+inline reference::feed_forward_weights random_feed_forward(index inputs, index hidden, index outputs,
+                                                           bool biases = true) {
+  return {random_weight(11, hidden, inputs), biases ? random_vector(12, hidden) : tensor<double>{},
+          random_weight(13, outputs, hidden), biases ? random_vector(14, outputs) : tensor<double>{}};
+}
+
+template <class S>
+attention_of<S> full_attention(const attn::full_softmax_options<S>& options = {}) {
+  return [options](in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, attn::execution& where) {
+    compiled_full_softmax<S>::call(q, k, v, out, options, {}, where);
+  };
+}
+
+}  // namespace testing

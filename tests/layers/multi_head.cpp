@@ -1,0 +1,115 @@
+// multi_head against its reference, with full softmax as the operator.
+#include "layers/layers.hpp"
+
+namespace testing {
+namespace {
+
+struct heads_case {
+  index batch = 2, queries = 30, keys = 30, model = 24, model_kv = 24, heads = 4, kv_heads = 4, dim = 6, dim_v = 6,
+        out = 24;
+  bool biases = true, key = true, output = true, causal = false;
+};
+
+reference::multi_head_weights random_weights(const heads_case& c) {
+  const auto bias = [&](std::uint64_t seed, index n) { return c.biases ? random_vector(seed, n) : tensor<double>{}; };
+  reference::multi_head_weights w;
+  w.query = random_weight(1, c.heads * c.dim, c.model), w.query_bias = bias(2, c.heads * c.dim);
+  w.value = random_weight(3, c.kv_heads * c.dim_v, c.model_kv), w.value_bias = bias(4, c.kv_heads * c.dim_v);
+  if (c.key) w.key = random_weight(5, c.kv_heads * c.dim, c.model_kv), w.key_bias = bias(6, c.kv_heads * c.dim);
+  if (c.output) w.output = random_weight(7, c.out, c.heads * c.dim_v), w.output_bias = bias(8, c.out);
+  return w;
+}
+
+template <class S>
+double error_of(const heads_case& c, bool self) {
+  const auto x = rounded<S>(random_sequence(21, c.batch, c.queries, c.model));
+  const auto y = self ? x : rounded<S>(random_sequence(22, c.batch, c.keys, c.model_kv));
+  const auto w = rounded<S>(random_weights(c));
+  const multi_head_store<S> stored(w);
+  const tensor<S> sx = cast<S>(x), sy = cast<S>(y);
+  tensor<S> out(c.batch, 1, c.queries, c.output ? c.out : c.heads * c.dim_v, S(7));
+  attn::execution serial;
+  compiled_layers<S>::multi_head(sequence(sx), self ? sequence(sx) : sequence(sy), sequence(out), stored.views(),
+                                 full_attention<S>({.causal = c.causal}), {.heads = c.heads, .kv_heads = c.kv_heads},
+                                 serial);
+  reference::full_softmax_options options;
+  options.causal = c.causal;
+  return relative_error(out, reference::multi_head(x, y, w, c.heads, c.kv_heads, options));
+}
+
+// Four steps in a row, each within the tolerance; what is projected is rounded to the storage type.
+template <class S>
+constexpr double allowed = 4 * tolerance<S>::out;
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("multi_head: self-attention", "[multi_head]", all_types) {
+  for (index length : {0, 1, 2, 7, 48, 65, 130})
+    for (index heads : {1, 3, 8}) {
+      CAPTURE(length, heads);
+      heads_case c{.queries = length, .keys = length, .heads = heads, .kv_heads = heads, .dim = 8, .dim_v = 5};
+      CHECK(error_of<TestType>(c, true) <= allowed<TestType>);
+      c.causal = true, c.biases = false;
+      CHECK(error_of<TestType>(c, true) <= allowed<TestType>);
+    }
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head: grouped queries, cross attention, other widths", "[multi_head]", all_types) {
+  for (index kv_heads : {1, 2, 4})
+    for (index keys : {0, 1, 40, 101}) {
+      CAPTURE(kv_heads, keys);
+      const heads_case c{.queries = 33, .keys = keys, .model_kv = 17, .kv_heads = kv_heads, .dim_v = 9, .out = 13};
+      CHECK(error_of<TestType>(c, false) <= allowed<TestType>);
+    }
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head: shared queries and keys, no output weight", "[multi_head]", all_types) {
+  for (bool key : {false, true})
+    for (bool output : {false, true}) {
+      CAPTURE(key, output);
+      heads_case c;
+      c.key = key, c.output = output;
+      CHECK(error_of<TestType>(c, true) <= allowed<TestType>);
+    }
+}
+
+TEST_CASE("multi_head: the operator sees views of what was projected, and out where it is the last", "[multi_head]") {
+  const multi_head_store<float> stored(random_weights({.kv_heads = 2, .dim_v = 5, .output = false}));
+  const tensor<float> x = cast<float>(random_sequence(1, 2, 30, 24));
+  tensor<float> out(2, 1, 30, 20);
+  attn::execution serial;
+  int calls = 0;
+  const attention_of<float> op = [&](in_view<float> q, in_view<float> k, in_view<float> v, out_view<float> to,
+                                     attn::execution& where) {
+    ++calls;
+    CHECK(&where == &serial);
+    CHECK(q.extents() == std::array<index, 4>{2, 4, 30, 6});
+    CHECK(k.extents() == std::array<index, 4>{2, 2, 30, 6});
+    CHECK(v.extents() == std::array<index, 4>{2, 2, 30, 5});
+    CHECK(q.strides() == std::array<index, 4>{30 * 24, 6, 24, 1});
+    CHECK(to.data() == out.data.data());
+    CHECK(to.strides() == std::array<index, 4>{30 * 20, 5, 20, 1});
+  };
+  compiled_layers<float>::multi_head(sequence(x), sequence(x), sequence(out), stored.views(), op,
+                                     {.heads = 4, .kv_heads = 2}, serial);
+  CHECK(calls == 1);
+}
+
+TEST_CASE("multi_head: Eigen matrices, default arguments, padding by the operator's lengths", "[multi_head]") {
+  using matrix = Eigen::MatrixXf;
+  const matrix x = matrix::Random(12, 8), w = matrix::Random(8, 8), eye = matrix::Identity(8, 8);
+  matrix out(12, 8), by_hand(12, 8);
+  const attn::index length[] = {9};
+  const auto attend = [&](auto q, auto k, auto v, auto to, attn::execution& where) {
+    compiled_full_softmax<float>::call(q, k, v, to, {.lengths = length}, {}, where);
+  };
+  attn::multi_head(x, out, {.query = w, .key = w, .value = w, .output = eye}, attend, {.heads = 2});
+  const matrix p = x * w.transpose();
+  attn::execution serial;
+  attend(attn::split_heads(p, 2), attn::split_heads(p, 2), attn::split_heads(p, 2), attn::split_heads(by_hand, 2),
+         serial);
+  CHECK((out - by_hand).norm() <= 1e-5f * by_hand.norm());
+  CHECK(out.bottomRows(3).isZero(0));
+}
+
+}  // namespace testing

@@ -1,0 +1,206 @@
+// The linear layer, layer norm and feed-forward against their references.
+#include "layers/layers.hpp"
+
+namespace testing {
+namespace {
+
+template <class S>
+double project_error(index batch, index length, index inputs, index outputs, bool bias) {
+  const auto x = rounded<S>(random_sequence(1, batch, length, inputs));
+  const auto w = rounded<S>(random_weight(2, outputs, inputs));
+  const auto b = bias ? rounded<S>(random_vector(3, outputs)) : tensor<double>{};
+  const tensor<S> sx = cast<S>(x), sw = cast<S>(w), sb = cast<S>(b);
+  tensor<S> out(batch, 1, length, outputs, S(7));
+  attn::execution serial;
+  compiled_layers<S>::project(sequence(sx), matrix(sw), sequence(out), vector(sb), serial);
+  return relative_error(out, reference::project(x, w, b));
+}
+
+template <class S>
+double norm_error(index length, index dim, bool parameters, double eps, double offset) {
+  auto x = random_sequence(1, 2, length, dim);
+  for (double& value : x.data) value += offset;
+  x = rounded<S>(x);
+  const auto gamma = parameters ? rounded<S>(random_vector(2, dim)) : tensor<double>{};
+  const auto beta = parameters ? rounded<S>(random_vector(3, dim)) : tensor<double>{};
+  const tensor<S> sx = cast<S>(x), sg = cast<S>(gamma), sb = cast<S>(beta);
+  tensor<S> out(2, 1, length, dim, S(7));
+  const attn::layer_norm_options<S> options{vector(sg), vector(sb), static_cast<real<S>>(eps)};
+  attn::execution serial;
+  compiled_layers<S>::layer_norm(sequence(sx), sequence(out), options, serial);
+  tensor<S> in_place = sx;
+  compiled_layers<S>::layer_norm(sequence(in_place), sequence(in_place), options, serial);
+  CHECK(in_place == out);
+  return relative_error(out, reference::layer_norm(x, gamma, beta, static_cast<double>(options.eps)));
+}
+
+double (*formula(attn::activation f))(double) {
+  return f == attn::activation::relu   ? reference::relu
+         : f == attn::activation::gelu ? reference::gelu
+                                       : reference::gelu_tanh;
+}
+constexpr attn::activation every_activation[] = {attn::activation::relu, attn::activation::gelu,
+                                                 attn::activation::gelu_tanh};
+
+template <class S>
+double feed_forward_error(index length, index inputs, index hidden, index outputs, bool biases, attn::activation f) {
+  const auto x = rounded<S>(random_sequence(1, 2, length, inputs));
+  const auto w = rounded<S>(random_feed_forward(inputs, hidden, outputs, biases));
+  const feed_forward_store<S> stored(w);
+  const tensor<S> sx = cast<S>(x);
+  tensor<S> out(2, 1, length, outputs, S(7));
+  attn::execution serial;
+  compiled_layers<S>::feed_forward(sequence(sx), sequence(out), stored.views(), f, serial);
+  return relative_error(out, reference::feed_forward(x, w, formula(f)));
+}
+
+// The activation alone: the feed-forward layer with weights of 1 for one number.
+template <class S>
+S activated(attn::activation f, S x) {
+  const S one(1);
+  S out(7);
+  attn::execution serial;
+  compiled_layers<S>::feed_forward({&x, {1, 1, 1}}, {&out, {1, 1, 1}}, {.up = {&one, {1, 1}}, .down = {&one, {1, 1}}},
+                                   f, serial);
+  return out;
+}
+
+// In more digits than double, which in the tails would be off by the rounding of the exponent.
+double exactly(attn::activation f, long double x) {
+  constexpr long double pi = 3.14159265358979323846264338328L;
+  if (f == attn::activation::relu) return static_cast<double>(x < 0 ? 0 : x);
+  if (f == attn::activation::gelu) return static_cast<double>(x / 2 * std::erfc(-x / std::sqrt(2.0L)));
+  return static_cast<double>(x / (1 + std::exp(-2 * std::sqrt(2 / pi) * (x + 0.044715L * x * x * x))));
+}
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("project: against the reference", "[projection]", all_types) {
+  for (index length : {0, 1, 5, 12, 47, 48, 49, 130})
+    for (index inputs : {0, 1, 7, 33, 64})
+      for (index outputs : {0, 1, 15, 64, 70}) {
+        CAPTURE(length, inputs, outputs);
+        CHECK(project_error<TestType>(2, length, inputs, outputs, (length + inputs) % 2 == 0) <=
+              tolerance<TestType>::out);
+      }
+  for (index inputs : {511, 512, 513, 1100}) {  // sums fall into stretches of 512
+    CAPTURE(inputs);
+    CHECK(project_error<TestType>(3, 31, inputs, 140, true) <= tolerance<TestType>::out);
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("project: a transposed weight is a view", "[projection]", exact_types) {
+  const auto x = cast<TestType>(random_sequence(1, 2, 20, 9));
+  const auto w = cast<TestType>(random_weight(2, 9, 13));  // [inputs, outputs]
+  tensor<TestType> turned(1, 1, 13, 9);
+  for (index o = 0; o < 13; ++o)
+    for (index i = 0; i < 9; ++i) turned(0, 0, o, i) = w(0, 0, i, o);
+  tensor<TestType> out(2, 1, 20, 13), other = out;
+  attn::execution serial;
+  compiled_layers<TestType>::project(sequence(x), matrix(turned), sequence(out), {}, serial);
+  compiled_layers<TestType>::project(sequence(x), {w.data.data(), {13, 9}, {1, 13}}, sequence(other), {}, serial);
+  CHECK(out == other);
+}
+
+TEST_CASE("project, layer_norm, feed_forward: Eigen matrices and default arguments", "[projection]") {
+  const Eigen::MatrixXf x = Eigen::MatrixXf::Random(30, 8), w = Eigen::MatrixXf::Random(5, 8);
+  const Eigen::VectorXf b = Eigen::VectorXf::Random(5);
+  Eigen::MatrixXf out(30, 5);
+  attn::project(x, w, out, {.bias = b});
+  CHECK((out - ((x * w.transpose()).rowwise() + b.transpose())).norm() < 1e-5);
+  attn::project(x, w.transpose().eval().transpose(), out);
+  CHECK((out - x * w.transpose()).norm() < 1e-5);
+
+  Eigen::Matrix<float, -1, -1, Eigen::RowMajor> normed(30, 8);
+  const std::vector<float> gamma(8, 2.0f);
+  attn::layer_norm(x, normed, {.gamma = gamma});
+  CHECK(std::abs(normed.row(3).norm() - 2 * std::sqrt(8.0f)) < 1e-3);
+
+  Eigen::MatrixXf forth(30, 8);
+  attn::feed_forward(x, forth, {.up = w, .down = w.transpose(), .up_bias = b}, {.f = attn::activation::relu});
+  const Eigen::MatrixXf hidden = ((x * w.transpose()).rowwise() + b.transpose()).cwiseMax(0);
+  CHECK((forth - hidden * w).norm() < 1e-4);
+}
+
+TEMPLATE_LIST_TEST_CASE("layer_norm: against the reference", "[layer_norm]", all_types) {
+  for (index length : {0, 1, 65, 130})
+    for (index dim : {0, 1, 3, 16, 33, 64, 200})
+      for (bool parameters : {false, true}) {
+        CAPTURE(length, dim, parameters);
+        CHECK(norm_error<TestType>(length, dim, parameters, 1e-5, 0) <= tolerance<TestType>::out);
+      }
+  // The mean is taken away before squares are summed: an offset of 100 costs its digits, not their square.
+  CHECK(norm_error<TestType>(20, 64, true, 1e-6, 100) <= 100 * tolerance<TestType>::out);
+  CHECK(norm_error<TestType>(20, 64, true, 0, 0) <= tolerance<TestType>::out);
+}
+
+TEST_CASE("layer_norm: equal features become beta", "[layer_norm]") {
+  const tensor<float> x(1, 1, 3, 5, 0.75f), gamma(1, 1, 1, 5, 3), beta(1, 1, 1, 5, 0.5f);
+  tensor<float> out(1, 1, 3, 5);
+  attn::execution serial;
+  compiled_layers<float>::layer_norm(sequence(x), sequence(out), {vector(gamma), vector(beta)}, serial);
+  CHECK(out == tensor<float>(1, 1, 3, 5, 0.5f));
+}
+
+TEMPLATE_LIST_TEST_CASE("feed_forward: against the reference", "[feed_forward]", all_types) {
+  for (attn::activation f : every_activation) {
+    for (index length : {0, 1, 49, 100})
+      for (index hidden : {0, 1, 40, 130}) {
+        CAPTURE(int(f), length, hidden);
+        CHECK(feed_forward_error<TestType>(length, 24, hidden, 17, hidden % 4 == 0, f) <= tolerance<TestType>::out);
+      }
+    // longer than the stretches hidden numbers come in
+    CHECK(feed_forward_error<TestType>(50, 530, 1100, 33, true, f) <= tolerance<TestType>::out);
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("feed_forward: in place", "[feed_forward]", exact_types) {
+  const feed_forward_store<TestType> stored(random_feed_forward(20, 90, 20));
+  tensor<TestType> x = cast<TestType>(random_sequence(1, 2, 60, 20)), out = x;
+  attn::execution serial;
+  compiled_layers<TestType>::feed_forward(sequence(std::as_const(x)), sequence(out), stored.views(),
+                                          attn::activation::gelu, serial);
+  compiled_layers<TestType>::feed_forward(sequence(std::as_const(x)), sequence(x), stored.views(),
+                                          attn::activation::gelu, serial);
+  CHECK(x == out);
+}
+
+// Number by number, far into the tails: a few units in the last place, where the usual formulas keep no digit. The
+// rounding of its exponent, which grows with it, shows in gelu_tanh; in gelu only without fused multiply-adds.
+TEMPLATE_LIST_TEST_CASE("activations: every number is right", "[activation]", exact_types) {
+  const double epsilon = static_cast<double>(std::numeric_limits<TestType>::epsilon());
+  const double smallest = static_cast<double>(std::numeric_limits<TestType>::min());
+#if defined(EIGEN_VECTORIZE_FMA) || defined(__ARM_FEATURE_FMA)
+  constexpr double grows = 0;
+#else
+  constexpr double grows = 1;
+#endif
+  int wrong = 0;
+  for (attn::activation f : every_activation)
+    for (double x = -40; x <= 40; x += 0.03125 / 3) {
+      const TestType at = static_cast<TestType>(x);
+      const double exact = exactly(f, at), found = static_cast<double>(activated(f, at));
+      const double exponent = f == attn::activation::gelu        ? grows * x * x / 2
+                              : f == attn::activation::gelu_tanh ? std::max(0.0, -x * (1.6 + 0.0714 * x * x))
+                                                                 : 0;
+      if (std::abs(found - exact) <= (6 + 2 * exponent) * epsilon * std::abs(exact) + 100 * smallest) continue;
+      CAPTURE(int(f), x, exact, found);
+      CHECK(++wrong == 0);
+    }
+  CHECK(wrong == 0);
+}
+
+TEMPLATE_LIST_TEST_CASE("activations: the ends", "[activation]", exact_types) {
+  constexpr TestType infinity = std::numeric_limits<TestType>::infinity();
+  for (attn::activation f : every_activation) {
+    CAPTURE(int(f));
+    CHECK(activated(f, infinity) == infinity);
+    CHECK(activated(f, -infinity) == 0);
+    CHECK(activated(f, TestType(-1e30)) == 0);
+    CHECK(activated(f, TestType(1e30)) == TestType(1e30));
+    CHECK(activated(f, TestType(0)) == 0);
+    CHECK(std::isnan(activated(f, std::numeric_limits<TestType>::quiet_NaN())));
+  }
+}
+
+}  // namespace testing

@@ -1,0 +1,138 @@
+// reversible_block against its reference, and there and back.
+#include "layers/layers.hpp"
+
+namespace testing {
+namespace {
+
+// The functions of a layer, as the golden cases have them: attention with q = k = x and v = x W^T; tanh(x W^T + b).
+template <class S>
+struct functions {
+  tensor<S> value, weight, bias;
+
+  functions(index dim, index layer, double gain)
+      : value(cast<S>(random_weight(10 + 2 * layer, dim, dim, gain))),
+        weight(cast<S>(random_weight(11 + 2 * layer, dim, dim, gain))),
+        bias(cast<S>(random_vector(100 + layer, dim, 0.1))) {}
+
+  void attention(in_sequence<S> x, out_sequence<S> out, attn::execution& where) const {
+    tensor<S> v(x.extent(0), 1, x.extent(1), x.extent(2));
+    compiled_layers<S>::project(x, matrix(value), sequence(v), {}, where);
+    full_attention<S>()(attn::split_heads(x, 1), attn::split_heads(x, 1), view(std::as_const(v)),
+                        attn::split_heads(out, 1), where);
+  }
+  void tanh(in_sequence<S> x, out_sequence<S> out, attn::execution& where) const {
+    compiled_layers<S>::project(x, matrix(weight), out, vector(bias), where);
+    for (index b = 0; b < out.extent(0); ++b)
+      for (index i = 0; i < out.extent(1); ++i)
+        for (index d = 0; d < out.extent(2); ++d)
+          out(b, i, d) = static_cast<S>(std::tanh(static_cast<real<S>>(out(b, i, d))));
+  }
+  mixer_of<S> f() const {
+    return [this](in_sequence<S> x, out_sequence<S> out, attn::execution& where) { attention(x, out, where); };
+  }
+  mixer_of<S> g() const {
+    return [this](in_sequence<S> x, out_sequence<S> out, attn::execution& where) { tanh(x, out, where); };
+  }
+};
+
+template <class S>
+std::vector<functions<S>> stack(index dim, double gain, index layers = 24) {
+  std::vector<functions<S>> all;
+  for (index layer = 0; layer < layers; ++layer) all.emplace_back(dim, layer, gain);
+  return all;
+}
+
+// There and back through a stack, in place: the error relative to x.
+template <class S>
+double round_trip(const std::vector<functions<S>>& layers, bool with_remainder, int threads = 1) {
+  const index dim = layers[0].value.dim();
+  const tensor<S> x = cast<S>(random_sequence(1, 2, 40, 2 * dim));
+  tensor<S> y = x, rest(2, 1, 40, 2 * dim);
+  attn::reversible_block_options<S> options;
+  if (with_remainder) options.remainder = sequence(rest);
+  attn::execution where(threads);
+  for (const auto& layer : layers)
+    compiled_layers<S>::reversible_block(sequence(std::as_const(y)), sequence(y), layer.f(), layer.g(), options, where);
+  CHECK(relative_error(y, x) > 0.5);
+  for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer)
+    compiled_layers<S>::reversible_block_inverse(sequence(std::as_const(y)), sequence(y), layer->f(), layer->g(),
+                                                 options, where);
+  return relative_error(y, x);
+}
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("reversible_block: against the reference", "[reversible_block]", all_types) {
+  using S = TestType;
+  for (index length : {0, 1, 65, 130})
+    for (index dim : {0, 1, 8, 33}) {
+      CAPTURE(length, dim);
+      const auto x = rounded<S>(random_sequence(1, 2, length, 2 * dim));
+      const tensor<S> sx = cast<S>(x);
+      tensor<S> out(2, 1, length, 2 * dim, S(7));
+      const mixer_of<S> f = [](auto s, auto to, attn::execution&) {
+        for (index b = 0; b < s.extent(0); ++b)
+          for (index i = 0; i < s.extent(1); ++i)
+            for (index d = 0; d < s.extent(2); ++d)
+              to(b, i, d) = static_cast<S>(static_cast<real<S>>(s(b, s.extent(1) - 1 - i, d)) / 2);
+      };
+      const auto wanted_f = [](const tensor<double>& s) {
+        tensor<double> to = s;
+        for (index b = 0; b < s.batch(); ++b)
+          for (index i = 0; i < s.length(); ++i)
+            for (index d = 0; d < s.dim(); ++d) to(b, 0, i, d) = s(b, 0, s.length() - 1 - i, d) / 2;
+        return to;
+      };
+      attn::execution serial;
+      compiled_layers<S>::reversible_block(sequence(sx), sequence(out), f, f, {}, serial);
+      // two sums and f are rounded to the storage type
+      CHECK(relative_error(out, reference::reversible_block(x, wanted_f, wanted_f)) <= 2 * tolerance<S>::out);
+      tensor<S> in_place = sx, back(2, 1, length, 2 * dim, S(7));
+      compiled_layers<S>::reversible_block(sequence(std::as_const(in_place)), sequence(in_place), f, f, {}, serial);
+      CHECK(in_place == out);
+      compiled_layers<S>::reversible_block_inverse(sequence(std::as_const(out)), sequence(back), f, f, {}, serial);
+      CHECK(relative_error(back, x) <= 2 * tolerance<S>::out);
+    }
+}
+
+TEST_CASE("reversible_block: 24 layers there and back in float, with a remainder", "[reversible_block]") {
+  for (double gain : {0.25, 0.5, 1.0, 2.0})
+    for (index dim : {6, 32}) {
+      CAPTURE(gain, dim);
+      CHECK(round_trip(stack<float>(dim, gain), true) <= 1e-8);
+      CHECK(round_trip(stack<float>(dim, gain), true, 3) <= 1e-8);
+    }
+}
+
+TEST_CASE("reversible_block: 24 layers there and back in float, without", "[reversible_block]") {
+  CHECK(round_trip(stack<float>(32, 0.25), false) <= 1e-6);
+  // steep functions magnify what rounding takes: 1e-4 here
+  CHECK(round_trip(stack<float>(32, 1), false) <= 1e-3);
+}
+
+#if !defined(ATTN_TEST_FEW_TYPES)
+TEST_CASE("reversible_block: 24 layers there and back in double", "[reversible_block]") {
+  CHECK(round_trip(stack<double>(16, 1), false) <= 1e-12);
+  CHECK(round_trip(stack<double>(16, 1), true) == 0);
+}
+#endif
+
+TEMPLATE_LIST_TEST_CASE("reversible_block: a remainder for 16-bit streams", "[reversible_block]", storage_types) {
+  // 22 or 16 digits of the sum are kept, where the stream alone has 11 or 8
+  CHECK(round_trip(stack<TestType>(16, 0.25, 6), true) <= 0.05 * round_trip(stack<TestType>(16, 0.25, 6), false));
+}
+
+TEST_CASE("reversible_block: Eigen matrices and default arguments", "[reversible_block]") {
+  const Eigen::MatrixXf x = Eigen::MatrixXf::Random(9, 6);
+  Eigen::MatrixXf y(9, 6), back(9, 6);
+  const auto half = [](auto s, auto to, attn::execution&) {
+    for (index i = 0; i < s.extent(1); ++i)
+      for (index d = 0; d < s.extent(2); ++d) to(0, i, d) = s(0, i, d) / 2;
+  };
+  attn::reversible_block(x, y, half, half);
+  CHECK((y.leftCols(3) - x.leftCols(3) - x.rightCols(3) / 2).norm() < 1e-6f);
+  attn::reversible_block_inverse(y, back, half, half);
+  CHECK((back - x).norm() < 1e-6f);
+}
+
+}  // namespace testing

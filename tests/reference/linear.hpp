@@ -1,0 +1,47 @@
+#pragma once
+// Linear attention (Katharopoulos 2020): features number by number, or any map of a token.
+#include "reference/kernel.hpp"
+
+namespace reference {
+
+enum class linear_feature { elu_plus_one, relu, identity, square, pairs };
+
+struct linear_options : kernel_options {
+  linear_feature feature = linear_feature::elu_plus_one;
+};
+
+inline features linear_features(linear_feature kind, const tensor<double>& x, index b, index h, index i) {
+  features phi;
+  for (index d = 0; d < x.dim(); ++d) {
+    const double number = x(b, h, i, d);
+    switch (kind) {
+      case linear_feature::elu_plus_one:
+        phi.push_back(number > 0 ? number + 1 : std::exp(number));
+        break;
+      case linear_feature::relu:
+        phi.push_back(number > 0 ? number : 0);
+        break;
+      case linear_feature::identity:
+        phi.push_back(number);
+        break;
+      case linear_feature::square:
+        phi.push_back(number * number);
+        break;
+      case linear_feature::pairs:  // (1 + x)², (1 + x)(1 + next): more features than numbers
+        const double next = x(b, h, i, (d + 1) % x.dim());
+        phi.push_back((1 + number) * (1 + number));
+        phi.push_back((1 + number) * (1 + next));
+    }
+  }
+  return phi;
+}
+
+inline result linear(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
+                     const linear_options& options) {
+  const index group = k.heads() ? q.heads() / k.heads() : 1;
+  return kernel_attention(
+      q, k, v, options, [&](index b, index h, index i) { return linear_features(options.feature, q, b, h, i); },
+      [&](index b, index h, index j) { return linear_features(options.feature, k, b, h / group, j); });
+}
+
+}  // namespace reference

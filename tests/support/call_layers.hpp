@@ -1,0 +1,42 @@
+#pragma once
+// The layers with every argument as a plain view and every callable behind std::function, compiled once for all tests.
+#include <attn/layers/encoder_block.hpp>
+#include <attn/layers/multi_head.hpp>
+#include <attn/layers/reversible_block.hpp>
+
+#include "support/call.hpp"
+
+namespace testing {
+
+template <class S>
+using in_sequence = attn::tensor_view<const S, 3>;
+template <class S>
+using out_sequence = attn::tensor_view<S, 3>;
+template <class S>
+using in_matrix = attn::tensor_view<const S, 2>;
+template <class S>
+using in_vector = attn::tensor_view<const S, 1>;
+template <class S>
+using attention_of = std::function<void(in_view<S>, in_view<S>, in_view<S>, out_view<S>, attn::execution&)>;
+template <class S>
+using mixer_of = std::function<void(in_sequence<S>, out_sequence<S>, attn::execution&)>;
+
+// S is one of all_types.
+template <class S>
+struct compiled_layers {
+  using execution = attn::execution;
+  static void project(in_sequence<S> x, in_matrix<S> w, out_sequence<S> out, in_vector<S> bias, execution&);
+  static void layer_norm(in_sequence<S> x, out_sequence<S> out, const attn::layer_norm_options<S>&, execution&);
+  static void feed_forward(in_sequence<S> x, out_sequence<S> out, const attn::feed_forward_weights<S>&,
+                           attn::activation, execution&);
+  static void multi_head(in_sequence<S> x, in_sequence<S> y, out_sequence<S> out, const attn::multi_head_weights<S>&,
+                         const attention_of<S>&, const attn::multi_head_options&, execution&);
+  static void encoder_block(in_sequence<S> x, out_sequence<S> out, const mixer_of<S>&,
+                            const attn::encoder_block_weights<S>&, const attn::encoder_block_options<S>&, execution&);
+  static void reversible_block(in_sequence<S> x, out_sequence<S> out, const mixer_of<S>& f, const mixer_of<S>& g,
+                               const attn::reversible_block_options<S>&, execution&);
+  static void reversible_block_inverse(in_sequence<S> y, out_sequence<S> out, const mixer_of<S>& f,
+                                       const mixer_of<S>& g, const attn::reversible_block_options<S>&, execution&);
+};
+
+}  // namespace testing

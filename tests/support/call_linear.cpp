@@ -1,0 +1,54 @@
+#include "support/call_kernel.hpp"
+
+namespace testing {
+namespace {
+
+// More features than numbers: the map sees a whole token.
+struct pairs {
+  index features(index dim) const { return 2 * dim; }
+  template <class T>
+  void operator()(std::span<const T> token, std::span<T> phi) const {
+    for (std::size_t d = 0; d < token.size(); ++d) {
+      phi[2 * d] = (1 + token[d]) * (1 + token[d]);
+      phi[2 * d + 1] = (1 + token[d]) * (1 + token[(d + 1) % token.size()]);
+    }
+  }
+};
+
+// The map is a type: every one is an instance of its own.
+template <class T, class F>
+void with_map(reference::linear_feature feature, F&& call) {
+  using reference::linear_feature;
+  switch (feature) {
+    case linear_feature::elu_plus_one:
+      return call(attn::elu_plus_one{});
+    case linear_feature::relu:
+      return call(attn::relu{});
+    case linear_feature::identity:
+      return call(attn::identity{});
+    case linear_feature::square:
+      return call([](T x) { return x * x; });
+    case linear_feature::pairs:
+      return call(pairs{});
+  }
+}
+
+}  // namespace
+
+template <class S>
+void compiled_linear<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
+                              reference::linear_feature feature, attn::execution& execution) {
+  if constexpr (std::is_same_v<S, real<S>>)
+    with_map<real<S>>(feature, [&](const auto& map) { attn::linear(q, k, v, out, chosen, map, execution); });
+  else
+    attn::linear(q, k, v, out, chosen, execution);
+}
+
+template struct compiled_linear<float>;
+template struct compiled_linear<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_linear<double>;
+template struct compiled_linear<Eigen::half>;
+#endif
+
+}  // namespace testing

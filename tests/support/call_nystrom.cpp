@@ -1,0 +1,18 @@
+#include "support/call_low_rank.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_nystrom<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
+                               attn::execution& execution) {
+  attn::nystrom(q, k, v, out, chosen, execution);
+}
+
+template struct compiled_nystrom<float>;
+template struct compiled_nystrom<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_nystrom<double>;
+template struct compiled_nystrom<Eigen::half>;
+#endif
+
+}  // namespace testing
