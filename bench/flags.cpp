@@ -24,6 +24,7 @@ const known_flag known[] = {
     {"window", &flags::window, 0, "sliding_window: keys on each side of the query"},
     {"block", &flags::block, 1, "block: size of the blocks; a query sees its own and both beside it"},
     {"stride", &flags::stride, 1, "strided and fixed: every how manyth key is seen from afar"},
+    {"rounds", &flags::rounds, 1, "lsh: hashes of every token"},
     {"rank", &flags::rank, 1, "linformer: projected keys"},
     {"landmarks", &flags::landmarks, 1, "nystrom: segments whose means stand for the sequence"},
     {"input", &flags::input, 0, "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on"},

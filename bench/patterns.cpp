@@ -1,7 +1,10 @@
-// Exact softmax by patterns.
+// Exact softmax by patterns, and by hashing.
 #include <attn/softmax/bigbird.hpp>
 #include <attn/softmax/block.hpp>
+#include <attn/softmax/lsh.hpp>
 #include <attn/softmax/strided.hpp>
+
+#include <algorithm>
 
 #include "table.hpp"
 
@@ -50,6 +53,27 @@ runner prepare_bigbird(const problem& p) {
   };
 }
 
+constexpr index lsh_buckets = 64, lsh_chunk = 64;
+
+/// Hashes, and for every round the pairs of a chunk with itself, but for a query's own key, and with the one before.
+double lsh_flops(const problem& p) {
+  const auto n = static_cast<double>(p.length), c = static_cast<double>(std::min(lsh_chunk, p.length));
+  const double pairs = n * c + (n - c) * c, seen = p.causal ? pairs / 2 : pairs - n;
+  const double hashes = n * static_cast<double>(p.dim * lsh_buckets / 2);
+  return 2.0 * static_cast<double>(p.set.rounds * p.heads) * (seen * static_cast<double>(p.dim + p.dim_v) + hashes);
+}
+
+/// Queries are keys: k is not looked at.
+runner prepare_lsh(const problem& p) {
+  return [causal = p.causal, rounds = p.set.rounds,
+          rotations = attn::draw_rotations<float>(p.heads, p.set.rounds, p.dim, lsh_buckets, 1)](
+             input q, input, input v, output out, attn::execution& exec) {
+    attn::lsh(q, v, out,
+              {.rounds = rounds, .buckets = lsh_buckets, .chunk = lsh_chunk, .rotations = rotations, .causal = causal},
+              exec);
+  };
+}
+
 }  // namespace
 
 std::vector<operator_entry> pattern_operators() {
@@ -58,7 +82,10 @@ std::vector<operator_entry> pattern_operators() {
            .has_causal = true,
            .exact = false,
            .uses = {"block"},
-           .flops = [](const problem& p) { return pattern_flops(p, attn::block_pattern{p.set.block, 1}); },
+           .flops =
+               [](const problem& p) {
+                 return pattern_flops(p, attn::block_pattern{p.set.block, 1});
+               },
            .prepare = prepare_block},
           {.name = "strided",
            .cost = growth::quadratic,
@@ -72,7 +99,10 @@ std::vector<operator_entry> pattern_operators() {
            .has_causal = true,
            .exact = false,
            .uses = {"stride"},
-           .flops = [](const problem& p) { return pattern_flops(p, attn::fixed_pattern{p.set.stride, 1}); },
+           .flops =
+               [](const problem& p) {
+                 return pattern_flops(p, attn::fixed_pattern{p.set.stride, 1});
+               },
            .prepare = prepare_fixed},
           {.name = "bigbird",
            .cost = growth::linear,
@@ -84,7 +114,15 @@ std::vector<operator_entry> pattern_operators() {
                  const attn::random_block_table random = random_table(p);
                  return pattern_flops(p, attn::bigbird_pattern{bigbird_block, 3, 1, random});
                },
-           .prepare = prepare_bigbird}};
+           .prepare = prepare_bigbird},
+          {.name = "lsh",
+           .cost = growth::linear,
+           .has_causal = true,
+           .exact = false,
+           .uses = {"rounds"},
+           .flops = lsh_flops,
+           .prepare = prepare_lsh,
+           .approximates = false}};
 }
 
 }  // namespace bench

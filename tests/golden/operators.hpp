@@ -20,6 +20,8 @@ golden_operator golden_sliding_window();
 golden_operator golden_block();
 golden_operator golden_strided();
 golden_operator golden_bigbird();
+golden_operator golden_lsh();
+golden_operator golden_long_short();
 golden_operator golden_linformer();
 golden_operator golden_nystrom();
 golden_operator golden_linear();
@@ -33,6 +35,8 @@ inline std::vector<golden_operator> golden_operators() {
       golden_block(),
       golden_strided(),
       golden_bigbird(),
+      golden_lsh(),
+      golden_long_short(),
       golden_linformer(),
       golden_nystrom(),
       golden_linear(),

@@ -77,6 +77,10 @@ void add_bigbird(std::vector<law_operator<T>>&);
 template <class T>
 void add_pattern_softmax(std::vector<law_operator<T>>&);
 template <class T>
+void add_lsh(std::vector<law_operator<T>>&);
+template <class T>
+void add_long_short(std::vector<law_operator<T>>&);
+template <class T>
 void add_linformer(std::vector<law_operator<T>>&);
 template <class T>
 void add_nystrom(std::vector<law_operator<T>>&);
@@ -95,6 +99,8 @@ const std::vector<law_operator<T>>& operators() {
     add_strided<T>(all);
     add_bigbird<T>(all);
     add_pattern_softmax<T>(all);
+    add_lsh<T>(all);
+    add_long_short<T>(all);
     add_linformer<T>(all);
     add_nystrom<T>(all);
     add_linear<T>(all);

@@ -10,10 +10,12 @@
 
 namespace testing {
 
-// A good call, to be spoilt in one place: batch 2, heads 4 over 2, lengths 6 and 9, dims 8 and 5.
-template <class Options>
+// A good call, to be spoilt in one place: batch 2, heads 4 over 2, lengths 6 and (if there are keys apart) 9, dims 8
+// and 5.
+template <class Options, index Keys = 9>
 struct door {
-  tensor<float> q{2, 4, 6, 8, 0.5f}, k{2, 2, 9, 8, 0.25f}, v{2, 2, 9, 5, 2}, out{2, 4, 6, 5, 7}, lse{2, 4, 6, 1, 7};
+  tensor<float> q{2, 4, 6, 8, 0.5f}, k{2, 2, Keys, 8, 0.25f}, v{2, 2, Keys, 5, 2}, out{2, 4, 6, 5, 7},
+      lse{2, 4, 6, 1, 7};
   in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v));
   out_view<float> out_view_ = view(out);
   tensor<float> other{2, 4, 30, 30, 1};  // more memory to point to
@@ -40,7 +42,7 @@ struct refused {
 template <class Door>
 std::vector<refused<Door>> common_refusals() {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  return {
+  std::vector<refused<Door>> list = {
       {"another batch of k", "batch", [](auto& d) { d.k_view = d.shaped(1, 2, 9, 8); }},
       {"another batch of v", "batch", [](auto& d) { d.v_view = d.shaped(3, 2, 9, 5); }},
       {"another batch of out", "batch", [](auto& d) { d.out_view_ = d.out_view_.slice(0, 0, 1); }},
@@ -164,25 +166,28 @@ std::vector<refused<Door>> common_refusals() {
       {"a softcap of NaN", "softcap", [nan](auto& d) { d.options.softcap = nan; }},
       {"a scale of NaN", "scale", [nan](auto& d) { d.options.scale = nan; }},
       {"an infinite scale", "scale", [](auto& d) { d.options.scale = HUGE_VALF; }},
-      {"too few slopes", "alibi_slopes", [](auto& d) { d.options.alibi_slopes = d.values(3); }},
-      {"too many slopes", "alibi_slopes", [](auto& d) { d.options.alibi_slopes = d.values(5); }},
       {"too few sinks", "sinks", [](auto& d) { d.options.sinks = d.values(2); }},
       {"too many sinks", "sinks", [](auto& d) { d.options.sinks = d.values(8); }},
   };
+  if constexpr (requires(Door& d) { d.options.alibi_slopes; }) {
+    list.push_back({"too few slopes", "alibi_slopes", [](auto& d) { d.options.alibi_slopes = d.values(3); }});
+    list.push_back({"too many slopes", "alibi_slopes", [](auto& d) { d.options.alibi_slopes = d.values(5); }});
+  }
+  return list;
 }
 
 // Form::call is the operator, Form::options what it takes.
-template <class Form>
-void check_refused(const std::string& name, const std::vector<refused<door<typename Form::options>>>& list) {
-  using Options = typename Form::options;
+template <class Form, index Keys = 9>
+void check_refused(const std::string& name, const std::vector<refused<door<typename Form::options, Keys>>>& list) {
   using call = Form;
-  door<Options> good;
+  using here = door<typename Form::options, Keys>;
+  here good;
   attn::execution serial;
   CHECK(refusal([&] { call::call(good.q_view, good.k_view, good.v_view, good.out_view_, good.options, {}, serial); }) ==
         "");
 
   for (const auto& bad : list) {
-    door<Options> d;
+    here d;
     bad.spoil(d);
     INFO(name << " with " << bad.what);
     const std::string message =

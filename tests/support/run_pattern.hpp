@@ -47,9 +47,9 @@ class common_softmax_options {
     if (from_.softcap) options.softcap = static_cast<real<S>>(*from_.softcap);
     options.causal = from_.causal;
     options.lengths = from_.lengths;
-    options.query_lengths = from_.query_lengths;
-    options.key_lengths = from_.key_lengths;
-    options.alibi_slopes = slopes_;
+    if constexpr (requires { options.key_lengths; })
+      options.query_lengths = from_.query_lengths, options.key_lengths = from_.key_lengths;
+    if constexpr (requires { options.alibi_slopes; }) options.alibi_slopes = slopes_;
     options.sinks = sinks_;
     if (from_.score)
       score = [f = from_.score](real<S> s, index b, index h, index i, index j) {

@@ -56,7 +56,7 @@ namespace detail {
 
 /// gamma (x - mean) / sqrt(variance + eps) + beta over the `dim` numbers from x on. Without gamma, x itself.
 template <class T, class S>
-void layer_norm(const S* x, index stride, index dim, std::span<const T> gamma, std::span<const T> beta, T eps, T* to) {
+void norm_row(const S* x, index stride, index dim, std::span<const T> gamma, std::span<const T> beta, T eps, T* to) {
   for (index d = 0; d < dim; ++d) to[d] = static_cast<T>(x[d * stride]);
   if (gamma.empty()) return;
   T sum = 0, squares = 0;
@@ -125,8 +125,8 @@ struct long_short_call {
     head.sums.merge(n, segment(lengths.keys(b)));
     for (index c = 0; c < rank(); ++c) {
       T *const key = head.sums.keys(n, c), *const value = head.sums.values(n, c);
-      layer_norm<T>(key, 1, shape.dim, options.global_gamma, options.global_beta, options.norm_eps, key);
-      layer_norm<T>(value, 1, shape.dim_v, options.global_gamma, options.global_beta, options.norm_eps, value);
+      norm_row<T>(key, 1, shape.dim, options.global_gamma, options.global_beta, options.norm_eps, key);
+      norm_row<T>(value, 1, shape.dim_v, options.global_gamma, options.global_beta, options.norm_eps, value);
     }
   }
 
@@ -145,9 +145,9 @@ struct long_short_call {
     const index first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
     if (count > 0 && local_norm()) {
       for (index j = 0; j < count; ++j) {
-        layer_norm<T>(key.row(first + j), key.col_stride, shape.dim, options.local_gamma, options.local_beta,
+        norm_row<T>(key.row(first + j), key.col_stride, shape.dim, options.local_gamma, options.local_beta,
                       options.norm_eps, s.keys + j * shape.dim);
-        layer_norm<T>(value.row(first + j), value.col_stride, shape.dim_v, options.local_gamma, options.local_beta,
+        norm_row<T>(value.row(first + j), value.col_stride, shape.dim_v, options.local_gamma, options.local_beta,
                       options.norm_eps, s.values + j * shape.dim_v);
       }
       s.window.where = {0, 1, nullptr};
