@@ -60,7 +60,7 @@ struct decode_entry {
   bool exact;
   std::vector<std::string> uses;
   double (*flops)(const problem&);        // of one step that ends with problem.length tokens seen
-  double (*cache_bytes)(const problem&);  // of the state that one step has to read
+  double (*cache_bytes)(const problem&);  // of the state that one step has to read, or to read and write
   std::unique_ptr<stream> (*prepare)(const problem&);
   bool approximates = true;
 };
@@ -73,7 +73,12 @@ struct family {
 family softmax_family();
 family low_rank_family();
 family fourier_family();
+family kernel_family();
 
-inline std::vector<family> families() { return {softmax_family(), low_rank_family(), fourier_family()}; }
+family aft_family();
+
+inline std::vector<family> families() {
+  return {softmax_family(), low_rank_family(), kernel_family(), fourier_family(), aft_family()};
+}
 
 }  // namespace bench

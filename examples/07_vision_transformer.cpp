@@ -60,19 +60,22 @@ mixer attention(auto attend) {
   };
 }
 
+// One line an operator. Parameters a model would have learned are drawn.
 std::vector<std::pair<std::string, mixer>> operators([[maybe_unused]] attn::index tokens) {
   using in = attn::tensor_view<const float>;
   using to = attn::tensor_view<float>;
   using on = attn::execution;
+  const auto e = attn::draw_projection<float>(64, tokens, {.seed = 2});
+  // clang-format off
   return {
-      {"full_softmax", attention([](in q, in k, in v, to o, on& e) { attn::full_softmax(q, k, v, o, {}, e); })},
-      {"sliding_window", attention([](in q, in k, in v, to o, on& e) {
-         attn::sliding_window(q, k, v, o, {.left = 64, .right = 64}, e);
-       })},
-      {"linear", attention([](in q, in k, in v, to o, on& e) { attn::linear(q, k, v, o, {}, e); })},
-      {"fnet", [](const block&, sequence x, sequence_out o,
-                  on& e) { attn::fnet(attn::split_heads(x, 1), attn::split_heads(o, 1), {}, e); }},
+      {"full_softmax", attention([](in q, in k, in v, to o, on& x) { attn::full_softmax(q, k, v, o, {}, x); })},
+      {"sliding_window", attention([](in q, in k, in v, to o, on& x) { attn::sliding_window(q, k, v, o, {.left = 64, .right = 64}, x); })},
+      {"linformer", attention([e](in q, in k, in v, to o, on& x) { attn::linformer(q, k, v, o, e, e, {}, x); })},
+      {"nystrom", attention([](in q, in k, in v, to o, on& x) { attn::nystrom(q, k, v, o, {.landmarks = 64}, x); })},
+      {"linear", attention([](in q, in k, in v, to o, on& x) { attn::linear(q, k, v, o, {}, x); })},
+      {"fnet", [](const block&, sequence s, sequence_out o, on& x) { attn::fnet(attn::split_heads(s, 1), attn::split_heads(o, 1), {}, x); }},
   };
+  // clang-format on
 }
 
 int main(int argc, char** argv) {

@@ -1,9 +1,22 @@
 // attn: everything. Each header also stands alone.
 #pragma once
 
+#include <attn/aft/aft_conv.hpp>
+#include <attn/aft/aft_full.hpp>
+#include <attn/aft/aft_full_step.hpp>
+#include <attn/aft/aft_local.hpp>
+#include <attn/aft/aft_simple.hpp>
+#include <attn/aft/aft_simple_state.hpp>
+#include <attn/aft/aft_window_state.hpp>
 #include <attn/core/random.hpp>
 #include <attn/fourier/fnet.hpp>
 #include <attn/kernel/linear.hpp>
+#include <attn/kernel/linear_state.hpp>
+#include <attn/kernel/performer.hpp>
+#include <attn/kernel/performer_state.hpp>
+#include <attn/kernel/random_features.hpp>
+#include <attn/kernel/rfa.hpp>
+#include <attn/kernel/rfa_state.hpp>
 #include <attn/layers/encoder_block.hpp>
 #include <attn/layers/multi_head.hpp>
 #include <attn/layers/reversible_block.hpp>

@@ -95,4 +95,83 @@ TEMPLATE_TEST_CASE("exp of an array does not depend on its length or place, and 
     }
 }
 
+TEMPLATE_TEST_CASE("split_exp is within 2 ulp for any size, and its exponent is whole", "[exp]", float, double) {
+  using namespace attn::detail;
+  random_source random(6);
+  double worst = 0;
+  bool whole = true, near_one = true;
+  for (int n = 0; n < 20000; ++n) {
+    const auto x = static_cast<TestType>(std::ldexp(random.normal(), static_cast<int>(random.below(30)) - 12));
+    const auto e = split_exp<TestType>(broadcast<TestType>(x));
+    TestType factor[width<TestType>], exponent[width<TestType>];
+    store<TestType>(factor, e.factor), store<TestType>(exponent, e.exponent);
+    const long double exact = std::exp(static_cast<long double>(x) -
+                                       static_cast<long double>(exponent[0]) * 0.693147180559945309417232121458176568L);
+    const double allowed = std::abs(x) < 2048 ? 2 : static_cast<double>(2 + std::abs(x) / 2);  // in units of the factor
+    worst = std::max(worst, ulps(factor[0], exact) / allowed);
+    whole = whole && exponent[0] == std::round(exponent[0]);
+    near_one = near_one && factor[0] > TestType(0.6) && factor[0] < TestType(1.7);
+  }
+  CHECK(worst <= 1);
+  CHECK(whole);
+  CHECK(near_one);
+}
+
+TEMPLATE_TEST_CASE("split_exp of what is no weight", "[exp]", float, double) {
+  using namespace attn::detail;
+  constexpr TestType infinity = std::numeric_limits<TestType>::infinity();
+  const auto split = [](TestType x) {
+    const auto e = split_exp<TestType>(broadcast<TestType>(x));
+    return std::array{sum_lanes(e.factor) / width<TestType>, sum_lanes(e.exponent) / width<TestType>};
+  };
+  CHECK(split(-infinity) == std::array{TestType(0), -infinity});
+  CHECK(std::isnan(split(infinity)[0]));
+  CHECK(split(infinity)[1] == -infinity);
+  CHECK(std::isnan(split(std::numeric_limits<TestType>::quiet_NaN())[0]));
+  CHECK(split(std::numeric_limits<TestType>::quiet_NaN())[1] == -infinity);
+  CHECK(split(0) == std::array{TestType(1), TestType(0)});
+  for (TestType huge : {std::numeric_limits<TestType>::max(), std::numeric_limits<TestType>::lowest()}) {
+    TestType lanes[width<TestType>];
+    store<TestType>(lanes, split_exp<TestType>(broadcast<TestType>(huge)).exponent);
+    CHECK((std::isfinite(split(huge)[0]) && std::isfinite(lanes[0]) && (lanes[0] > 0) == (huge > 0)));
+  }
+}
+
+TEMPLATE_TEST_CASE("power_of_two is exact, and 0 below", "[exp]", float, double) {
+  using namespace attn::detail;
+  constexpr int bias = float_bits<TestType>::bias;
+  const auto power = [](TestType n) {
+    TestType lanes[width<TestType>];
+    store<TestType>(lanes, power_of_two<TestType>(broadcast<TestType>(n)));
+    return lanes[0];
+  };
+  for (int n : {0, 1, -1, -20, bias, 1 - bias}) CHECK(power(TestType(n)) == std::ldexp(TestType(1), n));
+  for (TestType n : {TestType(-bias), TestType(-bias - 1), TestType(-1e30), -std::numeric_limits<TestType>::infinity()})
+    CHECK(power(n) == 0);
+}
+
+TEMPLATE_TEST_CASE("sigmoid is right on both sides and never overflows", "[exp]", float, double) {
+  using namespace attn::detail;
+  const auto sigmoid = [](TestType x) {
+    const sigmoid_fraction<TestType> s(broadcast<TestType>(x));
+    TestType lanes[width<TestType>];
+    store<TestType>(lanes, div(s.over, s.under));
+    return lanes[0];
+  };
+  random_source random(7);
+  double worst = 0;
+  for (int n = 0; n < 20000; ++n) {
+    const auto x = static_cast<TestType>(80 * (2 * random.uniform() - 1));
+    worst = std::max(worst, ulps(sigmoid(x), 1 / (1 + std::exp(-static_cast<long double>(x)))));
+  }
+  CHECK(worst <= 4);
+  CHECK(sigmoid(0) == TestType(0.5));
+  for (TestType huge :
+       {TestType(1e4), std::numeric_limits<TestType>::max(), std::numeric_limits<TestType>::infinity()}) {
+    CHECK(sigmoid(huge) == 1);
+    CHECK(sigmoid(-huge) == 0);
+  }
+  CHECK(std::isnan(sigmoid(std::numeric_limits<TestType>::quiet_NaN())));
+}
+
 }  // namespace testing

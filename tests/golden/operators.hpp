@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "reference/aft.hpp"
 #include "reference/softmax.hpp"
 #include "support/case_file.hpp"
 
@@ -25,8 +26,14 @@ golden_operator golden_long_short();
 golden_operator golden_linformer();
 golden_operator golden_nystrom();
 golden_operator golden_linear();
+golden_operator golden_performer();
+golden_operator golden_rfa();
 golden_operator golden_fnet();
 golden_operator golden_reversible();
+golden_operator golden_aft_full();
+golden_operator golden_aft_local();
+golden_operator golden_aft_simple();
+golden_operator golden_aft_conv();
 
 inline std::vector<golden_operator> golden_operators() {
   return {
@@ -40,8 +47,14 @@ inline std::vector<golden_operator> golden_operators() {
       golden_linformer(),
       golden_nystrom(),
       golden_linear(),
+      golden_performer(),
+      golden_rfa(),
       golden_fnet(),
       golden_reversible(),
+      golden_aft_full(),
+      golden_aft_local(),
+      golden_aft_simple(),
+      golden_aft_conv(),
   };
 }
 
@@ -64,6 +77,16 @@ inline void read_softmax_options(const golden_case& golden, reference::softmax_o
   options.key_lengths = golden.integers("key_lengths");
   options.alibi_slopes = golden.vector("alibi_slopes");
   options.sinks = golden.vector("sinks");
+}
+
+// And those of the attention-free family.
+inline const std::set<std::string> aft_keys = {"operator", "source", "tolerance", "causal", "lengths", "gate"};
+inline const std::set<std::string> aft_arrays = {"q", "k", "v", "out"};
+
+inline void read_aft_options(const golden_case& golden, reference::aft_options& options) {
+  options.causal = golden.flag("causal", false);
+  options.gate = !golden.has("gate") || golden.text("gate") == "sigmoid";
+  options.lengths = golden.integers("lengths");
 }
 
 }  // namespace testing

@@ -87,7 +87,19 @@ void add_nystrom(std::vector<law_operator<T>>&);
 template <class T>
 void add_linear(std::vector<law_operator<T>>&);
 template <class T>
+void add_performer(std::vector<law_operator<T>>&);
+template <class T>
+void add_rfa(std::vector<law_operator<T>>&);
+template <class T>
 void add_fnet(std::vector<law_operator<T>>&);
+template <class T>
+void add_aft_full(std::vector<law_operator<T>>&);
+template <class T>
+void add_aft_local(std::vector<law_operator<T>>&);
+template <class T>
+void add_aft_simple(std::vector<law_operator<T>>&);
+template <class T>
+void add_aft_conv(std::vector<law_operator<T>>&);
 
 template <class T>
 const std::vector<law_operator<T>>& operators() {
@@ -104,7 +116,13 @@ const std::vector<law_operator<T>>& operators() {
     add_linformer<T>(all);
     add_nystrom<T>(all);
     add_linear<T>(all);
+    add_performer<T>(all);
+    add_rfa<T>(all);
     add_fnet<T>(all);
+    add_aft_full<T>(all);
+    add_aft_local<T>(all);
+    add_aft_simple<T>(all);
+    add_aft_conv<T>(all);
     return all;
   }();
   return table;

@@ -1,12 +1,22 @@
 #pragma once
 // The operators of kernel attention with plain arguments, compiled once for all tests (call_linear.cpp and so on).
-#include <attn/kernel/linear.hpp>
+#include <attn/kernel/linear_state.hpp>
+#include <attn/kernel/performer_state.hpp>
+#include <attn/kernel/rfa_state.hpp>
 
 #include "reference/linear.hpp"
+#include "reference/performer.hpp"
+#include "reference/rfa.hpp"
 #include "support/call.hpp"
 #include "support/measure.hpp"
 #include "support/random.hpp"
 #include "support/run.hpp"
+
+// The engine is compiled once, in call_linear.cpp.
+extern template struct attn::detail::kernel_call<float>;
+extern template struct attn::detail::kernel_call<double>;
+extern template struct attn::detail::kernel_call<Eigen::half>;
+extern template struct attn::detail::kernel_call<Eigen::bfloat16>;
 
 namespace testing {
 
@@ -15,6 +25,30 @@ struct compiled_linear {
   using options = attn::linear_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, reference::linear_feature,
                    attn::execution&);
+  static void step(attn::linear_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
+                   const attn::linear_step_options<S>&, reference::linear_feature, attn::execution&);
+};
+
+// A matrix of features for every head, or for all.
+template <class S>
+using feature_view = attn::tensor_view<const real<S>, 3>;
+
+template <class S>
+struct compiled_performer {
+  using options = attn::performer_options<S>;
+  static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, feature_view<S>, const options&,
+                   attn::execution&);
+  static void step(attn::performer_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
+                   feature_view<S>, const attn::performer_step_options<S>&, attn::execution&);
+};
+
+template <class S>
+struct compiled_rfa {
+  using options = attn::rfa_options<S>;
+  static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, feature_view<S>, const options&,
+                   attn::execution&);
+  static void step(attn::rfa_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, feature_view<S>,
+                   const attn::rfa_step_options<S>&, attn::execution&);
 };
 
 // q, k, v and the reference's options.
@@ -24,13 +58,19 @@ struct kernel_problem {
   Options options;
 };
 using linear_problem = kernel_problem<reference::linear_options>;
+using performer_problem = kernel_problem<reference::performer_options>;
+using rfa_problem = kernel_problem<reference::rfa_options>;
 
 inline reference::result expected(const linear_problem& p) { return reference::linear(p.q, p.k, p.v, p.options); }
+
+inline reference::result expected(const performer_problem& p) { return reference::performer(p.q, p.k, p.v, p.options); }
+inline reference::result expected(const rfa_problem& p) { return reference::rfa(p.q, p.k, p.v, p.options); }
 
 template <class S, class Options>
 kernel_problem<Options> rounded(kernel_problem<Options> p) {
   p.q = rounded<S>(p.q), p.k = rounded<S>(p.k), p.v = rounded<S>(p.v);
   p.options.gate = rounded<real<S>>(p.options.gate);
+  if constexpr (requires { p.options.features; }) p.options.features = rounded<real<S>>(p.options.features);
   return p;
 }
 
@@ -60,6 +100,46 @@ reference::result run(const linear_problem& p, attn::execution& execution) {
   options.decay = gate_view(gate);
   compiled_linear<S>::call(view(q), view(k), view(v), view(out), options, p.options.feature, execution);
   return {cast<double>(out), {}};
+}
+
+// [1, heads, m, D] as [heads, m, D].
+template <class T>
+attn::tensor_view<const T, 3> features_of(const tensor<T>& w) {
+  return {w.data.data(), {w.heads(), w.length(), w.dim()}};
+}
+
+template <class S>
+reference::result run(const performer_problem& p, attn::execution& execution) {
+  const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);
+  const tensor<real<S>> w = cast<real<S>>(p.options.features);
+  tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
+  auto options = common_options<attn::performer_options<S>, S>(p.options);
+  options.kernel = static_cast<attn::performer_kernel>(p.options.kernel);
+  if (p.options.scale) options.scale = static_cast<real<S>>(*p.options.scale);
+  if (p.options.feature_eps) options.feature_eps = static_cast<real<S>>(*p.options.feature_eps);
+  options.center_keys = p.options.center_keys;
+  compiled_performer<S>::call(view(q), view(k), view(v), view(out), features_of(w), options, execution);
+  return {cast<double>(out), {}};
+}
+
+template <class S>
+reference::result run(const rfa_problem& p, attn::execution& execution) {
+  const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);
+  const tensor<real<S>> w = cast<real<S>>(p.options.features), gate = cast<real<S>>(p.options.gate);
+  tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
+  auto options = common_options<attn::rfa_options<S>, S>(p.options);
+  options.norm_eps = static_cast<real<S>>(p.options.norm_eps);
+  options.gate = gate_view(gate);
+  compiled_rfa<S>::call(view(q), view(k), view(v), view(out), features_of(w), options, execution);
+  return {cast<double>(out), {}};
+}
+
+// Gates with zeros and ones among them.
+inline tensor<double> random_gates(index batch, index heads, index length, std::uint64_t seed = 5) {
+  random_source random(seed);
+  tensor<double> gate(batch, heads, length, 1);
+  for (double& g : gate.data) g = random.below(9) == 0 ? 0 : random.below(9) == 0 ? 1 : random.uniform();
+  return gate;
 }
 
 template <class S, class Problem>

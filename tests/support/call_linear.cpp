@@ -1,5 +1,12 @@
 #include "support/call_kernel.hpp"
 
+template struct attn::detail::kernel_call<float>;
+template struct attn::detail::kernel_call<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct attn::detail::kernel_call<double>;
+template struct attn::detail::kernel_call<Eigen::half>;
+#endif
+
 namespace testing {
 namespace {
 
@@ -42,6 +49,17 @@ void compiled_linear<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view
     with_map<real<S>>(feature, [&](const auto& map) { attn::linear(q, k, v, out, chosen, map, execution); });
   else
     attn::linear(q, k, v, out, chosen, execution);
+}
+
+template <class S>
+void compiled_linear<S>::step(attn::linear_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
+                              const attn::linear_step_options<S>& chosen, reference::linear_feature feature,
+                              attn::execution& execution) {
+  if constexpr (std::is_same_v<S, real<S>>)
+    with_map<real<S>>(feature,
+                      [&](const auto& map) { attn::linear_step(state, q, k, v, out, chosen, map, execution); });
+  else
+    attn::linear_step(state, q, k, v, out, chosen, execution);
 }
 
 template struct compiled_linear<float>;

@@ -2,6 +2,7 @@
 //   exp2_weight  2^x for softmax weights: x <= 0 or small, <= 2 ulp (2.2 without fused multiply-adds), exact 0 for
 //                -infinity, NaN stays NaN
 //   exp          e^x for any x, <= 2 ulp, exact 0 for -infinity and 1 for 0, infinity above the range
+//   split_exp    e^x for any x as factor and power of two, neither of which overflows or underflows
 // Method: x = n + f with n the nearest integer (added to and taken from a number so large that its last bit is 1),
 // 2^f by a minimax polynomial (own Remez fits), times 2^n, whose bits are n + bias shifted up. At n = -bias the factor
 // is exactly 0, and so is the result: from about 0.7 times the smallest normal number down.
@@ -104,6 +105,68 @@ ATTN_INLINE packet<T> exp(const packet<T>& x) {
   const packet<T> factor = bits_to_exponent<T>(add(sub(n, up), broadcast<T>(rounder<T>)));
   return mul(mul(polynomial<T>(r, constants::natural), factor), add(up, broadcast<T>(T(1))));
 }
+
+/// 2^n for integers n <= bias in lanes: exact, and exactly 0 from n = -bias down.
+template <class T>
+ATTN_INLINE packet<T> power_of_two(const packet<T>& n) {
+  return bits_to_exponent<T>(add(max(n, broadcast<T>(T(-float_bits<T>::bias))), broadcast<T>(rounder<T>)));
+}
+
+/// factor * 2^exponent, a number beyond the range of T.
+template <class T>
+struct split_number {
+  packet<T> factor, exponent;
+};
+
+/// e^x with 0.7 < factor < 1.42 and a whole exponent, <= 2 ulp for |x| < 2^11, beyond that less than rounding x costs.
+/// What is no weight has an exponent of -infinity, so that maxima pass it over: for x = -infinity the factor is 0, for
+/// NaN and +infinity it is NaN.
+template <class T>
+ATTN_INLINE split_number<T> split_exp(const packet<T>& x) {
+  using constants = exp_constants<T>;
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  constexpr T log2_e = T(1.442695040888963407359924681);
+  constexpr T limit = std::numeric_limits<T>::max() / 4, exact = T(std::uint64_t(1) << (float_bits<T>::mantissa - 2));
+  const packet<T> scaled = max(min(mul(x, broadcast<T>(log2_e)), broadcast<T>(limit)), broadcast<T>(-limit));
+  const packet<T> rounded = sub(add(scaled, broadcast<T>(rounder<T>)), broadcast<T>(rounder<T>));
+  const packet<T> n = if_less(abs(scaled), broadcast<T>(exact), rounded, scaled);
+  packet<T> r = fma(n, broadcast<T>(-constants::ln2_high), x);
+  r = fma(n, broadcast<T>(-constants::ln2_low), r);
+  r = max(min(r, broadcast<T>(T(0.5))), broadcast<T>(T(-0.5)));
+  const packet<T> factor = fma(x, zero<T>(), polynomial<T>(r, constants::natural));
+  return {if_less(x, broadcast<T>(std::numeric_limits<T>::lowest()), zero<T>(), factor),
+          if_less(abs(x), broadcast<T>(infinity), n, broadcast<T>(-infinity))};
+}
+
+/// log2 e in two pieces, whose sum has twice the digits.
+template <class T>
+inline constexpr T log2_e_high = T(1.442695040888963407359924681L);
+template <class T>
+inline constexpr T log2_e_low = T(1.442695040888963407359924681L - log2_e_high<T>);
+
+/// e^x for x <= 0, <= 2 ulp; 0 from about 0.7 times the smallest normal number down.
+template <class T>
+ATTN_INLINE packet<T> exp_weight(const packet<T>& x) {
+  constexpr T lowest = T(-float_bits<T>::bias * 0.693147180559945309417);
+  const packet<T> held = max(x, broadcast<T>(lowest));
+  const packet<T> shifted = add(mul(held, broadcast<T>(log2_e_high<T>)), broadcast<T>(rounder<T>));
+  const packet<T> n = sub(shifted, broadcast<T>(rounder<T>));
+  packet<T> fraction = fma(held, broadcast<T>(log2_e_high<T>), sub(zero<T>(), n));
+  fraction = fma(held, broadcast<T>(log2_e_low<T>), fraction);
+  const packet<T> power = add(polynomial<T>(fraction, exp_constants<T>::weight), broadcast<T>(T(1)));
+  return mul(power, bits_to_exponent<T>(shifted));
+}
+
+/// 1 / (1 + e^-x) = over / under, neither of which overflows: relative error a few ulp on both sides.
+template <class T>
+struct sigmoid_fraction {
+  packet<T> over, under;
+
+  explicit ATTN_INLINE sigmoid_fraction(const packet<T>& x) {
+    const packet<T> one = broadcast<T>(T(1)), e = exp_weight<T>(sub(zero<T>(), abs(x)));
+    over = if_less(x, zero<T>(), e, one), under = add(one, e);
+  }
+};
 
 /// tanh x, relative error a few ulp: odd in x, (1 - e) / (1 + e) with e = exp(-2|x|) away from 0, where it would lose
 /// digits a polynomial in x^2.

@@ -1,16 +1,21 @@
-// attn: one chunk of tokens of kernel attention: the products its cost goes into.
+// attn: one chunk of tokens of kernel attention: the products its cost goes
+// into.
 //
-// Features of a chunk lie transposed, [feature][chunk]: a token is a lane, so maps, norms, maxima over features and
-// exponentials are plain vector code, and the same memory serves as left operand of one product and as panel of
-// another. With the sums S, z over everything before the chunk and its own features and values:
+// Features of a chunk lie transposed, [feature][chunk]: a token is a lane, so
+// maps, norms, maxima over features and exponentials are plain vector code, and
+// the same memory serves as left operand of one product and as panel of
+// another. With the sums S, z over everything before the chunk and its own
+// features and values:
 //
 //   1. out_i  = state_factor_i phi(q_i)^T S                              read
-//   2.        + own_factor_i sum_{j <= i} mix_ij phi(q_i).phi(k_j) v_j   the triangle, where causal
+//   2.        + own_factor_i sum_{j <= i} mix_ij phi(q_i).phi(k_j) v_j   the
+//   triangle, where causal
 //   3. over the same with ones for values
-//   4. S, z   = keep S, z + sum_j phi(k_j) v_j^T                         add_keys
+//   4. S, z   = keep S, z + sum_j phi(k_j) v_j^T sum_keys
 //
-// Nothing a row takes in depends on a later key: panels hold later keys beside earlier ones, but each in a lane of its
-// own, and what is masked is overwritten, not multiplied by 0.
+// Nothing a row takes in depends on a later key: panels hold later keys beside
+// earlier ones, but each in a lane of its own, and what is masked is
+// overwritten, not multiplied by 0.
 #pragma once
 
 #include <attn/kernel/kernel_sums.hpp>
@@ -19,12 +24,14 @@
 
 namespace attn::detail {
 
-/// Tokens a chunk has: enough to use the sums well once they are loaded, few enough that the triangle stays small.
+/// Tokens a chunk has: enough to use the sums well once they are loaded, few
+/// enough that the triangle stays small.
 inline constexpr int kernel_chunk = 64;
 
-/// columns[c * kernel_chunk + t] = element c of token t; the last token fills up the lanes.
-template <class T, class Row>
-void pack_columns(Row&& row, index count, index cols, index col_stride, T* columns) {
+/// columns[c * kernel_chunk + t] = map(element c of token t), map taking
+/// packets; the last token fills up the lanes.
+template <class T, class Row, class Map>
+void pack_columns(Row&& row, index count, index cols, index col_stride, T* columns, Map&& map) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
   constexpr int w = width<T>;
   for (index t = 0; t < kernel_chunk; t += w) {
@@ -38,17 +45,49 @@ void pack_columns(Row&& row, index count, index cols, index col_stride, T* colum
       load_across(square, from, c, cols, col_stride);
       T* const to = columns + c * kernel_chunk + t;
       if (c + w <= cols)
-        unroll<w>([&](auto j) { store<T>(to + j * kernel_chunk, square[j]); });
+        unroll<w>([&](auto j) { store<T>(to + j * kernel_chunk, map(square[j])); });
       else
-        for (int j = 0; j < cols - c; ++j) store<T>(to + j * kernel_chunk, square[j]);
+        for (int j = 0; j < cols - c; ++j) store<T>(to + j * kernel_chunk, map(square[j]));
     }
   }
 }
 
-/// Step 4. sums = keep * sums + features^T values of `count` tokens; keep[r] of feature r. Lanes beyond `count` must be
-/// 0.
+template <class T, class Row>
+void pack_columns(Row&& row, index count, index cols, index col_stride, T* columns) {
+  pack_columns<T>(row, count, cols, col_stride, columns, [](const packet<T>& x) { return x; });
+}
+
+/// The rows that come next, asked for while products run: a chunk of them is
+/// more than the processor foresees.
+struct coming_rows {
+  static constexpr index at_once = 6;  // as often as tiles come in a chunk, that is all of its rows
+  struct stream {
+    const char* row = nullptr;
+    index stride = 0, bytes = 0, rows = 0;
+  };
+  stream streams[4];
+  int count = 0;
+
+  template <class S>
+  void add(const matrix_view<S>& x, index begin, index end) {
+    if (begin >= end || x.col_stride != 1) return;
+    streams[count++] = {reinterpret_cast<const char*>(x.row(begin)), x.row_stride * static_cast<index>(sizeof(S)),
+                        x.cols * static_cast<index>(sizeof(S)), end - begin};
+  }
+  void next() {
+    for (int n = 0; n < count; ++n) {
+      stream& s = streams[n];
+      for (index r = std::min(at_once, s.rows); r > 0; --r, --s.rows, s.row += s.stride)
+        for (index at = 0; at < s.bytes; at += 64) __builtin_prefetch(s.row + at, 0, 2);
+    }
+  }
+};
+
+/// Step 4. sums = keep * sums + features^T values of `count` tokens; keep[r] of
+/// feature r. Lanes beyond `count` must be 0.
 template <class T>
-void add_keys(kernel_sums<T>& sums, const T* features, const T* values, index count, const T* keep) {
+void sum_keys(kernel_sums<T>& sums, const T* features, const T* values, index count, const T* keep,
+              coming_rows& ahead) {
   constexpr int w = width<T>;
   for (index r = 0; r < sums.features; r += w) {
     packet<T> totals[w];
@@ -61,8 +100,9 @@ void add_keys(kernel_sums<T>& sums, const T* features, const T* values, index co
     T* const z = sums.weights + r;
     store<T>(z, fma(load<T>(z), load<T>(keep + r), sums_across<T>(totals)));
   }
-  for (index col = 0; col < sums.dim_v; col += panel_width<T>)
-    for (index r = 0; r < sums.features; r += tile_rows)
+  for (index r = 0; r < sums.features; r += tile_rows)
+    for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
+      ahead.next();
       with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
         T* const to = sums.panel(col) + r * panel_width<T>;
         tile_product<T, M.value, 2>(left_operand<T, kernel_chunk, 1>{features + r * kernel_chunk},
@@ -71,15 +111,17 @@ void add_keys(kernel_sums<T>& sums, const T* features, const T* values, index co
                                       store<T>(s, fma(load<T>(s), broadcast<T>(keep[r + m]), x));
                                     });
       });
+    }
   sums.empty = sums.empty && count == 0;
 }
 
-/// A denominator nearer to 0 counts as 0, and the row is 0: there is nothing left in it, and its inverse could
-/// overflow.
+/// A denominator nearer to 0 counts as 0, and the row is 0: there is nothing
+/// left in it, and its inverse could overflow.
 template <class T>
 inline constexpr T least_denominator = 16 * std::numeric_limits<T>::min();
 
-/// What a tile of queries reads. Arrays of one number a query are [kernel_chunk].
+/// What a tile of queries reads. Arrays of one number a query are
+/// [kernel_chunk].
 template <class T>
 struct chunk_view {
   const kernel_sums<T>* sums = nullptr;  // null: nothing came before
@@ -111,7 +153,8 @@ void read_weights(const T* features, const T* z, index count, T* den) {
   }
 }
 
-/// weights[m] = mix * (row r0 + m of q_own).(keys up to it), 0 beyond, and their sums.
+/// weights[m] = mix * (row r0 + m of q_own).(keys up to it), 0 beyond, and
+/// their sums.
 template <class T>
 void own_weights(const chunk_view<T>& c, index r0, index rows, T* weights, T* sums) {
   const index limit = std::min(r0 + rows, c.keys);
@@ -135,11 +178,12 @@ void own_weights(const chunk_view<T>& c, index r0, index rows, T* weights, T* su
   }
 }
 
-/// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out [tile_rows][stride]; the factors of the two parts and
-/// their denominators den[m] come with it. `weights` is a scratch tile [tile_rows][kernel_chunk].
+/// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out
+/// [tile_rows][stride]; the factors of the two parts and their denominators
+/// den[m] come with it. `weights` is a scratch tile [tile_rows][kernel_chunk].
 template <class T>
-void attend_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows, T* weights, T* den, T* out,
-                 index stride) {
+void chunk_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows, T* weights, T* den, T* out,
+                index stride) {
   alignas(64) T own_sum[tile_rows] = {}, state_part[tile_rows] = {}, own_part[tile_rows] = {};
   const index limit = std::min(r0 + rows, c.keys);
   if (c.keys > 0) own_weights(c, r0, rows, weights, own_sum);
@@ -168,7 +212,8 @@ void attend_tile(const chunk_view<T>& c, const T* state_den, index r0, index row
                                       store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
                                     });
     });
-    if (limit > 0 && !c.finite)  // key by key, the masked ones left out: same sums, to the last bit
+    if (limit > 0 && !c.finite)  // key by key, the masked ones left out: same
+                                 // sums, to the last bit
       for (index m = 0; m < rows; ++m)
         unroll<2>([&](auto half) {
           packet<T> x = zero<T>();

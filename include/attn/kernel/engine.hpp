@@ -1,13 +1,18 @@
-// attn: the one engine of kernel attention, phi(q)^T sum_j phi(k_j) v_j^T, all at once or causal.
+// attn: the one engine of kernel attention, phi(q)^T sum_j phi(k_j) v_j^T, all
+// at once or causal.
 //
-// All at once: every segment of keys is summed up chunk by chunk, segments are merged in order, then blocks of queries
-// read the total. Causal: chunk by chunk, queries read what lies before their chunk and see their own chunk through the
-// triangle. A segment has a sum of its own and is added to the total when it is done, which keeps rounding small in
-// long sequences and lets threads share one head: a wave of segments is summed up at once, and once the sums before
-// each are known, attended at once. Segments and chunks lie at fixed places, so bits do not depend on threads.
+// All at once: every segment of keys is summed up chunk by chunk, segments are
+// merged in order, then blocks of queries read the total. Causal: chunk by
+// chunk, queries read what lies before their chunk and see their own chunk
+// through the triangle. A segment has a sum of its own and is added to the
+// total when it is done, which keeps rounding small in long sequences and lets
+// threads share one head: a wave of segments is summed up at once, and once the
+// sums before each are known, attended at once. Segments and chunks lie at
+// fixed places, so bits do not depend on threads.
 #pragma once
 
 #include <attn/core/attention_shape.hpp>
+#include <attn/kernel/features.hpp>
 #include <attn/kernel/kernel_state.hpp>
 #include <attn/kernel/step.hpp>
 
@@ -44,7 +49,8 @@ struct kernel_scratch {
   }
 };
 
-/// Mixes of a chunk with gates: mix_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
+/// Mixes of a chunk with gates: mix_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1
+/// - g_j; decay_i = g_0 ... g_i.
 template <class T>
 void mix_by_gates(const T* gates, index count, bool complement, T* mix, T* decay) {
   for (index i = 0; i < count; ++i) {
@@ -58,9 +64,9 @@ void mix_by_gates(const T* gates, index count, bool complement, T* mix, T* decay
   }
 }
 
-/// One call, after its checks. `heads` of sums: as many as there are key heads, or more, where features or gates
-/// differ.
-template <class S, class Map>
+/// One call, after its checks. `heads` of sums: as many as there are key heads,
+/// or more, where features or gates differ.
+template <class S>
 struct kernel_call {
   using T = compute_type<S>;
 
@@ -68,7 +74,7 @@ struct kernel_call {
   tensor_view<S> out;
   attention_shape shape;
   sequence_lengths lengths;
-  const Map& map;
+  kernel_features<S>& map;
   index heads;
   bool causal = false, normalise = true;
   T eps = T(0);
@@ -76,6 +82,7 @@ struct kernel_call {
   bool complement = false;
   kernel_state<T>* state = nullptr;  // where given, what came before, and then what comes after
 
+  bool gated() const { return gate.data() != nullptr; }
   index group() const { return heads > 0 ? shape.heads / heads : 0; }
   index kv_head(index h) const { return h / (heads / shape.kv_heads); }
   T gate_at(index b, index h, index t) const {
@@ -91,21 +98,26 @@ struct kernel_call {
   /// Features of keys [begin, begin + count), and their values.
   bool load_keys(index b, index h, index begin, index count, const kernel_scratch<T>& s, T* phi) const {
     const auto keys = head_of(k, b, kv_head(h));
-    map.keys([&](index t) { return keys.row(begin + t); }, count, keys.col_stride, b * heads + h, phi, s.k_shift,
-             s.work);
+    map.keys(token_rows<S>(keys, begin, count), b * heads + h, phi, s.k_shift, s.work);
     const auto values = head_of(v, b, kv_head(h));
-    for (index t = count; t < 2 * count && begin + t < shape.keys; ++t) {
-      prefetch(keys.row(begin + t), shape.dim);
-      prefetch(values.row(begin + t), shape.dim_v);
-    }
     return pack_panels<T>([&](index t) { return values.row(begin + t); }, 0, count, shape.dim_v, values.col_stride,
                           s.values, kernel_chunk);
   }
 
-  /// Adds the keys whose features lie in s.k_phi; with gates they fade up to the end of the chunk.
-  void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, index count) const {
+  /// The chunk of keys from `begin` on.
+  coming_rows keys_ahead(index b, index h, index begin) const {
+    coming_rows ahead;
+    const index end = std::min<index>(begin + kernel_chunk, lengths.keys(b));
+    ahead.add(head_of(k, b, kv_head(h)), begin, end);
+    ahead.add(head_of(v, b, kv_head(h)), begin, end);
+    return ahead;
+  }
+
+  /// Adds the keys whose features lie in s.k_phi; with gates they fade up to
+  /// the end of the chunk.
+  void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, index count, coming_rows& ahead) const {
     const index m = map.features();
-    if (gate) {
+    if (gated()) {
       const T* last = s.mix + (count - 1) * kernel_chunk;
       for (index r = 0; r < m; ++r)
         for (index t = 0; t < kernel_chunk; t += width<T>)
@@ -114,33 +126,35 @@ struct kernel_call {
     if (count < kernel_chunk)
       for (index r = 0; r < m; ++r)
         std::fill(s.k_phi + r * kernel_chunk + count, s.k_phi + (r + 1) * kernel_chunk, T(0));
-    if (!sums.level) std::fill_n(s.keep, kernel_sums<T>::lanes(m), gate ? s.decay[count - 1] : T(1));
-    add_keys(sums, s.k_phi, s.values, count, s.keep);
+    if (!sums.level) std::fill_n(s.keep, kernel_sums<T>::lanes(m), gated() ? s.decay[count - 1] : T(1));
+    sum_keys(sums, s.k_phi, s.values, count, s.keep, ahead);
   }
 
-  /// Sums up keys [begin, end): whole chunks but for the last. Returns the product of the gates.
+  /// Sums up keys [begin, end): whole chunks but for the last. Returns the
+  /// product of the gates.
   T sum_up(index b, index h, index begin, index end, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
     T faded = T(1);
     for (index c = begin; c < end; c += kernel_chunk) {
       const index count = std::min<index>(kernel_chunk, end - c);
       load_keys(b, h, c, count, s, s.k_phi);
+      coming_rows ahead = keys_ahead(b, h, c + count);
       faded *= prepare_gates(b, h, c, count, s);
-      if constexpr (Map::may_level)
-        if (map.leveled()) map.key_state(s.k_phi, s.k_shift, count, sums.level, s.keep, s.k_phi);
-      add_chunk(s, sums, count);
+      if (map.leveled()) map.key_state(s.k_phi, s.k_shift, sums.level, s.keep, s.k_phi);
+      add_chunk(s, sums, count, ahead);
     }
     return faded;
   }
 
   T prepare_gates(index b, index h, index begin, index count, const kernel_scratch<T>& s) const {
-    if (!gate) return T(1);
+    if (!gated()) return T(1);
     for (index t = 0; t < count; ++t) s.gates[t] = gate_at(b, h, begin + t);
     mix_by_gates(s.gates, count, complement, s.mix, s.decay);
     return s.decay[count - 1];
   }
 
-  /// Causal, keys [begin, end) of one segment, `before` summed up so far; the segment's own sum is left in `own`.
-  /// `total` is scratch. Returns the product of the gates.
+  /// Causal, keys [begin, end) of one segment, `before` summed up so far; the
+  /// segment's own sum is left in `own`. `total` is scratch. Returns the
+  /// product of the gates.
   T attend_segment(index b, index h, index begin, index end, const kernel_scratch<T>& s, const kernel_sums<T>& before,
                    kernel_sums<T>& own, kernel_sums<T>& total) const {
     const index offset = lengths.keys(b) - lengths.queries(b);  // position of query 0
@@ -150,48 +164,44 @@ struct kernel_call {
       const index count = std::min<index>(kernel_chunk, end - c);
       const index first = std::max(offset - c, index(0));  // lane of the first query in the chunk
       const bool finite = load_keys(b, h, c, count, s, s.k_own);
+      coming_rows ahead = keys_ahead(b, h, c + count);
       if (c > begin && first < count) combine(before, faded, own, total, s.factors);
       const kernel_sums<T>* const seen = c > begin ? &total : &before;
       faded *= prepare_gates(b, h, c, count, s);
-      const T* mix = gate ? s.mix : nullptr;
-      if constexpr (Map::may_level)
-        if (map.leveled()) {
-          map.key_state(s.k_own, s.k_shift, count, own.level, s.keep, s.k_phi);
-          map.key_own(s.k_own, s.k_shift, s.k_top, count, s.peak, s.mix);
-          mix = s.mix;
-        }
+      const T* mix = gated() ? s.mix : nullptr;
+      if (map.leveled()) {
+        map.key_state(s.k_own, s.k_shift, own.level, s.keep, s.k_phi);
+        map.key_own(s.k_own, s.k_shift, s.k_top, count, s.peak, s.mix);
+        mix = s.mix;
+      }
       for (index g = 0; g < group() && first < count; ++g)
         attend_block(b, h, h * group() + g, c - offset, first, count, s, seen->empty ? nullptr : seen, count, finite,
                      mix);
-      add_chunk(s, own, count);
+      add_chunk(s, own, count, ahead);
     }
     return faded;
   }
 
-  /// Query rows origin + [first, count) of head `head`, lanes [first, count) of the block, with `keys` keys of their
-  /// own.
+  /// Query rows origin + [first, count) of head `head`, lanes [first, count) of
+  /// the block, with `keys` keys of their own.
   void attend_block(index b, index h, index head, index origin, index first, index count, const kernel_scratch<T>& s,
                     const kernel_sums<T>* sums, index keys, bool finite, const T* mix) const {
     const auto queries = head_of(q, b, head);
-    const auto row = [&](index t) { return queries.row(origin + std::max(t, first)); };
-    map.queries(row, count, queries.col_stride, b * heads + h, s.q_own, s.q_shift, s.work);
-    for (index t = count; t < 2 * count && origin + t < shape.queries; ++t)
-      prefetch(queries.row(origin + t), shape.dim);
+    map.queries(token_rows<S>(queries, origin, count, first), b * heads + h, s.q_own, s.q_shift, s.work);
     const bool leveled = map.leveled();
-    if constexpr (Map::may_level)
-      if (leveled) {
-        if (sums) map.query_state(s.q_own, sums->level, s.q_phi, s.q_top);
-        if (keys > 0) map.query_own(s.q_own, s.own_top);
-      }
+    if (leveled) {
+      if (sums) map.query_state(s.q_own, sums->level, s.q_phi, s.q_top);
+      if (keys > 0) map.query_own(s.q_own, s.own_top);
+    }
+    const bool fades = gated() && keys > 0;
     for (index t = 0; t < kernel_chunk; ++t) {
-      s.state_factor[t] = gate && keys > 0 ? s.decay[t] : T(1);
+      s.state_factor[t] = fades ? s.decay[t] : T(1);
       s.own_factor[t] = T(1);
       s.eps[t] = eps;
     }
-    if constexpr (Map::may_level)
-      if (leveled)
-        map.join(sums ? s.q_top : nullptr, keys > 0 ? s.own_top : nullptr, s.peak, s.q_shift, eps, s.state_factor,
-                 s.own_factor, s.eps);
+    if (leveled)
+      map.join(sums ? s.q_top : nullptr, keys > 0 ? s.own_top : nullptr, s.peak, s.q_shift, eps, s.state_factor,
+               s.own_factor, s.eps);
     chunk_view<T> view;
     view.sums = sums, view.q_state = s.q_phi, view.state_factor = s.state_factor;
     view.keys = keys, view.q_own = s.q_own, view.k_own = s.k_own, view.own_factor = s.own_factor, view.mix = mix;
@@ -199,31 +209,43 @@ struct kernel_call {
     view.features = map.features(), view.dim_v = shape.dim_v;
     if (sums) read_weights(s.q_phi, sums->weights, view.features, s.den);
     const auto to = head_of(out, b, head);
+    coming_rows ahead;
+    const index next = origin + kernel_chunk, after = std::min(next + kernel_chunk, lengths.queries(b));
+    ahead.add(queries, next, after);
+    ahead.add(to, next, after);
     T den[tile_rows];
     for (index r = first / tile_rows * tile_rows; r < count; r += tile_rows) {
       const index rows = std::min<index>(tile_rows, count - r);
-      attend_tile(view, s.den, r, rows, s.weights, den, s.out, s.stride);
-      if constexpr (Map::may_level)
-        if (leveled && keys > 0)
-          for (index m = 0; m < rows; ++m)
-            if (r + m >= first && map.doubtful(den[m])) attend_carefully(view, b, h, head, origin, r + m, m, s);
-      for (index m = 0; m < rows; ++m)
+      // Whole tiles of whole panels go straight to where they belong.
+      T* rows_out = s.out;
+      index stride = s.stride;
+      bool direct = false;
+      if constexpr (std::same_as<S, T>)
+        if (to.col_stride == 1 && to.cols % panel_width<T> == 0 && rows % tile_step == 0 && r >= first)
+          direct = true, rows_out = to.row(origin + r), stride = to.row_stride;
+      ahead.next();
+      ahead.next();
+      chunk_tile(view, s.den, r, rows, s.weights, den, rows_out, stride);
+      if (leveled && keys > 0)
+        for (index m = 0; m < rows; ++m)
+          if (r + m >= first && map.doubtful(den[m]))
+            attend_carefully(view, b, h, head, origin, r + m, s, rows_out + m * stride);
+      for (index m = 0; m < rows && !direct; ++m)
         if (r + m >= first) write_row(s.out + m * s.stride, to, origin + r + m);
     }
   }
 
-  /// Row i of a block, anew: its keys in the chunk weighed in the logarithm. (s.out) row m receives it.
+  /// Row i of a block, anew: its keys in the chunk weighed in the logarithm.
+  /// (s.out) row m receives it.
   [[gnu::noinline]] void attend_carefully(const chunk_view<T>& view, index b, index h, index head, index origin,
-                                          index i, index m, const kernel_scratch<T>& s) const {
-    if constexpr (Map::may_level) {
-      const auto queries = head_of(q, b, head);
-      const auto keys = head_of(k, b, kv_head(h));
-      const index begin = origin + lengths.keys(b) - lengths.queries(b);
-      map.weigh_carefully([&](index) { return queries.row(origin + i); }, queries.col_stride,
-                          [&](index t) { return keys.row(begin + t); }, keys.col_stride, i + 1, b * heads + h, s.work);
-      map.finish_carefully(view, i, view.sums ? s.q_top[i] : no_level<T>, view.sums ? s.den[i] : T(0), s.q_shift[i],
-                           eps, s.work, s.out + m * s.stride);
-    }
+                                          index i, const kernel_scratch<T>& s, T* row) const {
+    const auto queries = head_of(q, b, head);
+    const auto keys = head_of(k, b, kv_head(h));
+    const index begin = origin + lengths.keys(b) - lengths.queries(b);
+    map.weigh_carefully(token_rows<S>(queries, origin + i, 1), token_rows<S>(keys, begin, i + 1), b * heads + h,
+                        s.work);
+    map.finish_carefully(view, i, view.sums ? s.q_top[i] : no_level<T>, view.sums ? s.den[i] : T(0), s.q_shift[i], eps,
+                         s.work, row);
   }
 
   static void write_row(const T* from, const matrix_view<S>& to, index i) {
@@ -341,19 +363,22 @@ struct kernel_call {
     index stride;
   };
 
-  /// One token of the heads of sums [first, first + count), token t of the call.
+  /// One token of the heads of sums [first, first + count), token t of the
+  /// call.
   void step(index first, index count, index t, const kernel_scratch<T>& s, const step_scratch& rows) const {
     const index m = map.features(), all = count * group();
-    const auto key_row = [&](index n) { return head_of(k, (first + n) / heads, kv_head((first + n) % heads)).row(t); };
-    const auto query_row = [&](index n) {
-      const index pair = first + n / group();
-      return head_of(q, pair / heads, pair % heads * group() + n % group()).row(t);
-    };
-    map.keys(key_row, count, k.stride(3), first, s.k_own, s.k_shift, s.work);
+    token_rows<S> keys(count, k.stride(3));
+    for (index n = 0; n < count; ++n) keys.at[n] = head_of(k, (first + n) / heads, kv_head((first + n) % heads)).row(t);
+    map.keys(keys, first, s.k_own, s.k_shift, s.work);
     columns_to_rows(s.k_own, m, count, rows.keys, rows.stride);
     for (index begin = 0; begin < all; begin += kernel_chunk) {
       const index some = std::min<index>(kernel_chunk, all - begin);
-      map.queries([&](index n) { return query_row(begin + n); }, some, q.stride(3), first, s.q_own, s.q_shift, s.work);
+      token_rows<S> asked(some, q.stride(3));
+      for (index n = 0; n < some; ++n) {
+        const index pair = first + (begin + n) / group();
+        asked.at[n] = head_of(q, pair / heads, pair % heads * group() + (begin + n) % group()).row(t);
+      }
+      map.queries(asked, first, s.q_own, s.q_shift, s.work);
       columns_to_rows(s.q_own, m, some, rows.queries + begin * rows.stride, rows.stride);
       std::copy_n(s.q_shift, map.leveled() ? some : 0, rows.shifts + begin);
     }
@@ -361,21 +386,19 @@ struct kernel_call {
       const index b = (first + n) / heads, h = (first + n) % heads;
       auto sums = state->sums(b, h);
       T *const key = rows.keys + n * rows.stride, *const queries = rows.queries + n * group() * rows.stride;
-      const T g = gate ? gate_at(b, h, t) : T(1);
-      if (complement && gate)
+      const T g = gated() ? gate_at(b, h, t) : T(1);
+      if (complement && gated())
         for (index r = 0; r < m; ++r) key[r] *= T(1) - g;
       std::fill_n(s.keep, kernel_sums<T>::lanes(m), g);
-      if constexpr (Map::may_level)
-        if (map.leveled()) map.step_key(key, s.k_shift[n], sums.level, s.keep);
+      if (map.leveled()) map.step_key(key, s.k_shift[n], sums.level, s.keep);
       for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.keep[r], key[r]);
       const auto value = head_of(v, b, kv_head(h));
       for (index d = 0; d < shape.dim_v; ++d) s.values[d] = static_cast<T>(value.row(t)[d * value.col_stride]);
       for (index i = 0; i < group(); ++i) {
         T offset = eps;
-        if constexpr (Map::may_level)
-          if (map.leveled())
-            offset = map.step_query(queries + i * rows.stride, sums.level, rows.shifts[n * group() + i], eps);
-        const T whole = dot(queries + i * rows.stride, sums.weights, m) + offset;
+        if (map.leveled())
+          offset = map.step_query(queries + i * rows.stride, sums.level, rows.shifts[n * group() + i], eps);
+        const T whole = dot_rows(queries + i * rows.stride, sums.weights, m) + offset;
         rows.normal[i] = !normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
       }
       step_head(sums, key, s.keep, s.values, queries, rows.stride, group(), [&](index i, index col, const T* sum) {
@@ -383,15 +406,15 @@ struct kernel_call {
         for (index d = col; d < std::min(shape.dim_v, col + panel_width<T>); ++d)
           to.row(t)[d * to.col_stride] = static_cast<S>(sum[d - col] * rows.normal[i]);
       });
-      if (gate) state->gates(b, h) *= g;
+      if (gated()) state->gates(b, h) *= g;
     }
   }
 
   /// Few tokens for a state, one by one.
   void run_steps(execution& where) const {
     const index pairs = shape.batch * heads, threads = where.threads();
-    const index most =
-        std::max<index>(1, std::min(kernel_chunk / std::max<index>(1, group()), (pairs + threads - 1) / threads));
+    const index fair = std::min(kernel_chunk / std::max<index>(1, group()), (pairs + threads - 1) / threads);
+    const index most = map.shared() ? std::max<index>(1, fair) : 1;
     where.for_each((pairs + most - 1) / most, [&](index task, int worker) {
       step_scratch rows;
       const auto s = where.scratch(worker, [&](carver& memory) {
@@ -406,14 +429,13 @@ struct kernel_call {
     });
   }
 
-  /// `layout` and `prepare` are the map's own: shared memory of the call.
-  void run(execution& where, Map& own_map) const {
+  void run(execution& where) const {
     const index pairs = shape.batch * heads, threads = where.threads();
     const bool few = state && shape.keys <= few_tokens,
                share = !state && threads > 1 && pairs < 2 * threads && pairs % threads != 0;
     const index most = share ? 4 * threads : threads - 1;
     const auto slots = where.shared_scratch([&](carver& memory) {
-      own_map.layout(memory, pairs);
+      map.layout(memory, pairs);
       auto* list = memory.take<held>(most + 1);
       for (index n = 0; n <= most; ++n) {
         const held x = hold(memory);
@@ -421,7 +443,7 @@ struct kernel_call {
       }
       return list;
     });
-    own_map.prepare(where);
+    map.prepare(where);
     if (few)
       run_steps(where);
     else if (share)

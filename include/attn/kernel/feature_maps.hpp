@@ -1,16 +1,19 @@
 // attn: feature maps of linear attention, as values.
 //
 //   attn::linear(q, k, v, out, {}, attn::relu{});
-//   attn::linear(q, k, v, out, {}, [](float x) { return x * x; });      // your own, number by number
+//   attn::linear(q, k, v, out, {}, [](float x) { return x * x; });      // your
+//   own, number by number
 //
 // A map may also make other features than one of each number: a type with
-//   attn::index features(attn::index dim) const;                        // how many
-//   void operator()(std::span<const T> token, std::span<T> phi) const;  // all of them, of one token
-// Maps are called in no particular order and from all threads of the execution at once; T is float or double.
+//   attn::index features(attn::index dim) const;                        // how
+//   many void operator()(std::span<const T> token, std::span<T> phi) const;  //
+//   all of them, of one token
+// Maps are called in no particular order and from all threads of the execution
+// at once; T is float or double.
 #pragma once
 
 #include <attn/core/exp.hpp>
-#include <attn/kernel/chunk.hpp>
+#include <attn/kernel/features.hpp>
 
 #include <cmath>
 #include <span>
@@ -54,8 +57,10 @@ concept token_map = requires(const F& f, std::span<const T> token, std::span<T> 
   f(token, phi);
 };
 
-/// e^x for x <= 0, exact 0 for -infinity; NaN stays NaN. x log2 e is taken apart into n + f by multiply-adds, which
-/// lose nothing but the digits log2 e itself lacks: relative error 1.3e-7 + 1.4e-8 |x| in float.
+/// e^x for x <= 0, exact 0 for -infinity; NaN stays NaN, and positive x give
+/// rubbish. x log2 e is taken apart into n + f by multiply-adds, which lose
+/// nothing but the digits log2 e itself lacks: relative error 1.3e-7 + 1.4e-8
+/// |x| in float.
 template <class T>
 ATTN_INLINE packet<T> exp_below_zero(const packet<T>& x) {
   constexpr T log2_e = T(1.442695040888963407359924681);
@@ -66,50 +71,48 @@ ATTN_INLINE packet<T> exp_below_zero(const packet<T>& x) {
   return mul(add(polynomial<T>(f, exp_constants<T>::weight), broadcast<T>(T(1))), bits_to_exponent<T>(shifted));
 }
 
-/// The kernel's features: what the engine asks of a map. Here the caller's map, or one of ours.
-template <class T, class F>
-struct mapped_features {
-  static constexpr bool may_level = false;
+/// The caller's map, or one of ours, as the engine asks for it.
+template <class S, class F>
+struct mapped_features final : kernel_features<S> {
+  using T = compute_type<S>;
 
-  const F* map;
+  const F& map;
   index dim;
 
-  bool leveled() const { return false; }
-  index features() const {
+  mapped_features(const F& f, index d) : map(f), dim(d) {}
+
+  index features() const override {
     if constexpr (token_map<F, T>)
-      return map->features(dim);
+      return map.features(dim);
     else
       return dim;
   }
-  /// Numbers of scratch memory a worker needs beside the features.
-  index work() const { return token_map<F, T> ? dim * kernel_chunk + dim + features() : 0; }
+  index work() const override { return token_map<F, T> ? dim * kernel_chunk + dim + features() : 0; }
 
-  template <class Row>
-  void fill(Row&& row, index count, index col_stride, T* phi, T* work) const {
+  void keys(const token_rows<S>& x, index, T* phi, T*, [[maybe_unused]] T* work) const override {
     if constexpr (token_map<F, T>) {
       T *const columns = work, *const token = work + dim * kernel_chunk, *const made = token + dim;
-      pack_columns(row, count, dim, col_stride, columns);
+      pack_columns(x, x.count, dim, x.col_stride, columns);
       for (index t = 0; t < kernel_chunk; ++t) {
-        for (index d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + std::min(t, count - 1)];
-        if (t < count)
-          (*map)(std::span<const T>(token, static_cast<std::size_t>(dim)),
-                 std::span<T>(made, static_cast<std::size_t>(features())));
+        for (index d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + std::min(t, x.count - 1)];
+        if (t < x.count)
+          map(std::span<const T>(token, static_cast<std::size_t>(dim)),
+              std::span<T>(made, static_cast<std::size_t>(features())));
         for (index r = 0; r < features(); ++r) phi[r * kernel_chunk + t] = made[r];
       }
     } else {
-      pack_columns(row, count, dim, col_stride, phi);
-      apply(phi, dim * kernel_chunk);
-    }
-  }
-
-  void apply(T* x, index n) const {
-    if constexpr (std::same_as<F, elu_plus_one>) {
-      for (index i = 0; i < n; i += width<T>) {
-        const packet<T> p = load<T>(x + i), low = if_less(zero<T>(), p, zero<T>(), p);
-        store<T>(x + i, if_less(zero<T>(), p, add(p, broadcast<T>(T(1))), exp_below_zero<T>(low)));
+      if constexpr (std::same_as<F, elu_plus_one>) {
+        const packet<T> one = broadcast<T>(T(1));
+        pack_columns<T>(x, x.count, dim, x.col_stride, phi,
+                        [&](const packet<T>& p) { return if_less(zero<T>(), p, add(p, one), exp_below_zero<T>(p)); });
+      } else if constexpr (std::same_as<F, relu>) {
+        pack_columns<T>(x, x.count, dim, x.col_stride, phi,
+                        [](const packet<T>& p) { return if_less(p, zero<T>(), zero<T>(), p); });
+      } else {
+        pack_columns<T>(x, x.count, dim, x.col_stride, phi);
+        if constexpr (!std::same_as<F, identity>)
+          for (index i = 0; i < dim * kernel_chunk; ++i) phi[i] = static_cast<T>(map(phi[i]));
       }
-    } else if constexpr (!std::same_as<F, identity>) {
-      for (index i = 0; i < n; ++i) x[i] = static_cast<T>((*map)(x[i]));
     }
   }
 };

@@ -1,22 +1,28 @@
 // attn: the state of kernel attention, token by token in constant memory.
 //
-//   attn::linear_state<float> state(heads, 64, 64);            // heads, features, value dim (batch 1)
-//   attn::linear_step(state, q_t, k_t, v_t, out_t);            // any number of tokens; performer_step, rfa_step alike
-//   state.merge(later);                                        // a sequence in two parts, as if fed in one
-//   state.write(file); state.read(file);
+//   attn::linear_state<float> state(heads, 64, 64);            // heads,
+//   features, value dim (batch 1) attn::linear_step(state, q_t, k_t, v_t,
+//   out_t);            // any number of tokens; performer_step, rfa_step alike
+//   state.merge(later);                                        // a sequence in
+//   two parts, as if fed in one state.write(file); state.read(file);
 //
-// It holds, for every batch item and head, S = sum_j phi(k_j) v_j^T [features, value dim], z = sum_j phi(k_j)
-// [features], for exponential features a level (a power of two) for each of them, and the product of all gates.
+// It holds, for every batch item and head, S = sum_j phi(k_j) v_j^T [features,
+// value dim], z = sum_j phi(k_j) [features], for exponential features a level
+// (a power of two) for each of them, and the product of all gates.
 //
-// Memory   about (value dim + 2) features numbers a head, value dim rounded up to two vectors; bytes() says it exactly.
-// Rounding A sum of n terms that all have one sign loses up to n / 2 units in the last place of its size when fed
-//          token by token, and about sqrt(n) where terms vary; fed in chunks, n / 1024 + 80 instead of n.
+// Memory   about (value dim + 2) features numbers a head, value dim rounded up
+// to two vectors; bytes() says it exactly. Rounding A sum of n terms that all
+// have one sign loses up to n / 2 units in the last place of its size when fed
+//          token by token, and about sqrt(n) where terms vary; fed in chunks, n
+//          / 1024 + 80 instead of n.
 //
 // The stream, version 1; numbers little endian, whatever the machine's order:
-//   8 bytes "attnsums", then as 32-bit: version 1, kind (1 linear, 2 performer, 3 rfa), variant (the performer's
-//   kernel), bytes of a number (4 or 8); as 64-bit: batch, heads, features, value dim, tokens;
-//   for every batch item and head: gates 1, z [features], S [features][value dim], and if the variant has levels,
-//   level [features], IEEE 754 numbers; 64-bit FNV-1a of every byte before.
+//   8 bytes "attnsums", then as 32-bit: version 1, kind (1 linear, 2 performer,
+//   3 rfa), variant (the performer's kernel), bytes of a number (4 or 8); as
+//   64-bit: batch, heads, features, value dim, tokens; for every batch item and
+//   head: gates 1, z [features], S [features][value dim], and if the variant
+//   has levels, level [features], IEEE 754 numbers; 64-bit FNV-1a of every byte
+//   before.
 #pragma once
 
 #include <attn/core/check.hpp>
@@ -80,8 +86,9 @@ class byte_reader {
 
 }  // namespace detail
 
-/// The sums of one kind of kernel attention; T is float (also for 16-bit elements) or double. Made by linear_state,
-/// performer_state or rfa_state. One that was moved from may only be assigned to or destroyed.
+/// The sums of one kind of kernel attention; T is float (also for 16-bit
+/// elements) or double. Made by linear_state, performer_state or rfa_state. One
+/// that was moved from may only be assigned to or destroyed.
 template <class T>
 class kernel_state {
   static_assert(std::same_as<T, float> || std::same_as<T, double>);
@@ -113,8 +120,9 @@ class kernel_state {
     for (index n = 0; n < batch_ * heads_; ++n) sums(n).clear();
   }
 
-  /// Takes in what followed: `later` was fed the tokens after those fed to *this. Without gates the order does not
-  /// matter. Throws std::invalid_argument for a state of another kind or shape.
+  /// Takes in what followed: `later` was fed the tokens after those fed to
+  /// *this. Without gates the order does not matter. Throws
+  /// std::invalid_argument for a state of another kind or shape.
   void merge(const kernel_state& later) {
     check_same(later);
     std::vector<T> factors(static_cast<std::size_t>(2 * lanes()));
@@ -144,9 +152,10 @@ class kernel_state {
       throw std::runtime_error(name() + ": expected a stream that can be written; found one that failed");
   }
 
-  /// Becomes what was written from a state of the same kind and shape. Throws std::runtime_error for what is no such
-  /// stream, another version, or damaged, std::invalid_argument for a state of another kind or shape; *this is then as
-  /// it was.
+  /// Becomes what was written from a state of the same kind and shape. Throws
+  /// std::runtime_error for what is no such stream, another version, or
+  /// damaged, std::invalid_argument for a state of another kind or shape; *this
+  /// is then as it was.
   void read(std::istream& stream) {
     constexpr std::size_t letters = 8, fixed = letters + 4 * 4 + 5 * 8;
     std::string bytes = taken(stream, fixed);
@@ -191,7 +200,8 @@ class kernel_state {
     tokens_ = tokens;
   }
 
-  // For the step ------------------------------------------------------------------------------------------------------
+  // For the step
+  // ------------------------------------------------------------------------------------------------------
 
   const detail::state_kind& kind() const { return kind_; }
   detail::kernel_sums<T> sums(index b, index h) const { return sums(b * heads_ + h); }

@@ -1,11 +1,14 @@
-// attn: what kernel attention keeps of the keys it has seen, and how two such sums become one.
+// attn: what kernel attention keeps of the keys it has seen, and how two such
+// sums become one.
 //
 //   values   S = sum_j phi(k_j) v_j^T     [features, value dim]
 //   weights  z = sum_j phi(k_j)           [features]
-//   level    where features are exponentials, row r of S and z stands for 2^level[r] times what is stored
+//   level    where features are exponentials, row r of S and z stands for
+//   2^level[r] times what is stored
 //
-// Levels are whole numbers, so raising one rescales exactly. There is one for each feature, not one for a head:
-// features of long keys differ by hundreds of powers of two, and the query decides which of them count.
+// Levels are whole numbers, so raising one rescales exactly. There is one for
+// each feature, not one for a head: features of long keys differ by hundreds of
+// powers of two, and the query decides which of them count.
 #pragma once
 
 #include <attn/core/execution.hpp>
@@ -61,7 +64,8 @@ struct kernel_sums {
   }
 };
 
-/// into = factor * a + b, in common levels. `into` may be a or b. `scratch`: 2 * lanes numbers.
+/// into = factor * a + b, in common levels. `into` may be a or b. `scratch`: 2
+/// * lanes numbers.
 template <class T>
 void combine(const kernel_sums<T>& a, T factor, const kernel_sums<T>& b, kernel_sums<T>& into, T* scratch) {
   const index lanes = kernel_sums<T>::lanes(a.features), rows = a.rows();

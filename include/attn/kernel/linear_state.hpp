@@ -1,19 +1,22 @@
 // attn: linear attention token by token.
 //
-//   attn::linear_state<float> state(heads, 64, 64);            // a million tokens in constant memory
-//   attn::linear_step(state, q_t, k_t, v_t, out_t);            // what causal linear gives, any number of tokens at a
-//   time
+//   attn::linear_state<float> state(heads, 64, 64);            // a million
+//   tokens in constant memory attn::linear_step(state, q_t, k_t, v_t, out_t);
+//   // what causal linear gives, any number of tokens at a time
 //
-// A copy is a branch of the sequence; states of parts merge: see kernel_state.hpp, also for writing and reading them.
+// A copy is a branch of the sequence; states of parts merge: see
+// kernel_state.hpp, also for writing and reading them.
 #pragma once
 
 #include <attn/kernel/linear.hpp>
 
 namespace attn {
 
-/// The sums of linear attention for elements of type S. `features` is what the map makes of a key: its dim, unless the
-/// caller's own map says otherwise. `heads` are the key heads, or, where every query head has a decay of its own, the
-/// query heads. Throws std::invalid_argument for negative extents or sizes no memory can hold.
+/// The sums of linear attention for elements of type S. `features` is what the
+/// map makes of a key: its dim, unless the caller's own map says otherwise.
+/// `heads` are the key heads, or, where every query head has a decay of its
+/// own, the query heads. Throws std::invalid_argument for negative extents or
+/// sizes no memory can hold.
 template <element S>
 class linear_state : public kernel_state<compute_type<S>> {
  public:
@@ -41,21 +44,23 @@ void check_state(const door& at, const kernel_state<T>& state, const attention_s
   at.apart("the state", state.memory(), "out", out);
 }
 
-/// Runs a step. What is thrown on the way, by a caller's map or for want of memory, leaves the state reset.
-template <class Call, class Map, class T>
-void run_step(const Call& call, Map& map, kernel_state<T>& state, execution& where) {
+/// Runs a step. What is thrown on the way, by a caller's map or for want of
+/// memory, leaves the state reset.
+template <class S>
+void run_step(const kernel_call<S>& call, execution& where) {
   try {
-    call.run(where, map);
+    call.run(where);
   } catch (...) {
-    state.reset();
+    call.state->reset();
     throw;
   }
-  state.advance(call.shape.keys);
+  call.state->advance(call.shape.keys);
 }
 
 }  // namespace detail
 
-/// Options of linear_step: those of linear that make sense for tokens as they come.
+/// Options of linear_step: those of linear that make sense for tokens as they
+/// come.
 template <class S>
 struct linear_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
@@ -67,10 +72,12 @@ struct linear_step_options {
   tensor_view<const real, 3> decay{};
 };
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their queries q [B, H, n, D] causally: the next
-/// n rows of one causal linear over the whole stream. One to three tokens are a pass over the state each; more go
-/// through chunks. Throws std::invalid_argument before anything, the state included, changes. Should anything else be
-/// thrown, by the caller's map or for want of memory, the state is reset.
+/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their
+/// queries q [B, H, n, D] causally: the next n rows of one causal linear over
+/// the whole stream. One to three tokens are a pass over the state each; more
+/// go through chunks. Throws std::invalid_argument before anything, the state
+/// included, changes. Should anything else be thrown, by the caller's map or
+/// for want of memory, the state is reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class F>
   requires(!std::same_as<std::remove_cvref_t<F>, execution>)
 void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
@@ -85,14 +92,14 @@ void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&&
   linear_options<S> causal;
   causal.causal = true, causal.eps = options.eps, causal.normalise = options.normalise, causal.decay = options.decay;
   const auto [shape, lengths] = detail::check_linear(at, queries, keys, values, to, causal);
-  auto features = detail::make_linear_map<T>(at, map, shape.dim);
+  auto features = detail::make_mapped_features<S>(at, map, shape.dim);
   const index heads = detail::heads_of_sums(shape, {options.decay ? options.decay.extent(1) : 0});
   detail::check_state(at, state, shape, heads, features.features(), queries, keys, values, to);
   at.apart("the state", state.memory(), "decay", options.decay);
-  const detail::kernel_call<S, decltype(features)> call{
-      queries,           keys,        values,        to,    shape, lengths, features, state.heads(), true,
-      options.normalise, options.eps, options.decay, false, &state};
-  detail::run_step(call, features, state, where);
+  const detail::kernel_call<S> call{queries,     keys,          values,        to,    shape,
+                                    lengths,     features,      state.heads(), true,  options.normalise,
+                                    options.eps, options.decay, false,         &state};
+  detail::run_step(call, where);
 }
 
 template <element S, viewable Q, viewable K, viewable V, viewable O, class F>

@@ -3,6 +3,8 @@
 
 #include <attn/core/attention_shape.hpp>
 
+#include <optional>
+
 namespace attn::detail {
 
 /// Gates [B, H or Hkv, L]: from 0 to 1 for every real token.
@@ -22,12 +24,13 @@ void check_gates(const door& at, const char* what, const tensor_view<const T, 3>
 }
 
 template <class T>
-void check_eps(const door& at, T eps) {
+void check_eps(const door& at, T eps, const char* what = "eps") {
   if (!(eps >= T(0)) || eps == std::numeric_limits<T>::infinity())
-    at.refuse("eps >= 0, and finite", static_cast<double>(eps));
+    at.refuse(text({what, " >= 0, and finite"}), static_cast<double>(eps));
 }
 
-/// Heads of sums a call needs: as the key heads, or one a query head where a parameter differs between those.
+/// Heads of sums a call needs: as the key heads, or one a query head where a
+/// parameter differs between those.
 inline index heads_of_sums(const attention_shape& s, std::initializer_list<index> parameter_heads) {
   for (index heads : parameter_heads)
     if (heads == s.heads && heads > s.kv_heads) return s.heads;

@@ -1,4 +1,5 @@
-// attn: one token of kernel attention: the state is read and written once, by the same pass that answers the queries.
+// attn: one token of kernel attention: the state is read and written once, by
+// the same pass that answers the queries.
 #pragma once
 
 #include <attn/kernel/chunk.hpp>
@@ -10,7 +11,8 @@ inline constexpr index few_tokens = 3;
 /// Queries answered by one pass over the sums.
 inline constexpr int step_queries = 4;
 
-/// rows[t][r] = columns[r][t] for t < count: features of a block, token by token. Rows are `stride` apart.
+/// rows[t][r] = columns[r][t] for t < count: features of a block, token by
+/// token. Rows are `stride` apart.
 template <class T>
 void columns_to_rows(const T* columns, index features, index count, T* rows, index stride) {
   constexpr int w = width<T>;
@@ -23,7 +25,8 @@ void columns_to_rows(const T* columns, index features, index count, T* rows, ind
     }
 }
 
-/// One panel of S: S = keep S + key v^T if there is a key, and out[g] = sum over r of queries[g][r] S[r].
+/// One panel of S: S = keep S + key v^T if there is a key, and out[g] = sum
+/// over r of queries[g][r] S[r].
 template <class T, int G, bool Update>
 void step_panel(T* s, index features, const T* key, const T* keep, const T* value, const T* queries, index stride,
                 T* out) {
@@ -51,7 +54,8 @@ void step_panel(T* s, index features, const T* key, const T* keep, const T* valu
   });
 }
 
-/// The same for any number of queries; done(g, d, sum) takes the results, d the columns of the panel.
+/// The same for any number of queries; done(g, d, sum) takes the results, d the
+/// columns of the panel.
 template <class T, class Done>
 void step_head(kernel_sums<T>& sums, const T* key, const T* keep, const T* value, const T* queries, index stride,
                index count, Done&& done) {
@@ -68,15 +72,17 @@ void step_head(kernel_sums<T>& sums, const T* key, const T* keep, const T* value
       };
       if (some == 1)
         pass(std::integral_constant<int, 1>{});
-      else  // rows beyond the last query repeat what memory holds there: the block is padded
+      else  // rows beyond the last query repeat what memory holds there: the
+            // block is padded
         pass(std::integral_constant<int, step_queries>{});
       for (index n = 0; n < some; ++n) done(g + n, col, out + n * panel_width<T>);
     }
 }
 
-/// sum over r of a[r] b[r]; both padded with zeros, or numbers that a zero meets, to a whole packet.
+/// sum over r of a[r] b[r]; both padded with zeros, or numbers that a zero
+/// meets, to a whole packet.
 template <class T>
-T dot(const T* a, const T* b, index n) {
+T dot_rows(const T* a, const T* b, index n) {
   packet<T> sum = zero<T>();
   index i = 0;
   for (; i + width<T> <= n; i += width<T>) sum = fma(load<T>(a + i), load<T>(b + i), sum);

@@ -12,7 +12,7 @@ namespace attn::detail {
 
 inline constexpr index project_step =
     256;  // tokens between two looks at the result: a panel of them fills the L1 cache
-inline constexpr index project_rows = 8 * tile_rows;                   // of E, packed at a time
+inline constexpr index projection_rows = 8 * tile_rows;                   // of E, packed at a time
 inline constexpr index project_tile = (project_step + 4) * tile_rows;  // pack_rows writes a little beyond its rows
 inline constexpr index project_stretch = index(1) << 19;               // numbers of E packed at a time, about
 
@@ -83,10 +83,10 @@ struct sequence_projection {
     return {results + (item * heads + head) * head_size(), rank(), x.extent(3), columns(), 1};
   }
 
-  /// Packs rows [r0, r0 + project_rows) of one head of E for the tokens of one step.
+  /// Packs rows [r0, r0 + projection_rows) of one head of E for the tokens of one step.
   void pack(index head, index step, index r0, index begin, index end) const {
     T* const to = packed + (head * steps() + step) * step_size();
-    for (index r = r0; r < std::min(r0 + project_rows, rank()); r += tile_rows) {
+    for (index r = r0; r < std::min(r0 + projection_rows, rank()); r += tile_rows) {
       const auto row = [&](index i) { return &e(head, r + i, begin); };
       pack_rows<T>(row, std::min<index>(tile_rows, rank() - r), end - begin, e.stride(2), T(1),
                    to + r / tile_rows * project_tile);
@@ -115,7 +115,7 @@ void project(const std::array<sequence_projection<S>*, 2>& sides, bool shared, c
              execution& where) {
   using T = compute_type<S>;
   const sequence_projection<S>& keys = *sides[0];
-  const index first = keys.first, items = keys.items, row_groups = (keys.rank() + project_rows - 1) / project_rows;
+  const index first = keys.first, items = keys.items, row_groups = (keys.rank() + projection_rows - 1) / projection_rows;
   index longest = 0;
   for (index n = 0; n < items; ++n) longest = std::max(longest, lengths.keys(first + n));
   for (const auto* side : sides) std::fill_n(side->results, items * side->heads * side->head_size(), T(0));
@@ -131,7 +131,7 @@ void project(const std::array<sequence_projection<S>*, 2>& sides, bool shared, c
       where.for_each(side->e.extent(0) * steps * row_groups, [&](index task, int) {
         const index head = task / (steps * row_groups), step = task / row_groups % steps;
         const index from = begin + step * project_step, to = step_end(step, longest);
-        if (from < to) side->pack(head, step, task % row_groups * project_rows, from, to);
+        if (from < to) side->pack(head, step, task % row_groups * projection_rows, from, to);
       });
     }
     where.for_each(heads * parts, [&](index task, int worker) {
@@ -140,8 +140,8 @@ void project(const std::array<sequence_projection<S>*, 2>& sides, bool shared, c
       if (second) n -= items * sides[0]->heads;
       const sequence_projection<S>& side = *sides[second];
       const index item = n / side.heads, head = n % side.heads, part = task % parts;
-      const index r0 = parts == 1 ? 0 : part * project_rows;
-      const index r1 = parts == 1 ? side.rank() : std::min(r0 + project_rows, side.rank());
+      const index r0 = parts == 1 ? 0 : part * projection_rows;
+      const index r1 = parts == 1 ? side.rank() : std::min(r0 + projection_rows, side.rank());
       T* const panels =
           where.scratch(worker, [&](carver& memory) { return memory.take<T>(project_step * side.columns()); });
       for (index step = 0; step < steps; ++step) {

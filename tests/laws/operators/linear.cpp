@@ -44,6 +44,26 @@ law_operator<T> operator_of(const linear_entry& entry) {
       compiled_linear<T>::call(call.q, call.k, call.v, call.out, options, p->entry.feature, *call.execution);
     };
   };
+  if (entry.causal)
+    op.stream = [entry](const law_shape& shape) -> bound<T> {
+      struct fed {
+        parameters<T> p;
+        attn::linear_state<T> state;
+        index tokens = 0;
+      };
+      const index features = shape.dim * (entry.feature == reference::linear_feature::pairs ? 2 : 1);
+      auto shared = std::make_shared<fed>(fed{
+          parameters<T>(entry, shape),
+          attn::linear_state<T>(shape.batch, entry.gated ? shape.heads : shape.kv_heads, features, shape.value_dim)});
+      return [shared](const law_call<T>& call) {
+        attn::linear_step_options<T> options;
+        options.eps = 0;
+        if (shared->p.entry.gated) options.decay = gate_view(shared->p.gate).slice(2, shared->tokens, call.k.extent(2));
+        compiled_linear<T>::step(shared->state, call.q, call.k, call.v, call.out, options, shared->p.entry.feature,
+                                 *call.execution);
+        shared->tokens += call.k.extent(2);
+      };
+    };
   op.sees = [entry](const law_shape& s, index, index, index i, index j) {
     return !entry.causal || j <= i + s.keys - s.queries;
   };

@@ -1,5 +1,5 @@
 // Patterns as text: which query (row) sees which key (column).
-// Usage: 08_patterns_drawn [length]
+// Usage: 06_patterns_drawn [length]
 #include <attn/softmax/bigbird.hpp>
 #include <attn/softmax/block.hpp>
 #include <attn/softmax/strided.hpp>

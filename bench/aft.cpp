@@ -1,0 +1,234 @@
+// Attention-free mixing: a softmax over tokens for every channel on its own.
+#include <attn/aft/aft_full_step.hpp>
+#include <attn/aft/aft_simple_state.hpp>
+#include <attn/aft/aft_window_state.hpp>
+
+#include <algorithm>
+#include <random>
+
+#include "table.hpp"
+
+namespace bench {
+namespace {
+
+// A key a row and channel sees: e^k v and e^k, each multiplied by e^w and added.
+double seen_flops(const problem& p, double pairs) { return 4.0 * pairs * static_cast<double>(p.dim * p.heads); }
+
+double all_pairs(const problem& p) {
+  const auto n = static_cast<double>(p.length);
+  return p.causal ? n * (n + 1) / 2 : n * n;
+}
+
+// Those within `side` tokens; the rest comes as running sums, one addition a token.
+double near_pairs(const problem& p, index side) {
+  const auto n = static_cast<double>(p.length), s = static_cast<double>(std::min(side, p.length - 1));
+  return n + (n * s - s * (s + 1) / 2) * (p.causal ? 1 : 2) + n;
+}
+
+index kernel_width(const flags& set) { return 2 * (std::max<index>(set.window, 2) / 2) - 1; }
+
+double column_bytes(const problem& p) { return static_cast<double>(p.kv_heads * p.dim) * sizeof(float); }
+
+/// Unit normal biases [1, heads, rows, columns]. Whole matrices would take longer to draw than to use: a table of prime
+/// length, again and again.
+struct biases {
+  std::vector<float> numbers;
+  std::array<index, 4> shape;
+
+  biases(index heads, index rows, index columns)
+      : numbers(static_cast<std::size_t>(heads * rows * columns)), shape{1, heads, rows, columns} {
+    std::minstd_rand random(1);
+    std::normal_distribution<float> normal;
+    std::vector<float> table(65521);
+    for (float& x : table) x = normal(random);
+    for (std::size_t n = 0; n < numbers.size(); ++n) numbers[n] = table[n % table.size()];
+  }
+  input view() const { return {numbers.data(), shape}; }
+};
+
+runner prepare_full(const problem& p) {
+  return [w = std::make_shared<biases>(1, p.length, p.length), causal = p.causal](input q, input k, input v, output out,
+                                                                                  attn::execution& exec) {
+    attn::aft_full(q, k, v, out, w->view(), {.causal = causal}, exec);
+  };
+}
+
+runner prepare_local(const problem& p) {
+  const index s = std::max<index>(p.set.window, 1);
+  return [w = std::make_shared<biases>(1, p.length, 2 * s - 1), s, causal = p.causal](
+             input q, input k, input v, output out, attn::execution& exec) {
+    attn::aft_local(q, k, v, out, w->view(), {.window = s, .band = true, .causal = causal}, exec);
+  };
+}
+
+runner prepare_simple(const problem& p) {
+  return [causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+    attn::aft_simple(q, k, v, out, {.causal = causal}, exec);
+  };
+}
+
+runner prepare_conv(const problem& p) {
+  return [w = std::make_shared<biases>(1, p.heads, kernel_width(p.set)), causal = p.causal](
+             input q, input k, input v, output out, attn::execution& exec) {
+    attn::aft_conv(q, k, v, out, w->view(), {.causal = causal}, exec);
+  };
+}
+
+// Decoding: every key head with one query head.
+struct full_stream final : stream {
+  attn::kv_cache<float> cache;
+  std::shared_ptr<biases> w;
+
+  explicit full_stream(const problem& p) : cache(1, p.kv_heads, p.dim), w(std::make_shared<biases>(1, 1, p.length)) {
+    cache.reserve(p.length);
+  }
+  std::unique_ptr<stream> copy() const override { return std::make_unique<full_stream>(*this); }
+  void feed(input k, input v) override { cache.append(k, v); }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    const index heads = k.extent(1), length = cache.size() + 1;  // one row of biases stands for all
+    attn::aft_full_step(cache, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads),
+                        input(w->numbers.data(), {1, 1, length, length}, {0, 0, 0, 1}), {}, exec);
+  }
+  void rewind(index tokens) override { cache.truncate(tokens); }
+};
+
+struct local_stream final : stream {
+  attn::aft_window_state<float> state;
+  std::shared_ptr<biases> w;
+
+  explicit local_stream(const problem& p)
+      : state(1, p.kv_heads, p.dim, std::max<index>(p.set.window, 1)),
+        w(std::make_shared<biases>(1, 1, 2 * state.window() - 1)) {}
+  std::unique_ptr<stream> copy() const override { return std::make_unique<local_stream>(*this); }
+  void feed(input k, input v) override { state.append(k, v); }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    const index heads = k.extent(1);
+    const std::array<index, 4> shape = {1, 1, state.size() + 1, 2 * state.window() - 1};
+    attn::aft_local_step(state, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads),
+                         input(w->numbers.data(), shape, {0, 0, 0, 1}), {.band = true}, exec);
+  }
+  void rewind(index) override {}
+};
+
+struct simple_stream final : stream {
+  attn::aft_simple_state<float> state;
+
+  explicit simple_stream(const problem& p) : state(1, p.kv_heads, p.dim) {}
+  std::unique_ptr<stream> copy() const override { return std::make_unique<simple_stream>(*this); }
+  void feed(input k, input v) override { state.append(k, v); }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    const index heads = k.extent(1);
+    attn::aft_simple_step(state, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads), {}, exec);
+  }
+  void rewind(index) override {}
+};
+
+struct conv_stream final : stream {
+  attn::aft_window_state<float> state;
+  std::shared_ptr<biases> w;
+
+  explicit conv_stream(const problem& p)
+      : state(1, p.kv_heads, p.dim, kernel_width(p.set) / 2 + 1),
+        w(std::make_shared<biases>(1, p.kv_heads, kernel_width(p.set))) {}
+  std::unique_ptr<stream> copy() const override { return std::make_unique<conv_stream>(*this); }
+  void feed(input k, input v) override { state.append(k, v); }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    const index heads = k.extent(1);
+    attn::aft_conv_step(state, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads), w->view(), {}, exec);
+  }
+  void rewind(index) override {}
+};
+
+template <class Stream>
+std::unique_ptr<stream> make_stream(const problem& p) {
+  return std::make_unique<Stream>(p);
+}
+
+double step_flops(const problem& p, index seen) {
+  return 4.0 * static_cast<double>(p.kv_heads * p.dim) * static_cast<double>(seen);
+}
+index in_window(const problem& p, index window) { return std::min(p.length, window); }
+
+}  // namespace
+
+family aft_family() {
+  return {
+      .operators = {{.name = "aft_full",
+                     .cost = growth::quadratic,
+                     .has_causal = true,
+                     .exact = false,
+                     .uses = {},
+                     .flops = [](const problem& p) { return seen_flops(p, all_pairs(p)); },
+                     .prepare = prepare_full,
+                     .parameter_bytes =
+                         [](const problem& p) {
+                           return static_cast<double>(p.length) * static_cast<double>(p.length) * sizeof(float);
+                         },
+                     .approximates = false},
+                    {.name = "aft_local",
+                     .cost = growth::linear,
+                     .has_causal = true,
+                     .exact = false,
+                     .uses = {"window"},
+                     .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, p.set.window - 1)); },
+                     .prepare = prepare_local,
+                     .parameter_bytes =
+                         [](const problem& p) {
+                           return static_cast<double>(p.length * (2 * p.set.window - 1)) * sizeof(float);
+                         },
+                     .approximates = false},
+                    {.name = "aft_simple",
+                     .cost = growth::linear,
+                     .has_causal = true,
+                     .exact = false,
+                     .uses = {},
+                     .flops = [](const problem& p) { return seen_flops(p, static_cast<double>(p.length)); },
+                     .prepare = prepare_simple,
+                     .approximates = false},
+                    {.name = "aft_conv",
+                     .cost = growth::linear,
+                     .has_causal = true,
+                     .exact = false,
+                     .uses = {"window"},
+                     .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, kernel_width(p.set) / 2)); },
+                     .prepare = prepare_conv,
+                     .approximates = false}},
+      .decoders = {{.name = "aft_full_decode",
+                    .exact = false,
+                    .uses = {},
+                    .flops = [](const problem& p) { return step_flops(p, p.length); },
+                    .cache_bytes = [](const problem& p) { return 2 * static_cast<double>(p.length) * column_bytes(p); },
+                    .prepare = make_stream<full_stream>,
+                    .approximates = false},
+                   {.name = "aft_local_decode",
+                    .exact = false,
+                    .uses = {"window"},
+                    .flops = [](const problem& p) { return step_flops(p, in_window(p, p.set.window)); },
+                    .cache_bytes =
+                        [](const problem& p) {
+                          return (2 * static_cast<double>(in_window(p, p.set.window)) + 3) * column_bytes(p);
+                        },
+                    .prepare = make_stream<local_stream>,
+                    .approximates = false},
+                   {.name = "aft_simple_decode",
+                    .exact = false,
+                    .uses = {},
+                    .flops = [](const problem& p) { return step_flops(p, 1); },
+                    .cache_bytes = [](const problem& p) { return 3 * column_bytes(p); },
+                    .prepare = make_stream<simple_stream>,
+                    .approximates = false},
+                   {.name = "aft_conv_decode",
+                    .exact = false,
+                    .uses = {"window"},
+                    .flops = [](const problem& p) { return step_flops(p, in_window(p, kernel_width(p.set) / 2 + 1)); },
+                    .cache_bytes =
+                        [](const problem& p) {
+                          return (2 * static_cast<double>(in_window(p, kernel_width(p.set) / 2 + 1)) + 3) *
+                                 column_bytes(p);
+                        },
+                    .prepare = make_stream<conv_stream>,
+                    .approximates = false}},
+  };
+}
+
+}  // namespace bench

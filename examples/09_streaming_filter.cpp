@@ -1,0 +1,60 @@
+// A streaming filter over the bytes of a text: causal aft_local, fed byte by byte, predicts the next one from how often
+// each byte came so far, the latest counting more. Its memory does not grow with the text.
+// Usage: 09_streaming_filter [file]
+#include <attn/aft/aft_window_state.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <vector>
+
+int main(int argc, char** argv) {
+  const std::filesystem::path here = std::filesystem::path(__FILE__).parent_path();
+  const std::string path = argc > 1 ? argv[1] : (here / ".." / "README.md").string();
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (text.size() < 2) return std::fprintf(stderr, "no text in %s\n", path.c_str()), 1;
+
+  // Every head is a filter. All keys are 0, so the bias alone says what a byte weighs: e^b for those in the window, 1
+  // for those before it (b falls by 1 towards the start of the window). b = 20 forgets all but the window.
+  constexpr attn::index bytes = 256, window = 128, band = 2 * window - 1;
+  const std::vector<float> boost = {0, 1, 2, 3, 4, 20};
+  const attn::index heads = std::ssize(boost);
+  std::vector<float> w(std::size_t(heads * band)), value(bytes), chance(std::size_t(heads * bytes));
+  for (attn::index h = 0; h < heads; ++h)
+    for (attn::index p = 0; p < window; ++p) w[h * band + p] = boost[h] - (h ? float(window - 1 - p) / window : 0);
+
+  // One row of biases serves every position, one key and one value every head: strides of 0.
+  const float no_key = 0;
+  const attn::tensor_view<const float> biases(w.data(), {1, heads, std::numeric_limits<int>::max(), band},
+                                              {0, band, 0, 1});
+  const attn::tensor_view<const float> key(&no_key, {1, heads, 1, bytes}, {0, 0, 0, 0});
+  const attn::tensor_view<const float> one_hot(value.data(), {1, heads, 1, bytes}, {0, 0, 0, 1});
+  const attn::tensor_view<float> out(chance.data(), {1, heads, 1, bytes});
+
+  attn::aft_window_state<float> state(1, heads, bytes, window);
+  std::vector<double> bits(boost.size());
+  const auto start = std::chrono::steady_clock::now();
+  for (std::size_t n = 0; n + 1 < text.size(); ++n) {
+    const auto now = static_cast<unsigned char>(text[n]), next = static_cast<unsigned char>(text[n + 1]);
+    value[now] = 1;
+    attn::aft_local_step(state, key, key, one_hot, out, biases, {.band = true, .gate = false});
+    value[now] = 0;
+    // What a compressor would pay for the next byte; a little is left for bytes that have not come yet.
+    for (attn::index h = 0; h < heads; ++h)
+      bits[h] -= std::log2(0.98 * double(chance[h * bytes + next]) + 0.02 / bytes);
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  std::printf("%s: %zu bytes, %.0f a second through %td filters of %td channels; state of %zu KiB\n", path.c_str(),
+              text.size(), double(text.size()) / seconds, heads, bytes, state.bytes() / 1024);
+  std::printf("bits a byte, if the last %td count e^b times as much as those before:\n", window);
+  for (attn::index h = 0; h < heads; ++h)
+    std::printf("  b = %2.0f  %.3f  %s\n", double(boost[h]), bits[h] / double(text.size() - 1),
+                std::string(std::size_t(std::lround(8 * bits[h] / double(text.size() - 1))), '#').c_str());
+}

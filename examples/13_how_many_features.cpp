@@ -1,0 +1,44 @@
+// How many random features does Performer need for a wanted error? The error falls as 1 / sqrt(features), with a factor
+// that grows with the size of queries and keys: measure it once, on data like yours.
+#include <attn/kernel/performer.hpp>
+#include <attn/softmax/full_softmax.hpp>
+
+#include <cmath>
+#include <cstdio>
+
+using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+// Normal numbers of ours: the seed means the same everywhere.
+matrix draw(attn::index rows, attn::index cols, float size, std::uint64_t seed) {
+  attn::random_numbers numbers(seed);
+  return matrix::NullaryExpr(rows, cols, [&] { return size * float(numbers.normal()); });
+}
+
+int main() {
+  const attn::index length = 1024, dim = 64;
+  const double wanted = 0.1;
+  const matrix k0 = draw(length, dim, 1, 1), q0 = draw(length, dim, 1, 2), v = draw(length, dim, 1, 3).array() + 0.5f;
+  std::printf("relative error against softmax, mean of 4 drawings\n%10s", "|q|, |k|");
+  for (attn::index count = 32; count <= 2048; count *= 4) std::printf("%8td", count);
+  std::printf("  features for an error of %.2f\n", wanted);
+
+  for (float size : {0.25f, 0.35f, 0.5f, 0.7f}) {
+    const matrix q = size * q0, k = size * k0;
+    matrix exact(length, dim), out(length, dim);
+    attn::full_softmax(q, k, v, exact);
+    const auto error = [&](attn::index count) {
+      double sum = 0;
+      for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+        attn::performer(q, k, v, out, attn::draw_features<float>(count, dim, {.seed = seed}));
+        sum += (out - exact).norm() / exact.norm() / 4;
+      }
+      return sum;
+    };
+    std::printf("%10.1f", size * std::sqrt(double(dim)));
+    double last = 0;
+    for (attn::index count = 32; count <= 2048; count *= 4) std::printf("%8.3f", last = error(count));
+    // The rate tells the rest: error = factor / sqrt(count).
+    const double needed = 2048 * std::pow(last / wanted, 2);
+    std::printf("  about %.0f: %s\n", needed, needed < length ? "fewer than tokens" : "softmax is cheaper");
+  }
+}

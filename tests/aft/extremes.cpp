@@ -1,0 +1,125 @@
+// Keys of ±80 and biases of ±200, masks, rows that see nothing: the exact value, on the fast path and off it.
+#include "aft/cases.hpp"
+#include "support/catch.hpp"
+
+namespace testing {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+template <class S, class Options>
+void check(const problem<Options>& p) {
+  CHECK(aft_error<S>(p) <= tolerance<S>::out);
+}
+
+// A key whose weight the largest bias misses: e^k is e^-gap of the largest, its bias e^gap of the others'.
+problem<reference::aft_full_options> missing_each_other(double gap, bool causal) {
+  const aft_shape s{.batch = 1, .heads = 1, .length = 120, .dim = 20, .masked = 0};
+  auto p = aft_problem<reference::aft_full_options>(s);
+  p.options.causal = causal;
+  p.options.w = aft_biases(s, 1, 120, 120);
+  for (index t = 0; t < 120; ++t)
+    for (index j = 0; j < 120; ++j) p.options.w(0, 0, t, j) += j % 2 ? -gap : gap;
+  for (index j = 0; j < 120; ++j)
+    for (index d = 0; d < 20; ++d) p.k(0, 0, j, d) += (j % 2 ? gap : -gap) * (d < 10);
+  return p;
+}
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("aft: keys of ±80 and biases of ±200", "[extremes]", all_types) {
+  for (bool causal : {false, true}) {
+    const aft_shape s{.batch = 1, .heads = 2, .length = 230, .dim = 20, .keys = 80, .biases = 200};
+    auto full = aft_problem<reference::aft_full_options>(s);
+    full.options.causal = causal, full.options.w = aft_biases(s, 1, 230, 230);
+    check<TestType>(full);
+    auto local = aft_problem<reference::aft_local_options>(s);
+    local.options.causal = causal, local.options.window = 13, local.options.w = full.options.w;
+    check<TestType>(local);
+    auto conv = aft_problem<reference::aft_conv_options>(s);
+    conv.options.causal = causal, conv.options.w = aft_biases(s, 2, 1, 25);
+    check<TestType>(conv);
+    auto simple = aft_problem<reference::aft_simple_options>(s);
+    simple.options.causal = causal;
+    check<TestType>(simple);
+  }
+  const aft_shape s{.batch = 1, .heads = 2, .length = 230, .dim = 20, .keys = 80, .biases = 200};
+  auto image = aft_problem<reference::aft_conv_options>(s);
+  image.options.columns = 23, image.options.w = aft_biases(s, 2, 5, 7);
+  check<TestType>(image);
+}
+
+TEMPLATE_LIST_TEST_CASE("aft_full: maxima that meet less and less", "[extremes]", exact_types) {
+  // In float the fast path ends at a gap of about 15 (e^-4*15 is 2^-86), in double at 160: both sides are right.
+  for (bool causal : {false, true})
+    for (double gap : {0.0,  5.0,  10.0,  12.0,  13.0,  14.0,  14.5,  15.0,  15.5,  16.0,  17.0,  20.0,  22.0,
+                       25.0, 40.0, 100.0, 150.0, 155.0, 160.0, 165.0, 170.0, 175.0, 180.0, 200.0, 1000.0}) {
+      INFO("gap " << gap << ", causal " << causal);
+      // The inputs are added exactly, but e^(k + w) itself loses what ulp(k + w) is.
+      check<TestType>(missing_each_other(gap, causal));
+    }
+}
+
+TEMPLATE_LIST_TEST_CASE("aft: tiny and huge values", "[extremes]", exact_types) {
+  for (double size : {1e-37, 1e-30, 1e-20, 1e-10, 1e10, 1e30}) {
+    INFO("values of size " << size);
+    auto p = missing_each_other(12, false);
+    for (double& x : p.v.data) x *= size;
+    check<TestType>(p);
+  }
+}
+
+TEST_CASE("aft: the denominator the fast path asks for", "[extremes]") {
+  // keys 2^-97 for values of 1 and more: what a flushed factor loses, 2^-125 a key, is then below 2^-26
+  const auto least = [](index keys, float largest) {
+    return attn::detail::sum_lanes(
+               attn::detail::safe_denominator<float>(keys, attn::detail::broadcast<float>(largest))) /
+           attn::detail::width<float>;
+  };
+  CHECK(least(1023, 1) == 0x1p-87f);
+  CHECK(least(1023, 1e20f) == 0x1p-87f);
+  CHECK(least(1023, 0) == 0x1p-87f);
+  CHECK(least(1023, 0x1p-20f) == 0x1p-67f);
+  CHECK(least(1023, std::numeric_limits<float>::quiet_NaN()) == 0x1p-87f);
+}
+
+TEMPLATE_LIST_TEST_CASE("aft: rows that see nothing are zero", "[extremes]", exact_types) {
+  const aft_shape s{.batch = 2, .heads = 2, .length = 110, .dim = 20};
+  auto p = aft_problem<reference::aft_full_options>(s);
+  p.options.w = aft_biases(s, 2, 110, 110);
+  for (index t : {0, 5, 95, 96, 109})
+    for (index j = 0; j < 110; ++j) p.options.w(0, 1, t, j) = -infinity;
+  for (bool causal : {false, true}) {
+    p.options.causal = causal;
+    check<TestType>(p);
+    attn::execution serial;
+    const tensor<double> out = run_aft<TestType>(p, serial);
+    for (index t : {0, 5, 95, 96, 109}) CHECK(out(1, 1, t, 7) == 0);
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("aft: NaN behind a mask, and in one channel", "[extremes]", exact_types) {
+  // Every second key is masked for the first half of the rows; what it holds reaches the others alone.
+  const aft_shape s{.batch = 1, .heads = 1, .length = 140, .dim = 20, .masked = 0};
+  auto p = aft_problem<reference::aft_full_options>(s);
+  p.options.w = aft_biases(s, 1, 140, 140);
+  for (index t = 0; t < 70; ++t)
+    for (index j = 1; j < 140; j += 2) p.options.w(0, 0, t, j) = -infinity;
+  attn::execution serial;
+  const tensor<double> before = run_aft<TestType>(p, serial);
+  for (double bad : {std::numeric_limits<double>::quiet_NaN(), infinity}) {
+    for (bool in_key : {false, true}) {
+      auto spoilt = p;
+      (in_key ? spoilt.k : spoilt.v)(0, 0, 33, 4) = bad;
+      const tensor<double> after = run_aft<TestType>(spoilt, serial);
+      bool right = true;
+      for (index t = 0; t < 140; ++t)
+        for (index d = 0; d < 20; ++d)
+          right = right &&
+                  (t >= 70 && d == 4 ? !std::isfinite(after(0, 0, t, d)) : after(0, 0, t, d) == before(0, 0, t, d));
+      CHECK(right);
+    }
+  }
+}
+
+}  // namespace testing

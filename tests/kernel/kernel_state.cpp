@@ -1,0 +1,354 @@
+// States: feeding, merging, copying, writing and reading, and what a million tokens do to them.
+#include <attn/kernel/linear_state.hpp>
+
+#include <sstream>
+
+#include "support/call_kernel.hpp"
+#include "support/catch.hpp"
+#include "support/refusal.hpp"
+
+namespace testing {
+namespace {
+
+constexpr index batch = 2, heads = 4, kv_heads = 2, length = 150, dim = 9, value_dim = 12, count = 20;
+
+// One operator's state, so that each test runs over all of them.
+struct machine {
+  virtual ~machine() = default;
+  virtual std::unique_ptr<machine> fresh() const = 0;
+  virtual std::unique_ptr<machine> copy() const = 0;
+  virtual void step(index begin, index tokens) = 0;
+  virtual attn::kernel_state<float>& state() = 0;
+  tensor<float> out{batch, heads, length, value_dim, 7};
+};
+
+const tensor<float>& input(int which) {
+  static const tensor<float> all[] = {cast<float>(random_normal(1, batch, heads, length, dim)),
+                                      cast<float>(random_normal(2, batch, kv_heads, length, dim)),
+                                      cast<float>(random_normal(3, batch, kv_heads, length, value_dim))};
+  return all[which];
+}
+const tensor<float>& gates() {
+  static const tensor<float> all = [] {
+    auto g = cast<float>(random_gates(batch, kv_heads, length));
+    for (float& x : g.data) x = 0.5f + x / 2;
+    return g;
+  }();
+  return all;
+}
+
+template <class State, class Step>
+struct machine_of final : machine {
+  State made;
+  Step feed;
+  machine_of(State s, Step f) : made(std::move(s)), feed(std::move(f)) {}
+  std::unique_ptr<machine> fresh() const override {
+    auto other = std::make_unique<machine_of>(made, feed);
+    other->made.reset();
+    return other;
+  }
+  std::unique_ptr<machine> copy() const override { return std::make_unique<machine_of>(*this); }
+  void step(index begin, index tokens) override {
+    const auto part = [&](auto x) { return x.slice(2, begin, tokens); };
+    feed(made, part(view(input(0))), part(view(input(1))), part(view(input(2))), part(view(out)), begin, tokens);
+  }
+  attn::kernel_state<float>& state() override { return made; }
+};
+
+template <class State, class Step>
+std::unique_ptr<machine> machine_for(State state, Step step) {
+  return std::make_unique<machine_of<State, Step>>(std::move(state), std::move(step));
+}
+
+const attn::random_features<float>& features() {
+  static const auto w = attn::draw_features<float>(count, dim, {.seed = 4});
+  return w;
+}
+
+std::vector<std::pair<std::string, std::unique_ptr<machine>>> machines() {
+  using in = in_view<float>;
+  using out = out_view<float>;
+  std::vector<std::pair<std::string, std::unique_ptr<machine>>> all;
+  for (bool gated : {false, true}) {
+    all.emplace_back(gated ? "linear with decay" : "linear",
+                     machine_for(attn::linear_state<float>(batch, kv_heads, dim, value_dim),
+                                 [gated](auto& s, in q, in k, in v, out o, index begin, index tokens) {
+                                   attn::execution serial;
+                                   attn::linear_step_options<float> options;
+                                   if (gated) options.decay = gate_view(gates()).slice(2, begin, tokens);
+                                   compiled_linear<float>::step(s, q, k, v, o, options,
+                                                                reference::linear_feature::elu_plus_one, serial);
+                                 }));
+    all.emplace_back(gated ? "rfa with gate" : "rfa",
+                     machine_for(attn::rfa_state<float>(batch, kv_heads, count, value_dim),
+                                 [gated](auto& s, in q, in k, in v, out o, index begin, index tokens) {
+                                   attn::execution serial;
+                                   attn::rfa_step_options<float> options;
+                                   if (gated) options.gate = gate_view(gates()).slice(2, begin, tokens);
+                                   compiled_rfa<float>::step(s, q, k, v, o, features(), options, serial);
+                                 }));
+  }
+  for (auto kernel : {attn::performer_kernel::positive, attn::performer_kernel::hyperbolic,
+                      attn::performer_kernel::trigonometric, attn::performer_kernel::relu})
+    all.emplace_back("performer, kernel " + std::to_string(int(kernel)),
+                     machine_for(attn::performer_state<float>(batch, kv_heads, count, value_dim, kernel),
+                                 [](auto& s, in q, in k, in v, out o, index, index) {
+                                   attn::execution serial;
+                                   compiled_performer<float>::step(s, q, k, v, o, features(), {}, serial);
+                                 }));
+  return all;
+}
+
+// Rounding only: sines and cosines cancel, and lose the more digits.
+constexpr double near = 1e-3;
+
+std::string written(machine& m) {
+  std::ostringstream stream;
+  m.state().write(stream);
+  return stream.str();
+}
+
+// What reading these bytes throws: "invalid" (shape or kind), "runtime" (the stream), or nothing.
+std::string reading(machine& m, const std::string& bytes) {
+  std::istringstream stream(bytes);
+  try {
+    m.state().read(stream);
+  } catch (const std::invalid_argument&) {
+    return "invalid";
+  } catch (const std::runtime_error&) {
+    return "runtime";
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("a sequence in two parts, states merged, equals one pass", "[kernel_state]") {
+  for (auto& [name, one] : machines()) {
+    INFO(name);
+    one->step(0, 90);
+    auto first = one->fresh(), second = one->fresh();
+    first->step(0, 40), first->step(40, 1);
+    second->step(41, 1), second->step(42, 48);
+    first->state().merge(second->state());
+    CHECK(first->state().tokens() == 90);
+    one->step(90, 60), first->step(90, 60);
+    CHECK(relative_error(rows(first->out, 90, 60), rows(one->out, 90, 60)) <= near);
+    // a part that was fed nothing changes nothing, on either side
+    auto nothing = one->fresh();
+    nothing->state().merge(one->state());
+    CHECK(written(*nothing) == written(*one));
+    const std::string before = written(*one);
+    one->state().merge(one->fresh()->state());
+    CHECK(written(*one) == before);
+  }
+}
+
+TEST_CASE("a copy goes its own way, a reset starts anew", "[kernel_state]") {
+  for (auto& [name, one] : machines()) {
+    INFO(name);
+    one->step(0, 70);
+    auto branch = one->copy();
+    one->step(70, 5);
+    branch->step(70, 5);
+    CHECK(one->out == branch->out);
+    branch->step(75, 1);
+    CHECK(one->state().tokens() == 75);
+    CHECK(branch->state().tokens() == 76);
+    auto fresh = one->fresh();
+    fresh->step(0, 5);
+    branch->state().reset();
+    CHECK(branch->state().tokens() == 0);
+    branch->step(0, 5);
+    CHECK(written(*branch) == written(*fresh));
+  }
+}
+
+TEST_CASE("what was written is read again, to the last bit", "[kernel_state]") {
+  for (auto& [name, one] : machines()) {
+    INFO(name);
+    one->step(0, 70);
+    auto other = one->fresh();
+    other->step(70, 80);  // to be forgotten
+    CHECK(reading(*other, written(*one)).empty());
+    CHECK(other->state().tokens() == 70);
+    CHECK(written(*other) == written(*one));
+    one->step(70, 80), other->step(70, 80);
+    CHECK(rows(other->out, 70, 80) == rows(one->out, 70, 80));
+  }
+}
+
+TEST_CASE("the stream begins as documented", "[kernel_state]") {
+  attn::linear_state<float> state(1, 1, 2, 1);
+  const tensor<float> k(1, 1, 1, 2, 1), v(1, 1, 1, 1, 3);
+  tensor<float> out(1, 1, 1, 1);
+  attn::linear_step(state, view(k), view(k), view(v), view(out), {.eps = 0});
+  std::ostringstream stream;
+  state.write(stream);
+  const std::string bytes = stream.str();
+  REQUIRE(bytes.size() == 8 + 4 * 4 + 5 * 8 + 4 * (1 + 2 + 2) + 8);
+  CHECK(bytes.substr(0, 8) == "attnsums");
+  const auto word = [&](std::size_t at) {
+    return static_cast<unsigned char>(bytes[at]) | static_cast<unsigned char>(bytes[at + 1]) << 8 |
+           static_cast<unsigned char>(bytes[at + 2]) << 16 |
+           static_cast<unsigned>(static_cast<unsigned char>(bytes[at + 3])) << 24;
+  };
+  const unsigned header[] = {1, 1, 0, 4, 1, 0, 1, 0, 2, 0, 1, 0, 1, 0};  // version ... tokens, 64-bit ones in two words
+  for (std::size_t n = 0; n < 14; ++n) CHECK(word(8 + 4 * n) == header[n]);
+  const float body[] = {1, 2, 2, 6, 6};  // gates; z = elu(1) + 1; S = z v
+  for (std::size_t n = 0; n < 5; ++n)
+    CHECK(std::bit_cast<float>(static_cast<std::uint32_t>(word(64 + 4 * n))) == body[n]);
+  CHECK(state.sum(0, 0, 1, 0) == 6);
+  CHECK(state.weight(0, 0, 0) == 2);
+}
+
+TEST_CASE("a stream with any byte changed, or cut anywhere, is refused and changes nothing", "[kernel_state]") {
+  attn::linear_state<float> state(1, 2, 3, 2), reader(1, 2, 3, 2);
+  const auto k = cast<float>(random_normal(1, 1, 2, 5, 3)), v = cast<float>(random_normal(2, 1, 2, 5, 2));
+  tensor<float> out(1, 2, 5, 2);
+  attn::linear_step(state, view(k), view(k), view(v), view(out));
+  attn::linear_step(reader, view(k).slice(2, 0, 2), view(k).slice(2, 1, 2), view(v).slice(2, 0, 2),
+                    view(out).slice(2, 0, 2));
+  const auto bytes_of = [](const attn::linear_state<float>& s) {
+    std::ostringstream stream;
+    s.write(stream);
+    return stream.str();
+  };
+  const std::string good = bytes_of(state), before = bytes_of(reader);
+  const auto refused = [&](const std::string& bytes) {
+    std::istringstream stream(bytes);
+    try {
+      reader.read(stream);
+    } catch (const std::exception& error) {
+      return std::string(error.what()).starts_with("attn::linear_state: expected ");
+    }
+    return false;
+  };
+  bool all = true;
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    all = all && refused(good.substr(0, at));
+    for (int flipped : {1, 128}) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ flipped);
+      all = all && refused(bad);
+    }
+  }
+  CHECK(all);
+  CHECK(
+      refused("not such a stream at all, but long enough to be one if it only began the right way: 0123456789012345"));
+  CHECK(bytes_of(reader) == before);
+  std::istringstream rest(good + "what follows");
+  reader.read(rest);
+  CHECK(bytes_of(reader) == good);
+  std::string follows;
+  std::getline(rest, follows);
+  CHECK(follows == "what follows");
+}
+
+TEST_CASE("what is wrong with a stream is told by the exception's type", "[kernel_state]") {
+  auto all = machines();
+  machine& linear = *all[0].second;
+  linear.step(0, 5);
+  std::string version = written(linear);
+  version[8] = 2;
+  CHECK(reading(linear, version) == "runtime");
+  CHECK(reading(linear, written(linear).substr(0, 100)) == "runtime");
+  for (std::size_t n = 0; n < all.size(); ++n)
+    for (std::size_t other = 0; other < all.size(); ++other) {
+      machine &a = *all[n].second, &b = *all[other].second;
+      const std::string before = written(a);
+      const bool same = a.state().kind() == b.state().kind();
+      INFO(all[n].first << " reads " << all[other].first);
+      CHECK(reading(a, written(b)) == (same ? "" : "invalid"));
+      if (!same) CHECK(written(a) == before);
+    }
+  attn::linear_state<float> shape(batch, kv_heads, dim, value_dim + 1);
+  std::istringstream stream(written(linear));
+  CHECK(well_formed(refusal([&] { shape.read(stream); }), "linear_state"));
+  attn::linear_state<double> wide(batch, kv_heads, dim, value_dim);
+  std::istringstream again(written(linear));
+  CHECK(well_formed(refusal([&] { wide.read(again); }), "linear_state"));
+}
+
+TEST_CASE("merging refuses a state of another kind or shape, and changes nothing", "[kernel_state]") {
+  auto all = machines();
+  machine& one = *all[0].second;
+  one.step(0, 5);
+  const std::string before = written(one);
+  for (const auto& other : {attn::linear_state<float>(batch + 1, kv_heads, dim, value_dim),
+                            attn::linear_state<float>(batch, heads, dim, value_dim),
+                            attn::linear_state<float>(batch, kv_heads, dim + 1, value_dim),
+                            attn::linear_state<float>(batch, kv_heads, dim, value_dim + 1)})
+    CHECK(well_formed(refusal([&] { one.state().merge(other); }), "linear_state"));
+  for (auto& [name, other] : all)
+    if (!(other->state().kind() == one.state().kind()))
+      CHECK(well_formed(refusal([&] { one.state().merge(other->state()); }), "linear_state"));
+  CHECK(written(one) == before);
+}
+
+TEST_CASE("states of no size memory could have are refused", "[kernel_state]") {
+  const index huge = index(1) << 40;
+  CHECK(well_formed(refusal([&] { attn::linear_state<float>(-1, 4, 4); }), "linear_state"));
+  CHECK(well_formed(refusal([&] { attn::linear_state<float>(1, -4, 4); }), "linear_state"));
+  CHECK(well_formed(refusal([&] { attn::linear_state<float>(1, 4, -4); }), "linear_state"));
+  CHECK(well_formed(refusal([&] { attn::linear_state<float>(-1, 1, 4, 4); }), "linear_state"));
+  CHECK(well_formed(refusal([&] { attn::linear_state<float>(huge, huge, huge); }), "linear_state"));
+  CHECK(well_formed(refusal([&] { attn::performer_state<float>(1, -4, 4); }), "performer_state"));
+  CHECK(well_formed(refusal([&] { attn::rfa_state<float>(1, -4, 4); }), "rfa_state"));
+}
+
+// Float sums of a million terms of one sign, token by token and in chunks, against the exact mean, a constant: bounds
+// as stated in kernel_state.hpp, n / 2 units in the last place at worst, sqrt(n) where terms vary.
+TEST_CASE("a million tokens of constant values stay that constant", "[kernel_state][long]") {
+  constexpr index tokens = 1'000'000, at_once = 1000;
+  const auto k = cast<float>(random_normal(1, 1, 1, at_once, 4)), q = cast<float>(random_normal(2, 1, 1, at_once, 4));
+  const tensor<float> v(1, 1, at_once, 1, 3.3f);
+  tensor<float> out(1, 1, at_once, 1);
+  for (bool chunks : {false, true}) {
+    attn::linear_state<float> state(1, 4, 1);
+    for (index begin = 0; begin < tokens; begin += at_once) {
+      const auto feed = [&](index from, index some) {
+        const auto part = [&](auto x) { return x.slice(2, from, some); };
+        attn::linear_step(state, part(view(q)), part(view(k)), part(view(v)), part(view(out)), {.eps = 0});
+      };
+      if (chunks)
+        feed(0, at_once);
+      else
+        for (index t = 0; t < at_once; ++t) feed(t, 1);
+    }
+    double worst = 0;
+    for (float x : out.data) worst = std::max(worst, static_cast<double>(std::abs(x / 3.3f - 1)));
+    CAPTURE(chunks, worst);
+    CHECK(worst <= (chunks ? 2e-5 : 1e-3));
+    CHECK(state.tokens() == tokens);
+  }
+}
+
+TEST_CASE("what a caller's map throws resets the state", "[kernel_state]") {
+  attn::linear_state<float> state(1, 4, 2);
+  const tensor<float> k(1, 1, 3, 4, 0.5f), v(1, 1, 3, 2, 1);
+  tensor<float> out(1, 1, 3, 2);
+  attn::linear_step(state, view(k), view(k), view(v), view(out));
+  int calls = 0;
+  const auto map = [&](float x) { return ++calls > 20 ? throw std::runtime_error("no") : x; };
+  CHECK_THROWS_AS(attn::linear_step(state, view(k), view(k), view(v), view(out), {}, map), std::runtime_error);
+  CHECK(state.tokens() == 0);
+  CHECK(state.weight(0, 0, 0) == 0);
+}
+
+TEST_CASE("without queries a step only takes in", "[kernel_state]") {
+  for (index tokens : {1, 100}) {
+    attn::linear_state<float> asked(2, 4, 2), fed(2, 4, 2);
+    const auto k = cast<float>(random_normal(1, 1, 2, tokens, 4)), v = cast<float>(random_normal(2, 1, 2, tokens, 2));
+    tensor<float> out(1, 2, tokens, 2);
+    attn::linear_step(asked, view(k), view(k), view(v), view(out));
+    attn::linear_step(fed, in_view<float>(nullptr, {1, 0, tokens, 4}), view(k), view(v),
+                      out_view<float>(nullptr, {1, 0, tokens, 2}));
+    for (index r = 0; r < 4; ++r) {
+      CHECK(fed.weight(0, 1, r) == asked.weight(0, 1, r));
+      CHECK(fed.sum(0, 1, r, 1) == asked.sum(0, 1, r, 1));
+    }
+  }
+}
+
+}  // namespace testing

@@ -1,0 +1,160 @@
+// performer against its reference: every kernel and option alone and in combination, extremes, all types.
+#include <attn/kernel/performer.hpp>
+
+#include "support/call_kernel.hpp"
+#include "support/catch.hpp"
+
+namespace testing {
+namespace {
+
+using kernel = reference::performer_kernel;
+constexpr kernel kernels[] = {kernel::positive, kernel::hyperbolic, kernel::trigonometric, kernel::relu};
+
+performer_problem problem_of(const problem_shape& shape, index feature_heads = 1, index count = 24,
+                             std::uint64_t seed = 1) {
+  auto p = random_problem<performer_problem>(shape, seed);
+  const auto w =
+      attn::draw_features<double>(count, std::max<index>(shape.dim, 1), {.seed = seed, .heads = feature_heads});
+  p.options.features = tensor<double>(1, feature_heads, count, shape.dim);
+  std::copy_n(w.data(), p.options.features.data.size(), p.options.features.data.begin());
+  return p;
+}
+
+// Exponents of features reach about |q|^2, whose rounding is that of weights: a few times that of a softmax, whose
+// scores are smaller. Sines and cosines cancel: what they leave of a denominator may be a thousandth of its terms.
+template <class S>
+void check(const performer_problem& p, double factor = 2) {
+  CHECK(error_of<S>(p) <= (p.options.kernel == kernel::trigonometric ? 2000 : factor) * tolerance<S>::out);
+}
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("performer: every combination of options", "[performer]", exact_types) {
+  for (kernel chosen : kernels)
+    for (int bits = 0; bits < 16; ++bits)
+      for (int lengths = 0; lengths < 4; ++lengths) {
+        const index feature_heads = bits & 8 ? 4 : 1;
+        performer_problem p = problem_of(
+            {.heads = 4, .queries = lengths == 1 ? 90 : 77, .keys = 90, .dim = 5, .value_dim = 3}, feature_heads, 10);
+        p.options.kernel = chosen;
+        p.options.causal = bits & 1;
+        if (bits & 2) p.options.eps = 0.25;
+        if (bits & 4) p.options.scale = chosen == kernel::trigonometric ? 0.05 : 0.5;
+        if (bits & 4 && chosen == kernel::relu) p.options.feature_eps = 0.1;
+        if (bits & 4 && !(bits & 1)) p.options.center_keys = true;
+        if (lengths == 1) p.options.lengths = {71, 90};
+        if (lengths == 2) p.options.query_lengths = {77, 40}, p.options.key_lengths = {50, 89};
+        if (lengths == 3) p.options.key_lengths = {90, 70};
+        CAPTURE(int(chosen), bits, lengths);
+        check<TestType>(p);
+      }
+}
+
+TEMPLATE_LIST_TEST_CASE("performer: feature_eps as published", "[performer]", exact_types) {
+  for (double eps : {0.0, 0.3})
+    for (index feature_heads : {1, 2, 4})
+      for (bool centred : {false, true}) {
+        performer_problem p = problem_of({.queries = 10, .keys = 70, .dim = 5, .value_dim = 3}, feature_heads);
+        p.options.feature_eps = 0.01;
+        p.options.eps = eps;
+        p.options.center_keys = centred;
+        p.options.key_lengths = {70, 65};
+        CAPTURE(eps, feature_heads, centred);
+        check<TestType>(p);
+      }
+}
+
+TEMPLATE_LIST_TEST_CASE("performer: 16-bit storage computes in float", "[performer]", storage_types) {
+  for (bool causal : {false, true})
+    for (kernel chosen : {kernel::positive, kernel::relu}) {
+      performer_problem p = problem_of({.queries = 130, .keys = 130, .dim = 33, .value_dim = 7});
+      p.options.causal = causal;
+      p.options.kernel = chosen;
+      check<TestType>(p);
+    }
+}
+
+TEMPLATE_LIST_TEST_CASE("performer: odd lengths and dims", "[performer]", exact_types) {
+  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  const index counts[] = {7, 5, 16, 33, 100};
+  for (std::size_t n = 0; n < std::size(lengths); ++n)
+    for (std::size_t step : {0u, 3u, 5u})
+      for (bool causal : {false, true}) {
+        problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
+        shape.dim = dims[(n + step) % 8], shape.value_dim = dims[(n + 3 * step) % 8];
+        performer_problem p = problem_of(shape, 1, counts[(n + step) % 5], n + 1);
+        p.options.causal = causal;
+        CAPTURE(shape.queries, shape.dim, shape.value_dim, causal);
+        check<TestType>(p);
+      }
+}
+
+TEMPLATE_LIST_TEST_CASE("performer: queries and keys of different lengths, grouped", "[performer]", exact_types) {
+  const std::array<index, 2> pairs[] = {{1, 300}, {2, 129}, {5, 1}, {129, 60}, {0, 9}, {9, 0}, {64, 128}, {1, 1100}};
+  for (auto [queries, keys] : pairs)
+    for (bool causal : {false, true})
+      for (index feature_heads : {1, 2, 6}) {
+        performer_problem p = problem_of(
+            {.batch = 1, .heads = 6, .kv_heads = 2, .queries = queries, .keys = keys, .dim = 8}, feature_heads);
+        p.options.causal = causal;
+        CAPTURE(queries, keys, causal, feature_heads);
+        check<TestType>(p);
+      }
+  check<TestType>(problem_of({.batch = 0}));
+  check<TestType>(problem_of({.value_dim = 0}));
+  check<TestType>(problem_of({.queries = 20, .keys = 20}, 1, 1), 10);  // one feature: a mean that hardly differs by row
+}
+
+TEMPLATE_LIST_TEST_CASE("performer: several segments, on any number of threads", "[performer]", exact_types) {
+  for (bool causal : {false, true}) {
+    performer_problem p = rounded<TestType>(problem_of(
+        {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 40, .keys = 2300, .dim = 8, .value_dim = 5}, 1, 10));
+    p.options.causal = causal;
+    const auto wanted = expected(p).out, serial = run_serially<TestType>(p).out;
+    CHECK(relative_error(serial, wanted) <= 2 * tolerance<TestType>::out);
+    attn::execution threads(3);
+    CHECK(run<TestType>(p, threads).out == serial);
+  }
+}
+
+// At norm 100 exponents are about 1000 (base 2), and are known to 1000 units in the last place of 1: so are weights.
+TEMPLATE_LIST_TEST_CASE("performer: queries and keys of norm 100 lose digits, nothing else", "[performer]",
+                        exact_types) {
+  for (kernel chosen : {kernel::positive, kernel::hyperbolic})
+    for (bool causal : {false, true})
+      for (int kind = 0; kind < 3; ++kind) {
+        performer_problem p = problem_of(
+            {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 150, .keys = 150, .dim = 64, .value_dim = 12}, 1, 64);
+        p.options.kernel = chosen;
+        p.options.causal = causal;
+        for (auto* x : {&p.q, &p.k})
+          for (index row = 0; row < x->batch() * x->heads() * x->length(); ++row) {
+            double* const numbers = x->data.data() + row * 64;
+            double square = 0;
+            for (index d = 0; d < 64; ++d) square += numbers[d] * numbers[d];
+            for (index d = 0; d < 64; ++d) numbers[d] *= 100 / std::sqrt(square);
+          }
+        if (kind > 0)  // every key against every query: no feature is large in both
+          for (index h = 0; h < 2; ++h)
+            for (index i = 0; i < 150; ++i)
+              for (index d = 0; d < 64; ++d) p.q(0, h, i, d) = (kind == 1 ? -1 : 1) * p.k(0, 0, i, d);
+        CAPTURE(int(chosen), causal, kind);
+        CHECK(error_of<TestType>(p) <= 1000 * static_cast<double>(std::numeric_limits<TestType>::epsilon()));
+      }
+}
+
+TEST_CASE("performer: takes drawn features, or a matrix", "[performer]") {
+  const Eigen::MatrixXf q = Eigen::MatrixXf::Random(30, 8), k = Eigen::MatrixXf::Random(40, 8),
+                        v = Eigen::MatrixXf::Random(40, 5);
+  const auto drawn = attn::draw_features<float>(32, 8, {.seed = 3});
+  Eigen::MatrixXf w(32, 8), out(30, 5), other(30, 5);
+  for (index r = 0; r < 32; ++r)
+    for (index d = 0; d < 8; ++d) w(r, d) = drawn.view()(0, r, d);
+  attn::performer(q, k, v, out, drawn);
+  attn::performer(q, k, v, other, w);
+  CHECK(out == other);
+  attn::performer(q.cast<Eigen::half>().eval(), k.cast<Eigen::half>().eval(), v.cast<Eigen::half>().eval(),
+                  Eigen::Matrix<Eigen::half, -1, -1>(30, 5), w, {.kernel = attn::performer_kernel::relu});
+}
+
+}  // namespace testing

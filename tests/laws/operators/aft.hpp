@@ -1,0 +1,59 @@
+#pragma once
+// What the entries of the attention-free family share: biases that are a function of head and positions, so that a
+// head alone or a shorter sequence gets those it has in a larger one.
+#include "laws/law.hpp"
+#include "support/call_aft.hpp"
+
+namespace testing {
+
+template <class T>
+T aft_bias_value(index h, index i, index j) {
+  const index mixed = 3 * h + 7 * i + 11 * j;
+  if (mixed % 13 == 0 && i != j) return -std::numeric_limits<T>::infinity();
+  return static_cast<T>(mixed % 17) / 8 - 1;
+}
+
+// [1, H, L, L]
+template <class T>
+tensor<T> aft_biases(const law_shape& s, bool zero = false) {
+  tensor<T> w(1, s.heads, s.keys, s.keys);
+  for (index h = 0; h < s.heads && !zero; ++h)
+    for (index i = 0; i < s.keys; ++i)
+      for (index j = 0; j < s.keys; ++j) w(0, h, i, j) = aft_bias_value<T>(s.first_head + h, i, j);
+  return w;
+}
+
+// What all operators of the family are.
+template <class T>
+law_operator<T> aft_operator(const std::string& name, bool causal, bool gate) {
+  law_operator<T> op;
+  op.name = name;
+  op.causal = causal;
+  op.averages = !gate;
+  op.grouped = op.cross = op.lse = false;
+  op.square = true;
+  return op;
+}
+
+// aft_full with the biases bias(s, h, i, j), for law 8.
+template <class T, class Bias>
+bound<T> bind_aft_full(const law_shape& s, bool causal, Bias bias) {
+  auto w = std::make_shared<tensor<T>>(1, s.heads, s.keys, s.keys);
+  for (index h = 0; h < s.heads; ++h)
+    for (index i = 0; i < s.keys; ++i)
+      for (index j = 0; j < s.keys; ++j) (*w)(0, h, i, j) = bias(s.first_head + h, i, j);
+  return [w, causal](const law_call<T>& call) {
+    compiled_aft_full<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)),
+                               {.causal = causal, .gate = true, .lengths = call.lengths}, *call.execution);
+  };
+}
+
+template <class T>
+bound<T> bind_aft_simple(bool causal, bool gate) {
+  return [=](const law_call<T>& call) {
+    compiled_aft_simple<T>::call(call.q, call.k, call.v, call.out,
+                                 {.causal = causal, .gate = gate, .lengths = call.lengths}, *call.execution);
+  };
+}
+
+}  // namespace testing

@@ -1,0 +1,42 @@
+#include "laws/operators/aft.hpp"
+
+namespace testing {
+
+template <class T>
+void add_aft_full(std::vector<law_operator<T>>& all) {
+  for (bool causal : {false, true})
+    for (bool gate : {false, true}) {
+      auto op =
+          aft_operator<T>(std::string("aft_full") + (causal ? " causal" : "") + (gate ? "" : " ungated"), causal, gate);
+      op.bind = [=](const law_shape& s) -> bound<T> {
+        return [=, w = std::make_shared<tensor<T>>(aft_biases<T>(s))](const law_call<T>& call) {
+          compiled_aft_full<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)),
+                                     {.causal = causal, .gate = gate, .lengths = call.lengths}, *call.execution);
+        };
+      };
+      op.sees = [=](const law_shape& s, index, index h, index i, index j) {
+        return (!causal || j <= i) && !std::isinf(aft_bias_value<T>(s.first_head + h, i, j));
+      };
+      if (gate)
+        op.limits = {
+            {"no biases",
+             [=](const law_shape& s) { return bind_aft_full<T>(s, causal, [](index, index, index) { return T(0); }); },
+             [=](const law_shape&) { return bind_aft_simple<T>(causal, true); }}};
+      if (causal)
+        op.stream = [=](const law_shape& s) -> bound<T> {
+          auto cache = std::make_shared<attn::kv_cache<T>>(s.batch, s.heads, s.dim);
+          cache->reserve(s.keys);
+          return [=, w = std::make_shared<tensor<T>>(aft_biases<T>(s))](const law_call<T>& call) {
+            compiled_aft_full<T>::step(*cache, call.q, call.k, call.v, call.out, view(std::as_const(*w)),
+                                       {.gate = gate}, *call.execution);
+          };
+        };
+      all.push_back(op);
+    }
+}
+template void add_aft_full(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_aft_full(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

@@ -1,0 +1,83 @@
+#include "laws/operators/aft.hpp"
+
+namespace testing {
+namespace {
+
+struct aft_local_entry {
+  std::string name;
+  index window = 5;
+  bool band = false, causal = false, gate = true;
+};
+
+template <class T>
+std::shared_ptr<tensor<T>> local_biases(const aft_local_entry& entry, const law_shape& s, bool zero = false) {
+  auto w = std::make_shared<tensor<T>>(aft_biases<T>(s, zero));
+  if (entry.band) {
+    tensor<T> band(1, s.heads, s.keys, 2 * entry.window - 1);
+    for (index h = 0; h < s.heads; ++h)
+      for (index t = 0; t < s.keys; ++t)
+        for (index p = 0; p < band.dim(); ++p) {
+          const index j = t + p - entry.window + 1;
+          band(0, h, t, p) = 0 <= j && j < s.keys ? (*w)(0, h, t, j) : std::numeric_limits<T>::quiet_NaN();
+        }
+    *w = band;
+  }
+  return w;
+}
+
+template <class T>
+bound<T> bind_aft_local(const aft_local_entry& entry, const law_shape& s, bool zero = false) {
+  return [entry, w = local_biases<T>(entry, s, zero)](const law_call<T>& call) {
+    attn::aft_local_options<T> options;
+    options.window = entry.window, options.band = entry.band;
+    options.causal = entry.causal, options.gate = entry.gate, options.lengths = call.lengths;
+    compiled_aft_local<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)), options, *call.execution);
+  };
+}
+
+}  // namespace
+
+template <class T>
+void add_aft_local(std::vector<law_operator<T>>& all) {
+  for (const aft_local_entry& entry : {aft_local_entry{"aft_local", 5},
+                                       {"aft_local of a band, ungated", 40, true, false, false},
+                                       {"aft_local causal", 40, false, true, false},
+                                       {"aft_local of a band, causal", 5, true, true, true}}) {
+    auto op = aft_operator<T>(entry.name, entry.causal, entry.gate);
+    op.bind = [=](const law_shape& s) { return bind_aft_local<T>(entry, s); };
+    op.sees = [=](const law_shape& s, index, index h, index i, index j) {
+      if (entry.causal && j > i) return false;
+      return std::abs(i - j) >= entry.window || !std::isinf(aft_bias_value<T>(s.first_head + h, i, j));
+    };
+    if (entry.gate)
+      op.limits = {{"window of the length",
+                    [=](const law_shape& s) {
+                      aft_local_entry wide = entry;
+                      wide.window = std::max<index>(1, s.keys);
+                      return bind_aft_local<T>(wide, s);
+                    },
+                    [=](const law_shape& s) { return bind_aft_full<T>(s, entry.causal, aft_bias_value<T>); }},
+                   {"no biases",
+                    [=](const law_shape& s) {
+                      aft_local_entry square = entry;
+                      square.band = false;
+                      return bind_aft_local<T>(square, s, true);
+                    },
+                    [=](const law_shape&) { return bind_aft_simple<T>(entry.causal, true); }}};
+    if (entry.causal)
+      op.stream = [=](const law_shape& s) -> bound<T> {
+        auto state = std::make_shared<attn::aft_window_state<T>>(s.batch, s.heads, s.dim, entry.window);
+        return [=, w = local_biases<T>(entry, s)](const law_call<T>& call) {
+          compiled_aft_local<T>::step(*state, call.q, call.k, call.v, call.out, view(std::as_const(*w)),
+                                      {.band = entry.band, .gate = entry.gate}, *call.execution);
+        };
+      };
+    all.push_back(op);
+  }
+}
+template void add_aft_local(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_aft_local(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

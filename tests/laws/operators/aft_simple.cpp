@@ -1,0 +1,28 @@
+#include "laws/operators/aft.hpp"
+
+namespace testing {
+
+template <class T>
+void add_aft_simple(std::vector<law_operator<T>>& all) {
+  for (bool causal : {false, true})
+    for (bool gate : {false, true}) {
+      auto op = aft_operator<T>(std::string("aft_simple") + (causal ? " causal" : "") + (gate ? "" : " ungated"),
+                                causal, gate);
+      op.bind = [=](const law_shape&) { return bind_aft_simple<T>(causal, gate); };
+      op.sees = [=](const law_shape&, index, index, index i, index j) { return !causal || j <= i; };
+      if (causal)
+        op.stream = [=](const law_shape& s) -> bound<T> {
+          return [=, state = std::make_shared<attn::aft_simple_state<T>>(s.batch, s.heads, s.dim)](
+                     const law_call<T>& call) {
+            compiled_aft_simple<T>::step(*state, call.q, call.k, call.v, call.out, {.gate = gate}, *call.execution);
+          };
+        };
+      all.push_back(op);
+    }
+}
+template void add_aft_simple(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_aft_simple(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

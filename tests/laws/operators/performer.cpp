@@ -1,0 +1,99 @@
+#include "laws/law.hpp"
+#include "support/call_kernel.hpp"
+
+namespace testing {
+namespace {
+
+struct performer_entry {
+  std::string name;
+  attn::performer_kernel kernel = attn::performer_kernel::positive;
+  bool causal = false, own_features = false, centred = false;  // own: a matrix for every query head
+  double feature_eps = 0;
+};
+
+template <class T>
+struct parameters {
+  performer_entry entry;
+  attn::random_features<T> features;
+  bool all_heads;
+
+  parameters(const performer_entry& e, const law_shape& s)
+      : entry(e),
+        features(e.own_features ? drawn(s.dim, s.first_head + s.heads) : drawn(s.dim, 1)),
+        all_heads(e.own_features) {}
+  static attn::random_features<T> drawn(index dim, index heads) {
+    return attn::draw_features<T>(24, dim, {.seed = 11, .heads = heads});
+  }
+  feature_view<T> view(index heads) const {
+    const auto all = features.view();
+    return all_heads ? all.slice(0, all.extent(0) - heads, heads) : all;
+  }
+};
+
+template <class T>
+law_operator<T> operator_of(const performer_entry& entry) {
+  law_operator<T> op;
+  op.name = entry.name;
+  op.causal = entry.causal;
+  op.lse = false;
+  op.error_factor = 4;  // exponents are about |q|^2 / 2 larger than scores, and their rounding is that of weights
+  op.bind = [entry](const law_shape& shape) -> bound<T> {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
+      attn::performer_options<T> options;
+      options.kernel = p->entry.kernel;
+      options.causal = p->entry.causal;
+      options.center_keys = p->entry.centred;
+      if (p->entry.feature_eps > 0) options.feature_eps = static_cast<T>(p->entry.feature_eps);
+      options.lengths = call.lengths;
+      compiled_performer<T>::call(call.q, call.k, call.v, call.out, p->view(call.q.extent(1)), options,
+                                  *call.execution);
+    };
+  };
+  if (entry.causal)
+    op.stream = [entry](const law_shape& shape) -> bound<T> {
+      struct fed {
+        parameters<T> p;
+        attn::performer_state<T> state;
+      };
+      auto shared = std::make_shared<fed>(
+          fed{parameters<T>(entry, shape),
+              attn::performer_state<T>(shape.batch, entry.own_features ? shape.heads : shape.kv_heads, 24,
+                                       shape.value_dim, entry.kernel)});
+      return [shared](const law_call<T>& call) {
+        compiled_performer<T>::step(shared->state, call.q, call.k, call.v, call.out, shared->p.view(call.q.extent(1)),
+                                    {}, *call.execution);
+      };
+    };
+  op.sees = [entry](const law_shape& s, index, index, index i, index j) {
+    return !entry.causal || j <= i + s.keys - s.queries;
+  };
+  return op;
+}
+
+}  // namespace
+
+template <class T>
+void add_performer(std::vector<law_operator<T>>& all) {
+  using attn::performer_kernel;
+  for (const performer_entry& entry :
+       {performer_entry{.name = "performer"},
+        {.name = "performer causal", .causal = true},
+        {.name = "performer hyperbolic, features per head",
+        .kernel = performer_kernel::hyperbolic,
+        .own_features = true},
+        {.name = "performer hyperbolic, causal, features per head",
+        .kernel = performer_kernel::hyperbolic,
+        .causal = true,
+        .own_features = true},
+        {.name = "performer relu", .kernel = performer_kernel::relu},
+        {.name = "performer relu, causal", .kernel = performer_kernel::relu, .causal = true},
+        {.name = "performer with centred keys", .centred = true},
+        {.name = "performer with feature_eps", .feature_eps = 1e-3}})
+    all.push_back(operator_of<T>(entry));
+}
+template void add_performer(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_performer(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

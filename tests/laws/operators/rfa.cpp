@@ -1,0 +1,83 @@
+#include "laws/law.hpp"
+#include "support/call_kernel.hpp"
+
+namespace testing {
+namespace {
+
+struct rfa_entry {
+  std::string name;
+  bool causal = false, gated = false;
+};
+
+template <class T>
+struct parameters {
+  rfa_entry entry;
+  attn::random_features<T> features;
+  tensor<T> gate;
+
+  parameters(const rfa_entry& e, const law_shape& s)
+      : entry(e), features(attn::draw_features<T>(64, s.dim, {.seed = 11})) {
+    if (!e.gated) return;
+    gate = tensor<T>(s.batch, s.heads, s.keys, 1);
+    for (index b = 0; b < s.batch; ++b)
+      for (index h = 0; h < s.heads; ++h) {
+        random_source random(static_cast<std::uint64_t>(16 * (s.first_batch + b) + s.first_head + h));
+        for (index i = 0; i < s.keys; ++i) gate(b, h, i, 0) = static_cast<T>(0.5 + 0.5 * random.uniform());
+      }
+  }
+};
+
+template <class T>
+law_operator<T> operator_of(const rfa_entry& entry) {
+  law_operator<T> op;
+  op.name = entry.name;
+  op.causal = entry.causal;
+  op.averages = false;  // they sum to 1, but some are negative: what is left of a sum has fewer digits
+  op.lse = false;
+  op.error_factor = 30;  // for the same reason
+  op.bind = [entry](const law_shape& shape) -> bound<T> {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
+      attn::rfa_options<T> options;
+      options.causal = p->entry.causal;
+      options.lengths = call.lengths;
+      options.gate = gate_view(p->gate);
+      compiled_rfa<T>::call(call.q, call.k, call.v, call.out, p->features, options, *call.execution);
+    };
+  };
+  if (entry.causal)
+    op.stream = [entry](const law_shape& shape) -> bound<T> {
+      struct fed {
+        parameters<T> p;
+        attn::rfa_state<T> state;
+        index tokens = 0;
+      };
+      auto shared = std::make_shared<fed>(
+          fed{parameters<T>(entry, shape),
+              attn::rfa_state<T>(shape.batch, entry.gated ? shape.heads : shape.kv_heads, 64, shape.value_dim)});
+      return [shared](const law_call<T>& call) {
+        attn::rfa_step_options<T> options;
+        if (shared->p.entry.gated) options.gate = gate_view(shared->p.gate).slice(2, shared->tokens, call.k.extent(2));
+        compiled_rfa<T>::step(shared->state, call.q, call.k, call.v, call.out, shared->p.features, options,
+                              *call.execution);
+        shared->tokens += call.k.extent(2);
+      };
+    };
+  op.sees = [entry](const law_shape& s, index, index, index i, index j) {
+    return !entry.causal || j <= i + s.keys - s.queries;
+  };
+  return op;
+}
+
+}  // namespace
+
+template <class T>
+void add_rfa(std::vector<law_operator<T>>& all) {
+  for (const rfa_entry& entry : {rfa_entry{"rfa"}, {"rfa causal", true}, {"rfa causal with gate", true, true}})
+    all.push_back(operator_of<T>(entry));
+}
+template void add_rfa(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_rfa(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

@@ -1,0 +1,23 @@
+#pragma once
+// Biases that depend on the distance alone: kernels w [1, 1|H, height, width], height 1 for a sequence (Zhai 2021).
+#include "reference/aft.hpp"
+
+namespace reference {
+
+struct aft_conv_options : aft_options {
+  tensor<double> w;
+  index columns = 0;  // of an image; 0: one line
+};
+
+inline tensor<double> aft_conv(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
+                               const aft_conv_options& options) {
+  const index up = options.w.length() / 2, side = options.w.dim() / 2;
+  const index columns = options.columns > 0 ? options.columns : q.length();
+  return aft(q, k, v, options, [=, &options](index h, index t, index j) {
+    const index down = j / columns - t / columns, right = j % columns - t % columns;
+    if (std::abs(down) > up || std::abs(right) > side) return 0.0;
+    return options.w(0, options.w.heads() == 1 ? 0 : h, down + up, right + side);
+  });
+}
+
+}  // namespace reference

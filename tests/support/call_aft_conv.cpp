@@ -1,0 +1,25 @@
+#include "support/call_aft.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_aft_conv<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
+                                const options& chosen, attn::execution& execution) {
+  attn::aft_conv(q, k, v, out, w, chosen, execution);
+}
+
+template <class S>
+void compiled_aft_conv<S>::step(attn::aft_window_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v,
+                                out_view<S> out, in_view<S> w, const attn::aft_step_options& chosen,
+                                attn::execution& execution) {
+  attn::aft_conv_step(state, q, k, v, out, w, chosen, execution);
+}
+
+template struct compiled_aft_conv<float>;
+template struct compiled_aft_conv<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_aft_conv<double>;
+template struct compiled_aft_conv<Eigen::half>;
+#endif
+
+}  // namespace testing

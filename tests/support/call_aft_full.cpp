@@ -1,0 +1,24 @@
+#include "support/call_aft.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_aft_full<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
+                                const options& chosen, attn::execution& execution) {
+  attn::aft_full(q, k, v, out, w, chosen, execution);
+}
+
+template <class S>
+void compiled_aft_full<S>::step(attn::kv_cache<S>& state, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
+                                in_view<S> w, const attn::aft_step_options& chosen, attn::execution& execution) {
+  attn::aft_full_step(state, q, k, v, out, w, chosen, execution);
+}
+
+template struct compiled_aft_full<float>;
+template struct compiled_aft_full<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_aft_full<double>;
+template struct compiled_aft_full<Eigen::half>;
+#endif
+
+}  // namespace testing

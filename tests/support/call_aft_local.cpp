@@ -1,0 +1,25 @@
+#include "support/call_aft.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_aft_local<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
+                                 const options& chosen, attn::execution& execution) {
+  attn::aft_local(q, k, v, out, w, chosen, execution);
+}
+
+template <class S>
+void compiled_aft_local<S>::step(attn::aft_window_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v,
+                                 out_view<S> out, in_view<S> w, const attn::aft_local_step_options& chosen,
+                                 attn::execution& execution) {
+  attn::aft_local_step(state, q, k, v, out, w, chosen, execution);
+}
+
+template struct compiled_aft_local<float>;
+template struct compiled_aft_local<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_aft_local<double>;
+template struct compiled_aft_local<Eigen::half>;
+#endif
+
+}  // namespace testing

@@ -1,0 +1,24 @@
+#include "support/call_aft.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_aft_simple<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
+                                  attn::execution& execution) {
+  attn::aft_simple(q, k, v, out, chosen, execution);
+}
+
+template <class S>
+void compiled_aft_simple<S>::step(attn::aft_simple_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v,
+                                  out_view<S> out, const attn::aft_step_options& chosen, attn::execution& execution) {
+  attn::aft_simple_step(state, q, k, v, out, chosen, execution);
+}
+
+template struct compiled_aft_simple<float>;
+template struct compiled_aft_simple<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_aft_simple<double>;
+template struct compiled_aft_simple<Eigen::half>;
+#endif
+
+}  // namespace testing

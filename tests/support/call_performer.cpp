@@ -1,0 +1,25 @@
+#include "support/call_kernel.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_performer<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, feature_view<S> features,
+                                 const options& chosen, attn::execution& execution) {
+  attn::performer(q, k, v, out, features, chosen, execution);
+}
+
+template <class S>
+void compiled_performer<S>::step(attn::performer_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v,
+                                 out_view<S> out, feature_view<S> features,
+                                 const attn::performer_step_options<S>& chosen, attn::execution& execution) {
+  attn::performer_step(state, q, k, v, out, features, chosen, execution);
+}
+
+template struct compiled_performer<float>;
+template struct compiled_performer<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_performer<double>;
+template struct compiled_performer<Eigen::half>;
+#endif
+
+}  // namespace testing

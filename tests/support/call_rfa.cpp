@@ -1,0 +1,25 @@
+#include "support/call_kernel.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_rfa<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, feature_view<S> features,
+                           const options& chosen, attn::execution& execution) {
+  attn::rfa(q, k, v, out, features, chosen, execution);
+}
+
+template <class S>
+void compiled_rfa<S>::step(attn::rfa_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
+                           feature_view<S> features, const attn::rfa_step_options<S>& chosen,
+                           attn::execution& execution) {
+  attn::rfa_step(state, q, k, v, out, features, chosen, execution);
+}
+
+template struct compiled_rfa<float>;
+template struct compiled_rfa<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_rfa<double>;
+template struct compiled_rfa<Eigen::half>;
+#endif
+
+}  // namespace testing
