@@ -27,7 +27,7 @@ struct row_states {
   void save(const row_block<T>& block) const {
     for (index r = 0; r < block.rows; ++r) {
       const index i = block.where[r];
-      std::copy_n(block.out + r * out_stride, out_stride, out + i * out_stride);
+      copy(block.out + r * out_stride, out + i * out_stride);
       sum[i] = sum_lanes(load<T>(block.sum + r * width<T>));
       top[i] = block.top[r];
     }
@@ -37,10 +37,15 @@ struct row_states {
   void resume(const row_block<T>& block) const {
     for (index r = 0; r < block.rows; ++r) {
       const index i = block.where[r];
-      std::copy_n(out + i * out_stride, out_stride, block.out + r * out_stride);
+      copy(out + i * out_stride, block.out + r * out_stride);
       block.sum[r * width<T>] = sum[i];
       block.top[r] = top[i];
     }
+  }
+
+ private:
+  void copy(const T* from, T* to) const {
+    for (index d = 0; d < out_stride; d += width<T>) store<T>(to + d, load<T>(from + d));
   }
 };
 
