@@ -25,6 +25,7 @@ double near_pairs(const problem& p, index side) {
   return n + (n * s - s * (s + 1) / 2) * (p.causal ? 1 : 2) + n;
 }
 
+index local_window(const flags& set) { return std::max<index>(set.window, 1); }
 index kernel_width(const flags& set) { return 2 * (std::max<index>(set.window, 2) / 2) - 1; }
 
 double column_bytes(const problem& p) { return static_cast<double>(p.kv_heads * p.dim) * sizeof(float); }
@@ -54,7 +55,7 @@ runner prepare_full(const problem& p) {
 }
 
 runner prepare_local(const problem& p) {
-  const index s = std::max<index>(p.set.window, 1);
+  const index s = local_window(p.set);
   return [w = std::make_shared<biases>(1, p.length, 2 * s - 1), s, causal = p.causal](
              input q, input k, input v, output out, attn::execution& exec) {
     attn::aft_local(q, k, v, out, w->view(), {.window = s, .band = true, .causal = causal}, exec);
@@ -97,8 +98,7 @@ struct local_stream final : stream {
   std::shared_ptr<biases> w;
 
   explicit local_stream(const problem& p)
-      : state(1, p.kv_heads, p.dim, std::max<index>(p.set.window, 1)),
-        w(std::make_shared<biases>(1, 1, 2 * state.window() - 1)) {}
+      : state(1, p.kv_heads, p.dim, local_window(p.set)), w(std::make_shared<biases>(1, 1, 2 * state.window() - 1)) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<local_stream>(*this); }
   void feed(input k, input v) override { state.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
@@ -170,11 +170,11 @@ family aft_family() {
                      .has_causal = true,
                      .exact = false,
                      .uses = {"window"},
-                     .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, p.set.window - 1)); },
+                     .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, local_window(p.set) - 1)); },
                      .prepare = prepare_local,
                      .parameter_bytes =
                          [](const problem& p) {
-                           return static_cast<double>(p.length * (2 * p.set.window - 1)) * sizeof(float);
+                           return static_cast<double>(p.length * (2 * local_window(p.set) - 1)) * sizeof(float);
                          },
                      .approximates = false},
                     {.name = "aft_simple",
@@ -203,10 +203,10 @@ family aft_family() {
                    {.name = "aft_local_decode",
                     .exact = false,
                     .uses = {"window"},
-                    .flops = [](const problem& p) { return step_flops(p, in_window(p, p.set.window)); },
+                    .flops = [](const problem& p) { return step_flops(p, in_window(p, local_window(p.set))); },
                     .cache_bytes =
                         [](const problem& p) {
-                          return (2 * static_cast<double>(in_window(p, p.set.window)) + 3) * column_bytes(p);
+                          return (2 * static_cast<double>(in_window(p, local_window(p.set))) + 3) * column_bytes(p);
                         },
                     .prepare = make_stream<local_stream>,
                     .approximates = false},

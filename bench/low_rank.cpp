@@ -1,5 +1,6 @@
 // Attention by way of fewer keys: projections and landmarks.
 #include <attn/low_rank/linformer.hpp>
+#include <attn/low_rank/long_short.hpp>
 #include <attn/low_rank/nystrom.hpp>
 
 #include <algorithm>
@@ -58,6 +59,32 @@ runner prepare_nystrom(const problem& p) {
   };
 }
 
+constexpr index compressed_keys = 64, longest_segment = 1024;
+
+// Every token goes into the compressed keys; a query sees those, and its window. Causal, the sequence is compressed by
+// segments, and a query sees those that are over.
+double long_short_flops(const problem& p) {
+  const auto n = static_cast<double>(p.length), r = static_cast<double>(compressed_keys);
+  const auto w = static_cast<double>(std::min(p.set.window, p.length - 1)),
+             segment = static_cast<double>(longest_segment);
+  const double one_side = n * w - w * (w + 1) / 2, segments = std::floor(n / segment);
+  const double compressed = p.causal ? r * (segments * (n + 1) - segment * segments * (segments + 1) / 2) : n * r;
+  return pair_flops(p, n * r + n + one_side * (p.causal ? 1 : 2) + compressed);
+}
+
+double logits_bytes(const problem& p) {
+  return static_cast<double>(sizeof(float) * static_cast<std::size_t>(p.heads * p.length * compressed_keys));
+}
+
+runner prepare_long_short(const problem& p) {
+  const input logits(normal_numbers(role::parameter, static_cast<std::size_t>(p.heads * p.length * compressed_keys)),
+                     {1, p.heads, p.length, compressed_keys});
+  return [=, w = p.set.window, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+    attn::long_short(q, k, v, out, logits,
+                     {.left = w, .right = w, .causal = causal, .segment = causal ? longest_segment : 0}, exec);
+  };
+}
+
 }  // namespace
 
 family low_rank_family() {
@@ -76,7 +103,15 @@ family low_rank_family() {
                      .exact = false,
                      .uses = {"landmarks"},
                      .flops = nystrom_flops,
-                     .prepare = prepare_nystrom}},
+                     .prepare = prepare_nystrom},
+                    {.name = "long_short",
+                     .cost = growth::linear,
+                     .has_causal = true,
+                     .exact = false,
+                     .uses = {"window"},
+                     .flops = long_short_flops,
+                     .prepare = prepare_long_short,
+                     .parameter_bytes = logits_bytes}},
       .decoders = {},
   };
 }

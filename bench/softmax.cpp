@@ -69,8 +69,10 @@ runner prepare_window(const problem& p) {
 
 }  // namespace
 
+std::vector<operator_entry> pattern_operators();
+
 family softmax_family() {
-  return {
+  family softmax{
       .operators = {{.name = "full_softmax",
                      .cost = growth::quadratic,
                      .has_causal = true,
@@ -102,6 +104,8 @@ family softmax_family() {
                       return std::make_unique<sliding_window_stream>(p);
                     }}},
   };
+  for (operator_entry& entry : pattern_operators()) softmax.operators.push_back(std::move(entry));
+  return softmax;
 }
 
 }  // namespace bench

@@ -57,6 +57,7 @@ void compare(const array& query, const array& key, const array& value) {
   attn::full_softmax(q, k, v, attn::tensor_view<float>(exact.numbers.data(), exact.shape));
 
   const auto e = attn::draw_projection<float>(256, k.extent(2), {.seed = 1});  // untrained: what training starts from
+  const auto features = attn::draw_features<float>(256, q.extent(3), {.seed = 1});
   const auto exact_inverse = attn::pseudo_inverse::exact;
   attn::execution serial;
   const std::pair<const char*, std::function<void()>> operators[] = {
@@ -66,6 +67,7 @@ void compare(const array& query, const array& key, const array& value) {
       {"nystrom, 64, exact inverse", [&] { attn::nystrom(q, k, v, out, {.inverse = exact_inverse}, serial); }},
       {"nystrom, 256 landmarks", [&] { attn::nystrom(q, k, v, out, {.landmarks = 256}, serial); }},
       {"linformer, rank 256, untrained", [&] { attn::linformer(q, k, v, out, e, e, {}, serial); }},
+      {"performer, 256 features", [&] { attn::performer(q, k, v, out, features, {}, serial); }},
       {"linear", [&] { attn::linear(q, k, v, out, {}, serial); }},
   };
   for (const auto& [name, run] : operators) {

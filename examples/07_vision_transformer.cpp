@@ -14,7 +14,7 @@
 
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-constexpr attn::index patch = 16, dim = 256, heads = 4, layers = 4;
+constexpr attn::index patch = 16, width = 256, head_count = 4, layer_count = 4;
 
 matrix random_matrix(attn::random_numbers& numbers, attn::index rows, attn::index columns) {
   matrix m(rows, columns);
@@ -40,12 +40,12 @@ struct block {
   matrix query, key, value, output, up, down;
 
   explicit block(attn::random_numbers& n)
-      : query(2 * random_matrix(n, dim, dim)),
-        key(random_matrix(n, dim, dim)),
-        value(random_matrix(n, dim, dim)),
-        output(random_matrix(n, dim, dim)),
-        up(random_matrix(n, 4 * dim, dim)),
-        down(random_matrix(n, dim, 4 * dim)) {}
+      : query(2 * random_matrix(n, width, width)),
+        key(random_matrix(n, width, width)),
+        value(random_matrix(n, width, width)),
+        output(random_matrix(n, width, width)),
+        up(random_matrix(n, 4 * width, width)),
+        down(random_matrix(n, width, 4 * width)) {}
 };
 
 // What mixes the tokens of a block: attention between projections, or, for FNet, nothing learned at all.
@@ -56,23 +56,38 @@ using mixer = std::function<void(const block&, sequence, sequence_out, attn::exe
 mixer attention(auto attend) {
   return [attend](const block& w, sequence x, sequence_out out, attn::execution& where) {
     attn::multi_head(x, out, {.query = w.query, .key = w.key, .value = w.value, .output = w.output}, attend,
-                     {.heads = heads}, where);
+                     {.heads = head_count}, where);
   };
 }
 
-std::vector<std::pair<std::string, mixer>> operators([[maybe_unused]] attn::index tokens) {
+// One line an operator. What a model would have learned is drawn.
+std::vector<std::pair<std::string, mixer>> operators(attn::index across) {
   using in = attn::tensor_view<const float>;
   using to = attn::tensor_view<float>;
   using on = attn::execution;
+  const attn::index tokens = across * across;
+  attn::random_numbers numbers(2);
+  const auto e = attn::draw_projection<float>(64, tokens, {.seed = 2});
+  const auto features = attn::draw_features<float>(256, width / head_count, {.seed = 3});
+  const matrix pairs = random_matrix(numbers, tokens, tokens), around = random_matrix(numbers, 1, 9 * 9);
+  // clang-format off
   return {
-      {"full_softmax", attention([](in q, in k, in v, to o, on& e) { attn::full_softmax(q, k, v, o, {}, e); })},
-      {"sliding_window", attention([](in q, in k, in v, to o, on& e) {
-         attn::sliding_window(q, k, v, o, {.left = 64, .right = 64}, e);
+      {"full_softmax", attention([](in q, in k, in v, to o, on& x) { attn::full_softmax(q, k, v, o, {}, x); })},
+      {"sliding_window", attention([](in q, in k, in v, to o, on& x) { attn::sliding_window(q, k, v, o, {.left = 64, .right = 64}, x); })},
+      {"linformer", attention([e](in q, in k, in v, to o, on& x) { attn::linformer(q, k, v, o, e, e, {}, x); })},
+      {"nystrom", attention([](in q, in k, in v, to o, on& x) { attn::nystrom(q, k, v, o, {.landmarks = 64}, x); })},
+      {"linear", attention([](in q, in k, in v, to o, on& x) { attn::linear(q, k, v, o, {}, x); })},
+      {"performer", attention([features](in q, in k, in v, to o, on& x) { attn::performer(q, k, v, o, features, {}, x); })},
+      {"rfa", attention([features](in q, in k, in v, to o, on& x) { attn::rfa(q, k, v, o, features, {}, x); })},
+      {"aft_full", attention([pairs](in q, in k, in v, to o, on& x) { attn::aft_full(q, k, v, o, pairs, {}, x); })},
+      {"aft_local", attention([pairs](in q, in k, in v, to o, on& x) { attn::aft_local(q, k, v, o, pairs, {.window = 64}, x); })},
+      {"aft_simple", attention([](in q, in k, in v, to o, on& x) { attn::aft_simple(q, k, v, o, {}, x); })},
+      {"aft_conv", attention([around, across](in q, in k, in v, to o, on& x) {
+         attn::aft_conv(q, k, v, o, attn::tensor_view<const float, 3>(around.data(), {1, 9, 9}), {.grid = attn::token_grid{across, across}}, x);
        })},
-      {"linear", attention([](in q, in k, in v, to o, on& e) { attn::linear(q, k, v, o, {}, e); })},
-      {"fnet", [](const block&, sequence x, sequence_out o,
-                  on& e) { attn::fnet(attn::split_heads(x, 1), attn::split_heads(o, 1), {}, e); }},
+      {"fnet", [](const block&, sequence s, sequence_out o, on& x) { attn::fnet(attn::split_heads(s, 1), attn::split_heads(o, 1), {}, x); }},
   };
+  // clang-format on
 }
 
 int main(int argc, char** argv) {
@@ -81,14 +96,14 @@ int main(int argc, char** argv) {
   if (side < patch || side % patch != 0) return std::fprintf(stderr, "the side must be a multiple of 16\n"), 1;
 
   attn::random_numbers numbers(1);
-  const matrix embedding = random_matrix(numbers, dim, 3 * patch * patch),
-               place = 5 * random_matrix(numbers, tokens, dim);
+  const matrix embedding = random_matrix(numbers, width, 3 * patch * patch),
+               place = 5 * random_matrix(numbers, tokens, width);
   const std::vector<block> blocks = [&] {
     std::vector<block> all;
-    for (attn::index n = 0; n < layers; ++n) all.emplace_back(numbers);
+    for (attn::index n = 0; n < layer_count; ++n) all.emplace_back(numbers);
     return all;
   }();
-  matrix embedded(tokens, dim);
+  matrix embedded(tokens, width);
   attn::project(patches_of_image(side), embedding, embedded);
   embedded += place;
 
@@ -99,7 +114,7 @@ int main(int argc, char** argv) {
     attn::layer_norm(x, x, {}, where);
   };
 
-  const auto table = operators(tokens);
+  const auto table = operators(side / patch);
   if (wanted != "all" &&
       std::none_of(table.begin(), table.end(), [&](const auto& entry) { return entry.first == wanted; })) {
     std::fprintf(stderr, "no operator is called %s; these are there:", wanted.c_str());
@@ -109,8 +124,8 @@ int main(int argc, char** argv) {
   matrix exact;
   attn::execution first;
   encode(table.front().second, exact, first);
-  std::printf("%td x %td pixels, %td patches; %td blocks of dim %td with %td heads, one thread\n\n", side, side, tokens,
-              layers, dim, heads);
+  std::printf("%td x %td pixels, %td patches; %td blocks of width %td with %td heads, one thread\n\n", side, side,
+              tokens, layer_count, width, head_count);
   std::printf("%-16s %10s %12s %30s\n", "operator", "time", "scratch", "distance from full softmax");
   for (const auto& [name, mix] : table) {
     if (wanted != "all" && wanted != name) continue;

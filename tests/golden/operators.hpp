@@ -18,6 +18,11 @@ struct golden_operator {
 
 golden_operator golden_full_softmax();
 golden_operator golden_sliding_window();
+golden_operator golden_block();
+golden_operator golden_strided();
+golden_operator golden_bigbird();
+golden_operator golden_lsh();
+golden_operator golden_long_short();
 golden_operator golden_linformer();
 golden_operator golden_nystrom();
 golden_operator golden_linear();
@@ -32,19 +37,24 @@ golden_operator golden_aft_conv();
 
 inline std::vector<golden_operator> golden_operators() {
   return {
-      golden_full_softmax(),    //
-      golden_sliding_window(),  //
-      golden_linformer(),       //
-      golden_nystrom(),         //
-      golden_linear(),          //
-      golden_performer(),       //
-      golden_rfa(),             //
-      golden_fnet(),            //
-      golden_reversible(),      //
-      golden_aft_full(),        //
-      golden_aft_local(),       //
-      golden_aft_simple(),      //
-      golden_aft_conv(),        //
+      golden_full_softmax(),
+      golden_sliding_window(),
+      golden_block(),
+      golden_strided(),
+      golden_bigbird(),
+      golden_lsh(),
+      golden_long_short(),
+      golden_linformer(),
+      golden_nystrom(),
+      golden_linear(),
+      golden_performer(),
+      golden_rfa(),
+      golden_fnet(),
+      golden_reversible(),
+      golden_aft_full(),
+      golden_aft_local(),
+      golden_aft_simple(),
+      golden_aft_conv(),
   };
 }
 

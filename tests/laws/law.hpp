@@ -69,6 +69,18 @@ void add_full_softmax(std::vector<law_operator<T>>&);
 template <class T>
 void add_sliding_window(std::vector<law_operator<T>>&);
 template <class T>
+void add_block(std::vector<law_operator<T>>&);
+template <class T>
+void add_strided(std::vector<law_operator<T>>&);
+template <class T>
+void add_bigbird(std::vector<law_operator<T>>&);
+template <class T>
+void add_pattern_softmax(std::vector<law_operator<T>>&);
+template <class T>
+void add_lsh(std::vector<law_operator<T>>&);
+template <class T>
+void add_long_short(std::vector<law_operator<T>>&);
+template <class T>
 void add_linformer(std::vector<law_operator<T>>&);
 template <class T>
 void add_nystrom(std::vector<law_operator<T>>&);
@@ -95,6 +107,12 @@ const std::vector<law_operator<T>>& operators() {
     std::vector<law_operator<T>> all;
     add_full_softmax<T>(all);
     add_sliding_window<T>(all);
+    add_block<T>(all);
+    add_strided<T>(all);
+    add_bigbird<T>(all);
+    add_pattern_softmax<T>(all);
+    add_lsh<T>(all);
+    add_long_short<T>(all);
     add_linformer<T>(all);
     add_nystrom<T>(all);
     add_linear<T>(all);

@@ -76,7 +76,7 @@ double exactly(attn::activation f, long double x) {
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("project: against the reference", "[projection]", all_types) {
-  for (index length : {0, 1, 5, 12, 47, 48, 49, 130})
+  for (index length : {0, 1, 2, 4, 5, 12, 47, 48, 49, 130})
     for (index inputs : {0, 1, 7, 33, 64})
       for (index outputs : {0, 1, 15, 64, 70}) {
         CAPTURE(length, inputs, outputs);
@@ -100,6 +100,12 @@ TEMPLATE_LIST_TEST_CASE("project: a transposed weight is a view", "[projection]"
   compiled_layers<TestType>::project(sequence(x), matrix(turned), sequence(out), {}, serial);
   compiled_layers<TestType>::project(sequence(x), {w.data.data(), {13, 9}, {1, 13}}, sequence(other), {}, serial);
   CHECK(out == other);
+  // and with few tokens, where the other one is read in place
+  const auto few_of = [](const auto& s) { return s.slice(1, 0, 2); };
+  compiled_layers<TestType>::project(few_of(sequence(x)), {w.data.data(), {13, 9}, {1, 13}}, few_of(sequence(other)),
+                                     {}, serial);
+  compiled_layers<TestType>::project(few_of(sequence(x)), matrix(turned), few_of(sequence(out)), {}, serial);
+  CHECK(relative_error(out, other) <= tolerance<TestType>::out);
 }
 
 TEST_CASE("project, layer_norm, feed_forward: Eigen matrices and default arguments", "[projection]") {
@@ -144,13 +150,14 @@ TEST_CASE("layer_norm: equal features become beta", "[layer_norm]") {
 
 TEMPLATE_LIST_TEST_CASE("feed_forward: against the reference", "[feed_forward]", all_types) {
   for (attn::activation f : every_activation) {
-    for (index length : {0, 1, 49, 100})
+    for (index length : {0, 1, 3, 49, 100})
       for (index hidden : {0, 1, 40, 130}) {
         CAPTURE(int(f), length, hidden);
         CHECK(feed_forward_error<TestType>(length, 24, hidden, 17, hidden % 4 == 0, f) <= tolerance<TestType>::out);
       }
     // longer than the stretches hidden numbers come in
     CHECK(feed_forward_error<TestType>(50, 530, 1100, 33, true, f) <= tolerance<TestType>::out);
+    CHECK(feed_forward_error<TestType>(2, 530, 1100, 33, true, f) <= tolerance<TestType>::out);
   }
 }
 

@@ -9,13 +9,12 @@
 //
 // and at the end the sums meet those of keys outside the product (key_sums), are divided, gated and written.
 //
-// Why that is safe. Factors and scales are exact powers of two apart, so scaling changes no digit; what can go wrong is
-// underflow alone, where W and K stem from different keys. A factor below 2^-126 (float) is flushed to 0 and the other
-// one is at most 1.5, so every key loses less than 2^-125 of den and 2^-125 max(1, |v|) of num, in the scale of the
-// sums, and rescaling once a piece no more than that again. So if den is at least
-// keys 2^-97 max(1, 1 / max |v|), all that was lost is below 2^-26 of den, and of den max |v|: less than rounding. The
-// rows and channels where den is smaller are computed again, exactly. The test is made on the result, so no data are
-// feared in vain: maxima may miss each other by a factor of 10^25.
+// Why that is safe. Scales are powers of two, so scaling changes no digit; all that can be lost is what underflows,
+// where W and K stem from different keys. In float, a factor below 2^-126 becomes 0 while the other one is below 1.5,
+// and so does a sum on its way to a larger K. Each key thus loses less than 2^-124 of den, and 2^-124 max(1, |v|) of
+// num, in the scale of the sums. Where den is at least (keys + 1) 2^-97 max(1, 1 / max |v|), the loss is below 2^-27 of
+// den, and of den max |v|: less than rounding. Rows and channels where den is smaller are computed again, exactly.
+// Since it is the result that is tested, data are not feared in vain: maxima may miss each other by a factor of 10^25.
 #pragma once
 
 #include <attn/aft/key_sums.hpp>

@@ -13,7 +13,7 @@
 //          row by row, w [H, height, width] or [1, height, width], both odd, counted alike in rows and columns.
 //          float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     4 B H L (width + 95) D operations, half of it when causal; for images height times as many, at most that of
-//          whole rows. Scratch: a sixteenth of k and v, and about a million numbers a thread.
+//          whole rows. Scratch: a sixteenth of k, and about a million numbers a thread.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

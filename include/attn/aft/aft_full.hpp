@@ -3,8 +3,8 @@
 //   out_t = sigmoid(q_t) * sum_t' e^(k_t' + w_tt') v_t' / sum_t' e^(k_t' + w_tt')       each channel on its own
 //                                                                  Zhai et al. 2021, "An attention free transformer"
 //
-//   attn::aft_full(q, k, v, out, w);                                    // Eigen matrices [length, dim], w [length,
-//   length] attn::aft_full(q, k, v, out, w, {.causal = true}, threads);
+//   attn::aft_full(q, k, v, out, w);                             // Eigen matrices [length, dim], w [length, length]
+//   attn::aft_full(q, k, v, out, w, {.causal = true}, threads);
 //
 // It is exact for any k and w, of any size: nothing overflows, and no channel is lost where the largest k and the
 // largest w do not meet (aft_block.hpp says why). A w of -infinity masks; a row that sees no key is 0.

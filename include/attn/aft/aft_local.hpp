@@ -9,12 +9,10 @@
 //
 // It is exact for any k and w, of any size, as aft_full. A w of -infinity masks; a row that sees no key is 0.
 //
-// Shapes   q, k, v, out [B, H, L, D]; w [L, L], one for all heads, or [H, L, L]; as band [L, 2 s - 1] or [H, L, 2 s -
-// 1],
-//          where entry p of row t belongs to t' = t + p - s + 1. float, double, or Eigen::half / Eigen::bfloat16 in
-//          memory with float arithmetic.
-// Cost     4 B H L (2 s + 94) D operations, half of it when causal. Scratch: a sixteenth of k and v, and about a
-// million
+// Shapes   q, k, v, out [B, H, L, D]; w [L, L], one for all heads, or [H, L, L]. A band is [L, 2 s - 1] or
+//          [H, L, 2 s - 1]: entry p of row t belongs to t' = t + p - s + 1. float, double, or Eigen::half /
+//          Eigen::bfloat16 in memory with float arithmetic.
+// Cost     4 B H L (2 s + 94) D operations, half of it when causal. Scratch: a sixteenth of k, and about a million
 //          numbers a thread.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once

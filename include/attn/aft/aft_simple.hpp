@@ -6,21 +6,16 @@
 //   attn::aft_simple(q, k, v, out);
 //   attn::aft_simple(q, k, v, out, {.causal = true}, threads);
 //
-//   attn::aft_simple_state<float> state(batch, heads, dim);     // an endless stream in constant memory
-//   attn::aft_simple_step(state, q_t, k_t, v_t, out_t);
-//
 // It is exact for any k, of any size. A k of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
-// Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for every
-// 512
-//          tokens.
+// Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for
+//          every 512 tokens.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/aft_window.hpp>
-
-#include <vector>
+#include <attn/aft/aft_call.hpp>
+#include <attn/aft/sums_array.hpp>
 
 namespace attn {
 
@@ -74,14 +69,6 @@ void simple_rows(const aft_head<S>& head, bool gate, index begin, index end, ind
     });
     for (index t = begin; t < end; ++t) unroll<C>([&](auto n) { write(t, n, mean[n], broadcast<T>(T(1))); });
   });
-}
-
-/// f(integral_constant<int, C>, p) for packets p ... p + C - 1, until all are done.
-template <class F>
-void for_columns(index packets, F&& f) {
-  index p = 0;
-  for (; p + sum_columns <= packets; p += sum_columns) f(std::integral_constant<int, sum_columns>{}, p);
-  for (; p < packets; ++p) f(std::integral_constant<int, 1>{}, p);
 }
 
 template <class S>

@@ -9,6 +9,8 @@
 #include <attn/aft/aft_simple.hpp>
 #include <attn/aft/aft_step.hpp>
 
+#include <vector>
+
 namespace attn {
 
 /// The sums over all tokens fed so far. One that was moved from may only be assigned to or destroyed.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <attn/aft/aft_call.hpp>
+#include <attn/aft/sums_array.hpp>
 
 namespace attn::detail {
 
@@ -82,41 +83,6 @@ struct aft_window_bias {
         break;
     }
     copy_biases(from, w.col_stride, high - low, to + low);
-  }
-};
-
-/// Adds columns [begin, end) of a line that starts at row `at` to sums in memory, `parts` packets of them.
-template <class T, class S>
-void add_line(const aft_head<S>& head, index at, index begin, index end, index parts, T* sums) {
-  index p = 0;
-  const auto take = [&](auto count) {
-    for (; p + count <= parts; p += count)
-      add_plain_keys<T, count.value>(head.k, head.v, p * width<T>, at + begin, at + end, sums + p * key_sums<T>::size);
-  };
-  take(std::integral_constant<int, sum_columns>{});
-  take(std::integral_constant<int, 1>{});
-}
-
-/// Sums of `parts` packets, one array of which stands for one place.
-template <class T>
-struct sums_array {
-  T* data = nullptr;
-  index parts = 0;
-
-  static sums_array layout(carver& memory, index count, index parts) {
-    return {memory.take<T>(count * parts * key_sums<T>::size), parts};
-  }
-  T* at(index n) const { return data + n * parts * key_sums<T>::size; }
-  void clear(index n) const {
-    for (index p = 0; p < parts; ++p) key_sums<T>{}.write(at(n) + p * key_sums<T>::size);
-  }
-  /// to = to + from
-  static void merge(T* to, const T* from, index parts) {
-    for (index p = 0; p < parts; ++p) {
-      auto sums = key_sums<T>::read(to + p * key_sums<T>::size);
-      sums.merge(key_sums<T>::read(from + p * key_sums<T>::size));
-      sums.write(to + p * key_sums<T>::size);
-    }
   }
 };
 

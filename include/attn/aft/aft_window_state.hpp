@@ -6,9 +6,8 @@
 //   attn::aft_window_state<float> past(batch, heads, dim, width / 2 + 1);
 //   attn::aft_conv_step(past, q_t, k_t, v_t, out_t, w);                      // as causal aft_conv with this width
 //
-// Memory   3 (window + 1) numbers of the compute type a channel (channels of a head rounded up to whole vectors): the
-// last
-//          `window` keys and values, their exponentials taken once, and the sums over all before them.
+// Memory   3 (window + 1) numbers of the compute type a channel (channels of a head rounded up to whole vectors): keys
+//          and values of the window, their exponentials taken once, and the sums over all before them.
 #pragma once
 
 #include <attn/aft/aft_conv.hpp>

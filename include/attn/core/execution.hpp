@@ -142,6 +142,8 @@ class execution {
     ~holder() { --where_.holders_; }
     holder(const holder&) = delete;
     holder& operator=(const holder&) = delete;
+    Pieces& operator*() { return pieces_; }
+    Pieces* operator->() { return &pieces_; }
     const Pieces& operator*() const { return pieces_; }
     const Pieces* operator->() const { return &pieces_; }
 

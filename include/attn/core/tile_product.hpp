@@ -29,6 +29,8 @@ template <class T>
 inline constexpr int panel_width = 2 * width<T>;
 
 constexpr index round_up(index n, index step) { return (n + step - 1) / step * step; }
+constexpr index floor_div(index n, index d) { return n / d - (n % d < 0); }
+constexpr index ceil_div(index n, index d) { return -floor_div(-n, d); }
 
 // Packing -------------------------------------------------------------------------------------------------------------
 

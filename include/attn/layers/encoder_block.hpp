@@ -64,62 +64,44 @@ struct encoder_call {
   bool before;
   activation f;
 
+  struct kept {
+    tensor_view<S, 3> mixed, normed;
+    row_norm<T> norm_1, norm_2;
+  };
+
   template <class Mixer>
   void run(Mixer& mix, execution& where) const {
     const index dim = x.extent(2);
-    const auto held = where.hold([&](carver& memory) {
+    auto held = where.hold([&](carver& memory) {
       const auto take = [&] { return tensor_view<S, 3>(memory.take<S>(x.size()), x.extents()); };
-      const auto mixed = take();
-      return std::pair{mixed, before ? take() : mixed};
+      kept k;
+      k.mixed = take();
+      if (before) k.normed = take();
+      k.norm_1 = row_norm<T>::layout(memory, dim);
+      k.norm_2 = row_norm<T>::layout(memory, dim);
+      return k;
     });
-    const auto& [mixed, normed] = *held;
-    if (before) run_layer_norm<S>(x, normed, norm_1, where);
-    mix(before ? tensor_view<const S, 3>(normed) : x, mixed, where);
-    if (dim > 0 && tokens(x) > 0) feed(mixed, where);
-  }
+    if (before) run_layer_norm<S>(x, held->normed, norm_1, where);
+    mix(before ? tensor_view<const S, 3>(held->normed) : x, held->mixed, where);
+    if (x.empty()) return;
+    held->norm_1.begin(norm_1);
+    held->norm_2.begin(norm_2);
 
-  /// Everything after the mixing: token by token, so in one pass.
-  void feed(const tensor_view<S, 3>& mixed, execution& where) const {
-    const index dim = x.extent(2), rows = tokens(x);
-    struct parameters {
-      packed_feed_forward<T> feed;
-      row_norm<T> norm_1, norm_2;
+    // Everything after the mixing goes token by token, so in one pass.
+    const auto begin = [&](index n, T* normed, T* h) {
+      load_row(token(x, n), x.stride(2), dim, h);
+      load_row(token(held->mixed, n), 1, dim, normed);
+      for (index d = 0; d < dim; ++d) h[d] += normed[d];
+      if (!before) held->norm_1.apply(h);
+      std::copy(h, h + dim, normed);
+      if (before) held->norm_2.apply(normed);
     };
-    auto shared = where.shared_scratch([&](carver& memory) {
-      return parameters{packed_feed_forward<T>::layout(memory, dim, weights.feed.up.extent(0), dim),
-                        row_norm<T>::layout(memory, dim), row_norm<T>::layout(memory, dim)};
-    });
-    shared.norm_1.begin(norm_1);
-    shared.norm_2.begin(norm_2);
-    shared.feed.pack(weights.feed, where);
-    where.for_each((rows + project_rows - 1) / project_rows, [&](index task, int worker) {
-      const index begin = task * project_rows, count = std::min(project_rows, rows - begin);
-      struct pieces {
-        feed_forward_block<T> block;
-        T *sums, *normed;  // [project_rows][dim]
-      };
-      auto own = where.scratch(worker, [&](carver& memory) {
-        return pieces{feed_forward_block<T>::layout(memory, shared.feed), memory.take<T>(project_rows * dim),
-                      memory.take<T>(project_rows * dim)};
-      });
-      for (index r = 0; r < count; ++r) {
-        T *const h = own.sums + r * dim, *const n = own.normed + r * dim;
-        load_row(token(x, begin + r), x.stride(2), dim, h);
-        load_row(token(mixed, begin + r), 1, dim, n);
-        for (index d = 0; d < dim; ++d) h[d] += n[d];
-        if (!before) shared.norm_1.apply(h);
-        std::copy(h, h + dim, n);
-        if (before) shared.norm_2.apply(n);
-      }
-      own.block.x.pack([&](index r) { return own.normed + r * dim; }, count, 1);
-      own.block.run(shared.feed, f);
-      for (index r = 0; r < count; ++r) {
-        T* const h = own.sums + r * dim;
-        for (index d = 0; d < dim; ++d) h[d] += own.block.out.row(r)[d];
-        if (!before) shared.norm_2.apply(h);
-        store_row(h, dim, token(out, begin + r), out.stride(2));
-      }
-    });
+    const auto end = [&](index n, const T* fed, T* h) {
+      for (index d = 0; d < dim; ++d) h[d] += fed[d];
+      if (!before) held->norm_2.apply(h);
+      store_row(h, dim, token(out, n), out.stride(2));
+    };
+    feed_tokens<S>(tokens(x), x.extent(1), weights.feed, f, begin, end, where);
   }
 };
 

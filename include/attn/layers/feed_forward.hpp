@@ -9,12 +9,15 @@
 // may
 //          be left out. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     2 B L hidden (n + m) operations. Scratch: the packed weights, about hidden (n + m) numbers, and 48 tokens a
-//          thread, with 512 hidden numbers each: never the hidden layer of the whole sequence.
+//          thread, with 512 hidden numbers each: never the hidden layer of the whole sequence. With L up to four, as in
+//          decoding, the weights are read in place, if their columns have stride 1.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 #pragma once
 
 #include <attn/layers/activation.hpp>
 #include <attn/layers/projection.hpp>
+
+#include <tuple>
 
 namespace attn {
 
@@ -56,32 +59,32 @@ struct packed_feed_forward {
   }
 };
 
-/// Up to project_rows tokens on their way through the layer. The hidden numbers come and go by stretches of
-/// project_depth, which is how the second product takes them anyway.
+/// Up to token_block tokens on their way through the layer. The hidden numbers come and go by stretches of
+/// input_stretch, which is how the second product takes them anyway.
 template <class T>
 struct feed_forward_block {
   packed_tokens<T> x, hidden_tiles;
-  token_sums<T> hidden, out;
+  output_sums<T> hidden, out;
 
   static feed_forward_block layout(carver& memory, const packed_feed_forward<T>& w) {
-    const index stretch = std::min(project_depth, w.up.outputs);
+    const index stretch = std::min(input_stretch, w.up.outputs);
     feed_forward_block block;
     block.x = packed_tokens<T>::layout(memory, w.up.inputs);
     block.hidden_tiles = packed_tokens<T>::layout(memory, stretch);
-    block.hidden = token_sums<T>::layout(memory, stretch);
-    block.out = token_sums<T>::layout(memory, w.down.outputs);
+    block.hidden = output_sums<T>::layout(memory, stretch);
+    block.out = output_sums<T>::layout(memory, w.down.outputs);
     return block;
   }
 
   /// out from the packed x.
   void run(const packed_feed_forward<T>& w, activation f) {
     out.begin(w.down.bias, x.rows);
-    for (index j0 = 0; j0 < w.up.outputs; j0 += project_depth) {
-      const index count = std::min(project_depth, w.up.outputs - j0);
+    for (index j0 = 0; j0 < w.up.outputs; j0 += input_stretch) {
+      const index count = std::min(input_stretch, w.up.outputs - j0);
       hidden.stride = round_up(count, panel_width<T>);
       hidden.begin(w.up.bias + j0, x.rows);
-      for (index k0 = 0; k0 < x.inputs; k0 += project_depth) {
-        const index depth = std::min(project_depth, x.inputs - k0);
+      for (index k0 = 0; k0 < x.inputs; k0 += input_stretch) {
+        const index depth = std::min(input_stretch, x.inputs - k0);
         add_products(x.tile(k0, 0), x.rows, w.up.stretch(k0) + j0 * depth, depth, hidden);
       }
       for (index r = 0; r < x.rows; ++r) activate(f, hidden.row(r), count);
@@ -92,23 +95,70 @@ struct feed_forward_block {
   }
 };
 
-template <class S>
-void run_feed_forward(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
-                      const feed_forward_weights<S>& weights, activation f, execution& where) {
+/// The layer over `rows` tokens. begin(n, x, kept) fills in the inputs of token n and may keep as many numbers as there
+/// are outputs for end(n, sums, kept), which takes the token's outputs and may use them up.
+template <class S, class Begin, class End>
+void feed_many_tokens(index rows, const feed_forward_weights<S>& weights, activation f, Begin&& begin, End&& end,
+                      execution& where) {
   using T = compute_type<S>;
-  const index rows = tokens(x);
-  if (rows == 0) return;
-  const auto packed = where.shared_scratch([&](carver& memory) {
-    return packed_feed_forward<T>::layout(memory, x.extent(2), weights.up.extent(0), out.extent(2));
-  });
+  const index inputs = weights.up.extent(1), hidden = weights.up.extent(0), outputs = weights.down.extent(0);
+  const auto packed = where.shared_scratch(
+      [&](carver& memory) { return packed_feed_forward<T>::layout(memory, inputs, hidden, outputs); });
   packed.pack(weights, where);
-  where.for_each((rows + project_rows - 1) / project_rows, [&](index task, int worker) {
-    const index begin = task * project_rows, count = std::min(project_rows, rows - begin);
-    auto block = where.scratch(worker, [&](carver& memory) { return feed_forward_block<T>::layout(memory, packed); });
-    block.x.pack([&](index r) { return token(x, begin + r); }, count, x.stride(2));
+  where.for_each((rows + token_block - 1) / token_block, [&](index task, int worker) {
+    const index first = task * token_block, count = std::min(token_block, rows - first);
+    auto [block, x, kept] = where.scratch(worker, [&](carver& memory) {
+      auto all = feed_forward_block<T>::layout(memory, packed);
+      T* const from = memory.take<T>(token_block * inputs);
+      return std::tuple{all, from, memory.take<T>(token_block * outputs)};
+    });
+    for (index r = 0; r < count; ++r) begin(first + r, x + r * inputs, kept + r * outputs);
+    block.x.pack([from = x, inputs](index r) { return from + r * inputs; }, count, 1);
     block.run(packed, f);
-    for (index r = 0; r < count; ++r) store_row(block.out.row(r), out.extent(2), token(out, begin + r), out.stride(2));
+    for (index r = 0; r < count; ++r) end(first + r, block.out.row(r), kept + r * outputs);
   });
+}
+
+/// The same for sequences of few tokens, with the weights where they lie.
+template <class S, class Begin, class End>
+void feed_few_tokens(index rows, const feed_forward_weights<S>& weights, activation f, Begin&& begin, End&& end,
+                     execution& where) {
+  using T = compute_type<S>;
+  const index inputs = weights.up.extent(1), hidden = weights.up.extent(0), outputs = weights.down.extent(0);
+  struct pieces {
+    padded_rows<T> x, hidden, out, kept;
+  };
+  const auto all = where.shared_scratch([&](carver& memory) {
+    const auto take = [&](index count) { return padded_rows<T>::layout(memory, rows, count); };
+    return pieces{take(inputs), take(hidden), take(outputs), take(outputs)};
+  });
+  for (index r = 0; r < rows; ++r) begin(r, all.x.row(r), all.kept.row(r));
+  all.x.clear_padding(rows, inputs);
+  all.hidden.clear_padding(rows, hidden);
+  where.for_each((hidden + dot_step - 1) / dot_step, [&](index task, int) {
+    const index first = task * dot_step, last = std::min(first + dot_step, hidden);
+    dot_products<T>(all.x, rows, matrix_of(weights.up), first, last,
+                    [&](index r, index o, T sum) { all.hidden.row(r)[o] = bias_of(weights.up_bias, o) + sum; });
+    for (index r = 0; r < rows; ++r) activate(f, all.hidden.row(r) + first, last - first);
+  });
+  where.for_each((outputs + dot_step - 1) / dot_step, [&](index task, int) {
+    const index first = task * dot_step, last = std::min(first + dot_step, outputs);
+    dot_products<T>(all.hidden, rows, matrix_of(weights.down), first, last,
+                    [&](index r, index o, T sum) { all.out.row(r)[o] = bias_of(weights.down_bias, o) + sum; });
+  });
+  for (index r = 0; r < rows; ++r) end(r, all.out.row(r), all.kept.row(r));
+}
+
+/// Either, for sequences of `length` tokens: how many, not how many in all, decides, so that a batch gives what its
+/// items alone give.
+template <class S, class Begin, class End>
+void feed_tokens(index rows, index length, const feed_forward_weights<S>& weights, activation f, Begin&& begin,
+                 End&& end, execution& where) {
+  if (rows == 0) return;
+  if (length <= tokens_in_place && weights.up.stride(1) == 1 && weights.down.stride(1) == 1)
+    feed_few_tokens(rows, weights, f, begin, end, where);
+  else
+    feed_many_tokens(rows, weights, f, begin, end, where);
 }
 
 template <class S>
@@ -133,7 +183,11 @@ void feed_forward(const X& x, O&& out, const feed_forward_weights<element_of<con
   detail::check_sequences<S>(at, from, to, to.extent(2));
   detail::check_feed_forward<S>(at, weights, from.extent(2), to);
   detail::check_in_place<S>(at, from, to);
-  detail::run_feed_forward<S>(from, to, weights, options.f, where);
+  using T = compute_type<S>;
+  detail::feed_tokens<S>(
+      detail::tokens(from), from.extent(1), weights, options.f,
+      [&](index n, T* row, T*) { detail::load_row(detail::token(from, n), from.stride(2), from.extent(2), row); },
+      [&](index n, T* sums, T*) { detail::store_row(sums, to.extent(2), detail::token(to, n), to.stride(2)); }, where);
 }
 
 template <viewable X, viewable O>

@@ -8,11 +8,13 @@
 // Shapes   x [B, L, n], weight [m, n] (a row for every output, as most frameworks keep it; a transposed view serves as
 //          well), bias [m], out [B, L, m]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
 //          arithmetic.
-// Cost     2 B L n m operations. Scratch: the packed weight, about n m numbers, and 200 KiB a thread. Packing costs as
-//          much as some ten tokens: gather tokens where you can.
+// Cost     2 B L n m operations. Scratch: the packed weight, about n m numbers, and 48 (n + m) numbers a thread. With L
+//          up to four, as in decoding, the weight is read in place, if its columns have stride 1.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
-// Every number of out is one sum in one order, whatever stands in the other rows and columns.
+// Every number of out is one sum in an order that L, n and m decide, whatever stands in the other rows. That, and that
+// nothing is allocated, is what Eigen's products cannot promise; these are as fast with Clang 14 (0.82 of a core's peak)
+// and 1.3 to 1.6 times as fast with GCC 12 (512 x 512 weights, 4096 tokens, AVX-512).
 #pragma once
 
 #include <attn/core/tile_product.hpp>
@@ -31,11 +33,11 @@ struct project_options {
 namespace detail {
 
 /// Rows of x a task takes: whole tiles, enough of them to use a panel several times while it is near.
-inline constexpr index project_rows = 48;
+inline constexpr index token_block = 48;
 /// Products run over this many inputs at a time: a tile of rows then stays in the first-level cache.
-inline constexpr index project_depth = 512;
+inline constexpr index input_stretch = 512;
 
-/// A weight [m, n] and its bias, packed: stretches of project_depth inputs, each as panels [input][panel_width].
+/// A weight [m, n] and its bias, packed: stretches of input_stretch inputs, each as panels [input][panel_width].
 template <class T>
 struct packed_weight {
   static constexpr index wide = panel_width<T>, pack_step = 4 * wide;
@@ -62,8 +64,8 @@ struct packed_weight {
   template <class S>
   void pack(const matrix_view<const S>& weight, const tensor_view<const S, 1>& b, index piece) const {
     const index begin = piece * pack_step, count = std::min(pack_step, outputs - begin);
-    for (index k0 = 0; k0 < inputs; k0 += project_depth) {
-      const index depth = std::min(project_depth, inputs - k0);
+    for (index k0 = 0; k0 < inputs; k0 += input_stretch) {
+      const index depth = std::min(input_stretch, inputs - k0);
       const auto row = [&](index i) { return weight.row(begin + i) + k0 * weight.col_stride; };
       pack_panels_across<T>(row, count, depth, weight.col_stride, panels + k0 * padded() + begin * depth);
     }
@@ -72,7 +74,7 @@ struct packed_weight {
   }
 };
 
-/// Up to project_rows rows as the left side of products: stretches as above, each as tiles [input][tile_rows].
+/// Up to token_block rows as the left side of products: stretches as above, each as tiles [input][tile_rows].
 template <class T>
 struct packed_tokens {
   T* data = nullptr;
@@ -81,34 +83,34 @@ struct packed_tokens {
   static packed_tokens layout(carver& memory, index inputs) {
     packed_tokens x;
     x.inputs = inputs;
-    x.data = memory.take<T>(project_rows * inputs + width<T>);
+    x.data = memory.take<T>(token_block * inputs + width<T>);
     return x;
   }
 
-  T* tile(index k0, index row) const { return data + k0 * project_rows + row * std::min(project_depth, inputs - k0); }
+  T* tile(index k0, index row) const { return data + k0 * token_block + row * std::min(input_stretch, inputs - k0); }
 
   template <class Row>
   void pack(Row&& row, index count, index col_stride) {
     rows = count;
-    for (index k0 = 0; k0 < inputs; k0 += project_depth)
+    for (index k0 = 0; k0 < inputs; k0 += input_stretch)
       for (index r = 0; r < rows; r += tile_rows) {
         const auto part = [&](index i) { return row(r + i) + k0 * col_stride; };
-        pack_rows<T>(part, std::min<index>(tile_rows, rows - r), std::min(project_depth, inputs - k0), col_stride, T(1),
+        pack_rows<T>(part, std::min<index>(tile_rows, rows - r), std::min(input_stretch, inputs - k0), col_stride, T(1),
                      tile(k0, r));
       }
   }
 };
 
-/// What products are added to: project_rows rows of numbers, begun with the bias.
+/// What products are added to: token_block rows of numbers, begun with the bias.
 template <class T>
-struct token_sums {
+struct output_sums {
   T* data = nullptr;
   index stride = 0;
 
-  static token_sums layout(carver& memory, index outputs) {
-    token_sums s;
+  static output_sums layout(carver& memory, index outputs) {
+    output_sums s;
     s.stride = round_up(outputs, panel_width<T>);
-    s.data = memory.take<T>(project_rows * s.stride);
+    s.data = memory.take<T>(token_block * s.stride);
     return s;
   }
 
@@ -121,7 +123,7 @@ struct token_sums {
 
 /// sums += tiles x panels over one stretch of `depth` inputs. Tile r lies at tiles + r * depth.
 template <class T>
-void add_products(const T* tiles, index rows, const T* panels, index depth, const token_sums<T>& sums) {
+void add_products(const T* tiles, index rows, const T* panels, index depth, const output_sums<T>& sums) {
   constexpr index wide = panel_width<T>;
   for (index n = 0; n < sums.stride; n += wide)
     for (index r = 0; r < rows; r += tile_rows)
@@ -137,10 +139,79 @@ void add_products(const T* tiles, index rows, const T* panels, index depth, cons
 
 /// sums = bias + rows of x times the weight, for packed rows.
 template <class T>
-void multiply(const packed_tokens<T>& x, const packed_weight<T>& weight, const token_sums<T>& sums) {
+void multiply_tokens(const packed_tokens<T>& x, const packed_weight<T>& weight, const output_sums<T>& sums) {
   sums.begin(weight.bias, x.rows);
-  for (index k0 = 0; k0 < x.inputs; k0 += project_depth)
-    add_products(x.tile(k0, 0), x.rows, weight.stretch(k0), std::min(project_depth, x.inputs - k0), sums);
+  for (index k0 = 0; k0 < x.inputs; k0 += input_stretch)
+    add_products(x.tile(k0, 0), x.rows, weight.stretch(k0), std::min(input_stretch, x.inputs - k0), sums);
+}
+
+/// Sequences of up to this many tokens, as in decoding, are multiplied with the weight where it lies: packing it would
+/// take longer than the products.
+inline constexpr index tokens_in_place = 4;
+
+/// Rows of numbers, each filled up with zeros to whole packets.
+template <class T>
+struct padded_rows {
+  T* data = nullptr;
+  index stride = 0;
+
+  static padded_rows layout(carver& memory, index rows, index count) {
+    padded_rows r;
+    r.stride = round_up(count, width<T>);
+    r.data = memory.take<T>(rows * r.stride);
+    return r;
+  }
+  T* row(index r) const { return data + r * stride; }
+  void clear_padding(index rows, index count) const {
+    for (index r = 0; r < rows; ++r) std::fill(row(r) + count, row(r) + stride, T(0));
+  }
+};
+
+/// Outputs a task of dot products takes.
+inline constexpr index dot_step = 64;
+
+/// done(token, output, sum) for N tokens from `first` on, the last of `count` again to fill up, and all of outputs
+/// [begin, end), some rows of the weight at a time.
+template <class T, int N, class S, class Done>
+void dot_products(const padded_rows<T>& x, index first, index count, const matrix_view<const S>& weight, index begin,
+                  index end, Done&& done) {
+  constexpr int group = N == 1 ? 8 : 4;
+  const T* tokens[N];
+  for (int t = 0; t < N; ++t) tokens[t] = x.row(first + std::min<index>(t, count - 1));
+  const index whole = weight.cols / width<T> * width<T>;
+  for (index o = begin; o < end; o += group) {
+    const S* outputs[group];
+    for (int i = 0; i < group; ++i) outputs[i] = weight.row(std::min(o + i, end - 1));
+    packet<T> sums[group][N];
+    unroll<group>([&](auto i) { unroll<N>([&](auto t) { sums[i][t] = zero<T>(); }); });
+    const auto step = [&](index k, auto load_weight) {
+      unroll<group>([&](auto i) {
+        const packet<T> w = load_weight(outputs[i] + k);
+        unroll<N>([&](auto t) { sums[i][t] = fma(w, load<T>(tokens[t] + k), sums[i][t]); });
+      });
+    };
+    for (index k = 0; k < whole; k += width<T>) step(k, [](const S* p) { return load_as<T>(p); });
+    if (whole < weight.cols) step(whole, [&](const S* p) { return gather_part<T>(p, 1, weight.cols - whole); });
+    for (int i = 0; i < group && o + i < end; ++i)
+      for (int t = 0; t < N && t < count; ++t) done(first + t, o + i, sum_lanes(sums[i][t]));
+  }
+}
+
+template <class T, class S, class Done>
+void dot_products(const padded_rows<T>& x, index rows, const matrix_view<const S>& weight, index begin, index end,
+                  Done&& done) {
+  for (index r = 0; r < rows; r += tokens_in_place) {
+    const index count = std::min(tokens_in_place, rows - r);
+    if (count == 1)
+      dot_products<T, 1>(x, r, count, weight, begin, end, done);
+    else
+      dot_products<T, tokens_in_place>(x, r, count, weight, begin, end, done);
+  }
+}
+
+template <class S>
+compute_type<S> bias_of(const tensor_view<const S, 1>& bias, index output) {
+  return bias ? static_cast<compute_type<S>>(bias(output)) : compute_type<S>(0);
 }
 
 /// One of the projections of a sequence.
@@ -151,12 +222,34 @@ struct token_projection {
   tensor_view<S, 3> out;
 };
 
+/// Several projections of a sequence of few tokens.
+template <class S>
+void run_few_projections(const tensor_view<const S, 3>& x, std::span<const token_projection<S>> list,
+                         execution& where) {
+  using T = compute_type<S>;
+  const index inputs = x.extent(2), rows = tokens(x);
+  const auto from = where.shared_scratch([&](carver& memory) { return padded_rows<T>::layout(memory, rows, inputs); });
+  for (index r = 0; r < rows; ++r) load_row(token(x, r), x.stride(2), inputs, from.row(r));
+  from.clear_padding(rows, inputs);
+  for (const auto& p : list) {
+    const index outputs = p.weight.extent(0);
+    where.for_each((outputs + dot_step - 1) / dot_step, [&](index task, int) {
+      const index begin = task * dot_step, end = std::min(begin + dot_step, outputs);
+      dot_products<T>(from, rows, matrix_of(p.weight), begin, end, [&](index r, index o, T sum) {
+        token(p.out, r)[o * p.out.stride(2)] = static_cast<S>(bias_of(p.bias, o) + sum);
+      });
+    });
+  }
+}
+
 /// Several projections of one sequence, after their checks.
 template <class S>
 void run_projections(const tensor_view<const S, 3>& x, std::span<const token_projection<S>> list, execution& where) {
   using T = compute_type<S>;
   const index inputs = x.extent(2), rows = tokens(x);
   if (rows == 0) return;
+  const bool in_place = std::all_of(list.begin(), list.end(), [](const auto& p) { return p.weight.stride(1) == 1; });
+  if (x.extent(1) <= tokens_in_place && in_place) return run_few_projections(x, list, where);
   index pieces = 0, widest = 0;
   const auto weights = where.shared_scratch([&](carver& memory) {
     auto* packed = memory.take<packed_weight<T>>(std::ssize(list));
@@ -174,16 +267,16 @@ void run_projections(const tensor_view<const S, 3>& x, std::span<const token_pro
     const auto n = static_cast<std::size_t>(task / pieces);
     if (task % pieces < weights[n].pieces()) weights[n].pack(matrix_of(list[n].weight), list[n].bias, task % pieces);
   });
-  where.for_each((rows + project_rows - 1) / project_rows, [&](index task, int worker) {
-    const index begin = task * project_rows, count = std::min(project_rows, rows - begin);
+  where.for_each((rows + token_block - 1) / token_block, [&](index task, int worker) {
+    const index begin = task * token_block, count = std::min(token_block, rows - begin);
     auto [packed, sums] = where.scratch(worker, [&](carver& memory) {
       auto tiles = packed_tokens<T>::layout(memory, inputs);
-      return std::pair{tiles, token_sums<T>::layout(memory, widest)};
+      return std::pair{tiles, output_sums<T>::layout(memory, widest)};
     });
     packed.pack([&](index r) { return token(x, begin + r); }, count, x.stride(2));
     for (std::size_t n = 0; n < list.size(); ++n) {
       sums.stride = weights[n].padded();
-      multiply(packed, weights[n], sums);
+      multiply_tokens(packed, weights[n], sums);
       for (index r = 0; r < count; ++r)
         store_row(sums.row(r), weights[n].outputs, token(list[n].out, begin + r), list[n].out.stride(2));
     }
@@ -196,6 +289,7 @@ void check_weight(const door& at, const char* what, const tensor_view<const S, 2
                   const tensor_view<const S, 1>& bias, index inputs, const tensor_view<S, 3>& out) {
   check_parameter(at, what, weight, "out", out);
   if (weight.extent(1) != inputs) at.refuse(text({what, " columns = dim of its input ", inputs}), weight.extent(1));
+  at.fits(what, {round_up(weight.extent(0), panel_width<compute_type<S>>), inputs});
   if (!bias) return;
   check_parameter(at, bias_name, bias, "out", out);
   at.one_per(bias_name, "row of its weight", weight.extent(0), bias.extent(0));
@@ -217,7 +311,6 @@ void project(const X& x, const W& weight, O&& out, const project_options<element
   detail::check_sequences<S>(at, from, to, w.extent(0));
   detail::check_weight(at, "weight", w, "bias", options.bias, from.extent(2), to);
   at.apart("out", to, "x", from);
-  at.fits("weight", {w.extent(0), w.extent(1)});
   const detail::token_projection<S> one{w, options.bias, to};
   detail::run_projections<S>(from, {&one, 1}, where);
 }

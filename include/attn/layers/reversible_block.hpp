@@ -41,7 +41,7 @@ namespace detail {
 
 /// value + rest = value + rest + change, where rest takes what value has no digits for.
 template <class S>
-void add_exactly(S& value, S& rest, compute_type<S> change) {
+void add_with_rest(S& value, S& rest, compute_type<S> change) {
   if constexpr (std::same_as<S, double>) {
     const auto two_sum = [](double a, double b) {  // Knuth: a + b = sum + error
       const double sum = a + b, part = sum - a;
@@ -73,7 +73,7 @@ void add_change(const tensor_view<const S, 3>& from, const tensor_view<S, 3>& ch
         S* const rest = token(remainder, n);
         for (index d = 0; d < from.extent(2); ++d) {
           S value = a[d * in_stride];
-          add_exactly<S>(value, rest[d * remainder.stride(2)], sign * static_cast<T>(c[d]));
+          add_with_rest<S>(value, rest[d * remainder.stride(2)], sign * static_cast<T>(c[d]));
           out[d * out_stride] = value;
         }
       } else {

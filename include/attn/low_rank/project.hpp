@@ -10,9 +10,8 @@
 
 namespace attn::detail {
 
-inline constexpr index project_step =
-    256;  // tokens between two looks at the result: a panel of them fills the L1 cache
-inline constexpr index projection_rows = 8 * tile_rows;                   // of E, packed at a time
+inline constexpr index project_step = 256;  // tokens between two looks at the result: a panel fills the L1 cache
+inline constexpr index projection_rows = 8 * tile_rows;                // of E, packed at a time
 inline constexpr index project_tile = (project_step + 4) * tile_rows;  // pack_rows writes a little beyond its rows
 inline constexpr index project_stretch = index(1) << 19;               // numbers of E packed at a time, about
 
@@ -115,7 +114,8 @@ void project(const std::array<sequence_projection<S>*, 2>& sides, bool shared, c
              execution& where) {
   using T = compute_type<S>;
   const sequence_projection<S>& keys = *sides[0];
-  const index first = keys.first, items = keys.items, row_groups = (keys.rank() + projection_rows - 1) / projection_rows;
+  const index first = keys.first, items = keys.items,
+              row_groups = (keys.rank() + projection_rows - 1) / projection_rows;
   index longest = 0;
   for (index n = 0; n < items; ++n) longest = std::max(longest, lengths.keys(first + n));
   for (const auto* side : sides) std::fill_n(side->results, items * side->heads * side->head_size(), T(0));

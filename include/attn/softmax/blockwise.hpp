@@ -20,11 +20,6 @@
 
 namespace attn::detail {
 
-/// Slots [begin, end) a query sees.
-struct key_span {
-  index begin = 0, end = 0;
-};
-
 inline constexpr index max_rows = 96;                // a multiple of every tile height
 inline constexpr index key_block = 384;              // keys a tile takes at a time
 inline constexpr int score_stride = key_block + 16;  // rows of a tile fall into different cache sets

@@ -14,6 +14,11 @@ struct index_map {
   index operator[](index slot) const { return list ? list[slot] : first + step * slot; }
 };
 
+/// Slots [begin, end) a query sees.
+struct key_span {
+  index begin = 0, end = 0;
+};
+
 /// Slots [0, count) of keys and values. Keys lie across panels [dim][panel_width]; values in panels
 /// [capacity][panel_width]. `finite` knows, for every panel_width slots, whether a value in them is not finite: such
 /// values are multiplied only into the rows that see them.
@@ -40,14 +45,24 @@ struct key_slab {
   }
 
   /// Fills slots [begin, end) from the rows `where` names; begin is a multiple of the panel width.
-  template <class S>
-  void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
+  template <class K, class V>
+  void pack(const matrix_view<K>& k, const matrix_view<V>& v, index begin, index end) {
     const auto key_row = [&](index slot) { return k.row(where[begin + slot]); };
     pack_panels_across<T>(key_row, end - begin, dim, k.col_stride, keys + begin * dim);
     const auto value_row = [&](index slot) { return v.row(where[slot]); };
     for (index slot = begin; slot < end; slot += wide)
       finite[slot / wide] =
           pack_panels<T>(value_row, slot, std::min(wide, end - slot), dim_v, v.col_stride, values, capacity);
+  }
+
+  /// The slots from `slot` on, a multiple of the panel width, with a map of their own.
+  key_slab from(index slot, const index_map& map) const {
+    key_slab rest = *this;
+    rest.keys += slot * dim;
+    rest.values += slot * wide;
+    rest.finite += slot / wide;
+    rest.where = map;
+    return rest;
   }
 
   const T* key_panel(index slot) const { return keys + slot * dim; }

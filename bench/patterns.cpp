@@ -1,0 +1,128 @@
+// Exact softmax by patterns, and by hashing.
+#include <attn/softmax/bigbird.hpp>
+#include <attn/softmax/block.hpp>
+#include <attn/softmax/lsh.hpp>
+#include <attn/softmax/strided.hpp>
+
+#include <algorithm>
+
+#include "table.hpp"
+
+namespace bench {
+namespace {
+
+/// One product with the key and one with the value for every pair the pattern names.
+template <attn::pattern Pattern>
+double pattern_flops(const problem& p, const Pattern& pattern) {
+  double pairs = 0;
+  for (index h = 0; h < p.heads; ++h) {
+    const attn::sequence s{0, h, p.length, p.length, p.causal};
+    pairs += attn::count_pairs(pattern, s);
+  }
+  return 2.0 * pairs * static_cast<double>(p.dim + p.dim_v);
+}
+
+constexpr index bigbird_block = 64, random_blocks = 3;
+
+attn::random_block_table random_table(const problem& p) {
+  return attn::draw_random_blocks(p.heads, (p.length + bigbird_block - 1) / bigbird_block, random_blocks,
+                                  {.seed = 1, .causal = p.causal});
+}
+
+runner prepare_block(const problem& p) {
+  return [b = p.set.block, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+    attn::block(q, k, v, out, {.size = b, .neighbours = 1, .causal = causal}, exec);
+  };
+}
+
+runner prepare_strided(const problem& p) {
+  return [l = p.set.stride, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+    attn::strided(q, k, v, out, {.stride = l, .causal = causal}, exec);
+  };
+}
+
+runner prepare_fixed(const problem& p) {
+  return [l = p.set.stride, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+    attn::strided(q, k, v, out, {.kind = attn::strided_kind::fixed, .stride = l, .summary = 1, .causal = causal}, exec);
+  };
+}
+
+runner prepare_bigbird(const problem& p) {
+  return [causal = p.causal, random = random_table(p)](input q, input k, input v, output out, attn::execution& exec) {
+    attn::bigbird(q, k, v, out, {.size = bigbird_block, .random = random, .causal = causal}, exec);
+  };
+}
+
+constexpr index lsh_buckets = 64, lsh_chunk = 64;
+
+/// Hashes, and for every round the pairs of a chunk with itself, but for a query's own key, and with the one before.
+double lsh_flops(const problem& p) {
+  const auto n = static_cast<double>(p.length), c = static_cast<double>(std::min(lsh_chunk, p.length));
+  const double pairs = n * c + (n - c) * c, seen = p.causal ? pairs / 2 : pairs - n;
+  const double hashes = n * static_cast<double>(p.dim * lsh_buckets / 2);
+  return 2.0 * static_cast<double>(p.set.rounds * p.heads) * (seen * static_cast<double>(p.dim + p.dim_v) + hashes);
+}
+
+/// Queries are keys: k is not looked at.
+runner prepare_lsh(const problem& p) {
+  return [causal = p.causal, rounds = p.set.rounds,
+          rotations = attn::draw_rotations<float>(p.heads, p.set.rounds, p.dim, lsh_buckets, 1)](
+             input q, input, input v, output out, attn::execution& exec) {
+    attn::lsh(q, v, out,
+              {.rounds = rounds, .buckets = lsh_buckets, .chunk = lsh_chunk, .rotations = rotations, .causal = causal},
+              exec);
+  };
+}
+
+}  // namespace
+
+std::vector<operator_entry> pattern_operators() {
+  return {{.name = "block",
+           .cost = growth::linear,
+           .has_causal = true,
+           .exact = false,
+           .uses = {"block"},
+           .flops =
+               [](const problem& p) {
+                 return pattern_flops(p, attn::block_pattern{p.set.block, 1});
+               },
+           .prepare = prepare_block},
+          {.name = "strided",
+           .cost = growth::quadratic,
+           .has_causal = true,
+           .exact = false,
+           .uses = {"stride"},
+           .flops = [](const problem& p) { return pattern_flops(p, attn::strided_pattern(p.set.stride)); },
+           .prepare = prepare_strided},
+          {.name = "fixed",
+           .cost = growth::quadratic,
+           .has_causal = true,
+           .exact = false,
+           .uses = {"stride"},
+           .flops =
+               [](const problem& p) {
+                 return pattern_flops(p, attn::fixed_pattern{p.set.stride, 1});
+               },
+           .prepare = prepare_fixed},
+          {.name = "bigbird",
+           .cost = growth::linear,
+           .has_causal = true,
+           .exact = false,
+           .uses = {},
+           .flops =
+               [](const problem& p) {
+                 const attn::random_block_table random = random_table(p);
+                 return pattern_flops(p, attn::bigbird_pattern{bigbird_block, 3, 1, random});
+               },
+           .prepare = prepare_bigbird},
+          {.name = "lsh",
+           .cost = growth::linear,
+           .has_causal = true,
+           .exact = false,
+           .uses = {"rounds"},
+           .flops = lsh_flops,
+           .prepare = prepare_lsh,
+           .approximates = false}};
+}
+
+}  // namespace bench

@@ -1,0 +1,320 @@
+// attn: exact softmax attention over the keys a pattern names, yours or one of the library's.
+//
+//   out_i = softmax attention (full_softmax.hpp) over the keys the query sees; pattern.hpp says how a pattern is
+//   written
+//
+//   attn::pattern_softmax(q, k, v, out, paragraphs{starts});
+//   attn::pattern_softmax(q, k, v, out, attn::joined_patterns{attn::window_pattern{64, 64}, mine}, {.causal = true});
+//
+// Shapes   as full_softmax.
+// Cost     2 (D + Dv) operations for every pair of query and key the pattern names, and one pass over the keys.
+// Scratch:
+//          packed keys and values of one key head (or of as many as fill the threads), about Lk (D + Dv) numbers, and
+//          what a group gathers; for joined patterns the results so far of the heads under way, about Lq Dv numbers
+//          each.
+// Throws   std::invalid_argument for shapes or options that do not fit, for a pattern whose groups do not hold every
+//          query once, and for lists that do not ascend from 0 on, before anything is written.
+#pragma once
+
+#include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/pattern.hpp>
+#include <attn/softmax/row_states.hpp>
+
+namespace attn {
+
+/// Options of pattern_softmax for elements of type S.
+template <class S>
+struct pattern_softmax_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  using real = compute_type<S>;
+
+  /// Nothing after the query's own position.
+  bool causal = false;
+  /// Factor of q.k; 1 / sqrt(D) unless given.
+  std::optional<real> scale{};
+  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  /// c tanh(s / c) on scale q.k.
+  std::optional<real> softcap{};
+  /// ALiBi: -slope |distance of positions|, one slope a head.
+  std::span<const real> alibi_slopes{};
+  /// A logit per head that joins the denominator and has no value.
+  std::span<const real> sinks{};
+  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
+  tensor_view<real, 3> lse{};
+};
+
+namespace detail {
+
+/// The terms of a score, and the one key its query may have to leave out: its own.
+template <class T, class Score>
+struct pattern_terms {
+  score_terms<T, Score> terms;
+  const key_set* set;
+
+  bool any() const { return terms.any() || !set->itself; }
+  void apply(T* s, index count, index i, const index_map& where, index slot) const {
+    if (terms.any()) terms.apply(s, count, i, where, slot);
+    if (set->itself) return;
+    const index p = i + terms.query_shift, own = set->slots_before(p) - slot;
+    if (own >= 0 && own < count && where[slot + own] == p) s[own] = -std::numeric_limits<T>::infinity();
+  }
+};
+
+/// Scratch of one thread: the rows under way, and the keys a group gathers.
+template <class T>
+struct pattern_scratch {
+  row_block<T> block;
+  key_slab<T> gathered;
+
+  static pattern_scratch layout(carver& memory, index slots, index dim, index dim_v) {
+    pattern_scratch s;
+    s.block = row_block<T>::layout(memory, dim, dim_v);
+    s.gathered = key_slab<T>::layout(memory, slots, dim, dim_v);
+    return s;
+  }
+};
+
+/// One call, after its checks.
+template <class S, class Score, class Pattern>
+struct pattern_call {
+  using T = compute_type<S>;
+  static constexpr index pack_step = 128;  // keys packed at a time, if any of them is seen
+  static constexpr bool joined = is_joined<Pattern>;
+
+  const tensor_view<const S>&q, &k, &v;
+  const tensor_view<S>& out;
+  const Pattern& pattern;
+  const pattern_softmax_options<S>& options;
+  attention_shape shape;
+  sequence_lengths lengths;
+  score_terms<T, Score> terms;
+  index gathered = 0;  // slots of the group that gathers most
+
+  sequence sequence_of(index b, index h) const { return {b, h, lengths.queries(b), lengths.keys(b), options.causal}; }
+
+  /// Asks for every group once: refuses what cannot be attended, and learns how much is gathered.
+  void survey(const door& at) {
+    for (index b = 0; b < shape.batch; ++b)
+      for (index h = 0; h < shape.heads; ++h)
+        for_each_part(pattern, [&](const auto& part, bool, bool) { survey_part(at, part, sequence_of(b, h)); });
+  }
+  template <class Part>
+  void survey_part(const door& at, const Part& part, const sequence& s) {
+    index held = 0;
+    for (index g = 0, groups = part.groups(s); g < groups; ++g) {
+      held += count_of(queries_of(part, s, g));
+      index slots = 0;
+      visit_keys(part, s, g, [&](const key_set& set, const auto&) {
+        if (!set.contiguous()) slots += round_up(set.count, panel_width<T>);
+        const auto list = set.given;
+        if (list.empty()) return;
+        if (list[0] < 0) at.refuse("listed keys >= 0", list[0]);
+        const auto fall = std::adjacent_find(list.begin(), list.end(), std::greater_equal<index>());
+        if (fall != list.end()) at.refuse("listed keys that ascend", text({fall[0], " before ", fall[1]}));
+      });
+      gathered = std::max(gathered, slots);
+    }
+    if (held != s.queries) at.refuse(text({"groups that hold each query once: ", s.queries, " in all"}), held);
+  }
+
+  /// Which stretches of pack_step keys of batch item b the groups of the heads of key head kv read in place.
+  void mark(index b, index kv, bool* needed) const {
+    std::fill_n(needed, ceil_div(shape.keys, pack_step), false);
+    for (index h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h) {
+      const sequence s = sequence_of(b, h);
+      for_each_part(pattern, [&](const auto& part, bool, bool) {
+        for (index g = 0, groups = part.groups(s); g < groups; ++g)
+          visit_keys(part, s, g, [&](const key_set& set, const auto&) {
+            if (set.contiguous())
+              for (index n = set.where.first / pack_step; n * pack_step < set.where.first + set.count; ++n)
+                needed[n] = true;
+          });
+      });
+    }
+  }
+
+  /// Attends the queries of one group.
+  template <class Part>
+  void attend_group(const Part& part, bool first, bool last, index b, index h, index g, const key_slab<T>& all,
+                    const row_states<T>& states, const pattern_scratch<T>& scratch) const {
+    const sequence s = sequence_of(b, h);
+    const position_range queries = queries_of(part, s, g);
+    const index count = count_of(queries), kv = h / shape.group();
+    if (count == 0) return;
+    index used = 0;
+    visit_keys(part, s, g, [&](const key_set& set, const auto&) {
+      if (set.contiguous()) return;
+      scratch.gathered.from(used, set.where).pack(head_of(k, b, kv), head_of(v, b, kv), 0, set.count);
+      used += round_up(set.count, panel_width<T>);
+    });
+
+    row_block<T> block = scratch.block;
+    const index step = round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows);
+    for (index row = 0; row < count; row += step) {
+      const index rows = std::min(step, count - row), p0 = queries.begin + row * queries.step;
+      block.begin(head_of(q, b, h), {p0 - s.first(), queries.step, nullptr}, rows, terms.query_factor());
+      if (!first) states.resume(block);
+      used = 0;
+      visit_keys(part, s, g, [&](const key_set& set, const auto& of_query) {
+        for (index r = 0; r < rows; ++r) block.span[r] = set.span_of(s, p0 + r * queries.step, of_query);
+        const pattern_terms<T, Score> seen{terms.for_head(b, h, s.first()), &set};
+        if (set.contiguous()) {
+          for (index r = 0; r < rows; ++r) {
+            block.span[r].begin += set.where.first;
+            block.span[r].end += set.where.first;
+          }
+          key_set of_all = set;
+          of_all.where.first = 0;
+          of_all.count = shape.keys;
+          return attend(block, all, pattern_terms<T, Score>{seen.terms, &of_all});
+        }
+        attend(block, scratch.gathered.from(used, set.where), seen);
+        used += round_up(set.count, panel_width<T>);
+      });
+      if (last)
+        finish(block, head_of(out, b, h), per_head(options.sinks, h), row_of(options.lse, b, h), options.lse.stride(2));
+      else
+        states.save(block);
+    }
+  }
+
+  /// What the threads share while some pairs of batch item and key head are under way.
+  struct pairs_under_way {
+    key_slab<T>* slabs;
+    row_states<T>* states;  // one a query head
+    bool* needed;           // [pair][stretches]
+  };
+  pairs_under_way layout(carver& memory, index pairs) const {
+    const index heads = joined ? pairs * shape.group() : 0;
+    const pairs_under_way shared{memory.take<key_slab<T>>(pairs), memory.take<row_states<T>>(heads),
+                                 memory.take<bool>(pairs * ceil_div(shape.keys, pack_step))};
+    for (index n = 0; n < pairs; ++n) {
+      const auto slab = key_slab<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
+      if (shared.slabs) shared.slabs[n] = slab;
+    }
+    for (index n = 0; n < heads; ++n) {
+      const auto states = row_states<T>::layout(memory, shape.queries, shape.dim_v);
+      if (shared.states) shared.states[n] = states;
+    }
+    return shared;
+  }
+
+  /// Pairs [begin, begin + count) of batch item and key head.
+  void attend_pairs(index begin, index count, execution& where) const {
+    const index group = shape.group(), stretches = ceil_div(shape.keys, pack_step);
+    const pairs_under_way shared = where.shared_scratch([&](carver& memory) { return layout(memory, count); });
+    for (index n = 0; n < count; ++n)
+      mark((begin + n) / shape.kv_heads, (begin + n) % shape.kv_heads, shared.needed + n * stretches);
+    where.for_each(count * stretches, [&](index task, int) {
+      const index n = task / stretches, b = (begin + n) / shape.kv_heads, kv = (begin + n) % shape.kv_heads;
+      const index from = task % stretches * pack_step, to = std::min(from + pack_step, lengths.keys(b));
+      if (from < to && shared.needed[task]) shared.slabs[n].pack(head_of(k, b, kv), head_of(v, b, kv), from, to);
+    });
+    for_each_part(pattern, [&](const auto& part, bool first, bool last) {
+      index groups = 0;
+      for (index n = 0; n < count * group; ++n) groups = std::max(groups, part.groups(head(begin, n)));
+      where.for_each(groups * count * group, [&](index task, int worker) {
+        const index n = task % (count * group), g = task / (count * group);
+        const sequence s = head(begin, n);
+        if (g >= part.groups(s)) return;
+        const auto scratch = where.scratch(worker, [&](carver& memory) {
+          return pattern_scratch<T>::layout(memory, gathered, shape.dim, shape.dim_v);
+        });
+        attend_group(part, first, last, s.batch, s.head, g, shared.slabs[n / group],
+                     joined ? shared.states[n] : row_states<T>{}, scratch);
+      });
+    });
+  }
+  /// Query head n of the pairs from `begin` on.
+  sequence head(index begin, index n) const {
+    const index pair = begin + n / shape.group();
+    return sequence_of(pair / shape.kv_heads, pair % shape.kv_heads * shape.group() + n % shape.group());
+  }
+
+  void run(execution& where) const {
+    // A wave of pairs keeps the threads busy; serial, it is one pair.
+    const index pairs = shape.batch * shape.kv_heads, threads = where.threads();
+    const index bytes = std::max<index>(1, shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T)));
+    const index wave =
+        threads == 1 ? 1 : std::clamp<index>((index(2) << 20) / bytes, threads, std::max(pairs, threads));
+    for (index begin = 0; begin < pairs; begin += wave) attend_pairs(begin, std::min(wave, pairs - begin), where);
+    for (index b = 0; b < shape.batch; ++b)
+      for (index h = 0; h < shape.heads; ++h)
+        clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, row_of(options.lse, b, h),
+                   options.lse.stride(2));
+  }
+};
+
+/// The part of an operator's options that every pattern has.
+template <class S, class Options>
+pattern_softmax_options<S> common_options(const Options& o) {
+  return {o.causal, o.scale, o.lengths, o.query_lengths, o.key_lengths, o.softcap, o.alibi_slopes, o.sinks, o.lse};
+}
+
+template <class S>
+std::pair<attention_shape, sequence_lengths> check_pattern_softmax(const door& at, const tensor_view<const S>& q,
+                                                                   const tensor_view<const S>& k,
+                                                                   const tensor_view<const S>& v,
+                                                                   const tensor_view<S>& out,
+                                                                   const pattern_softmax_options<S>& options) {
+  const attention_shape shape = check_attention(at, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(at, shape, options);
+  check_softmax_options(at, shape, options, q, k, v, out);
+  return {shape, lengths};
+}
+
+/// A call whose shapes and options have passed their checks; the pattern is checked here.
+template <class S, class Pattern, class Score>
+void run_pattern_softmax(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+                         const tensor_view<const S>& v, const tensor_view<S>& out, const Pattern& pattern,
+                         const pattern_softmax_options<S>& options, const attention_shape& shape,
+                         const sequence_lengths& lengths, Score& score, execution& where) {
+  pattern_call<S, Score, Pattern> call{
+      q,     k,       v,
+      out,   pattern, options,
+      shape, lengths, {options.softcap, {}, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim)}};
+  call.survey(at);
+  call.run(where);
+}
+
+}  // namespace detail
+
+/// Attention by a pattern; `score(s, batch, head, i, j)` may replace the score s of query row i and key row j, after
+/// every other term; -infinity masks the key.
+template <viewable Q, viewable K, viewable V, viewable O, pattern Pattern, class Score>
+  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern& pattern,
+                     const pattern_softmax_options<element_of<const Q&>>& options, Score&& score, execution& where) {
+  detail::require_one_element_type<const Q&, const K&, const V&, O>();
+  using S = element_of<const Q&>;
+  detail::require_score<Score, compute_type<S>>();
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
+  const tensor_view<S> to = as_view(out);
+  const detail::door at("pattern_softmax");
+  const auto [shape, lengths] = detail::check_pattern_softmax(at, queries, keys, values, to, options);
+  detail::run_pattern_softmax(at, queries, keys, values, to, pattern, options, shape, lengths, score, where);
+}
+
+template <viewable Q, viewable K, viewable V, viewable O, pattern Pattern, class Score>
+  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern& pattern,
+                     const pattern_softmax_options<element_of<const Q&>>& options, Score&& score) {
+  execution serial;
+  pattern_softmax(q, k, v, out, pattern, options, score, serial);
+}
+
+template <viewable Q, viewable K, viewable V, viewable O, pattern Pattern>
+void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern& pattern,
+                     const pattern_softmax_options<element_of<const Q&>>& options, execution& where) {
+  pattern_softmax(q, k, v, out, pattern, options, detail::no_score{}, where);
+}
+
+template <viewable Q, viewable K, viewable V, viewable O, pattern Pattern>
+void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern& pattern,
+                     const pattern_softmax_options<element_of<const Q&>>& options = {}) {
+  execution serial;
+  pattern_softmax(q, k, v, out, pattern, options, detail::no_score{}, serial);
+}
+
+}  // namespace attn

@@ -1,0 +1,30 @@
+#include "golden/operators.hpp"
+#include "support/run_pattern.hpp"
+
+namespace testing {
+namespace {
+
+problem<reference::strided_options> read(const golden_case& golden) {
+  problem<reference::strided_options> p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
+  read_softmax_options(golden, p.options);
+  p.options.fixed = golden.text("kind") == "fixed";
+  p.options.stride = golden.integer("stride");
+  if (golden.has("summary")) p.options.summary = golden.integer("summary");
+  return p;
+}
+
+}  // namespace
+
+golden_operator golden_strided() {
+  return {"strided",
+          with(softmax_keys, {"kind", "stride", "summary"}),
+          softmax_arrays,
+          [](const golden_case& golden) {
+            const auto p = read(golden);
+            return reference::strided(p.q, p.k, p.v, p.options);
+          },
+          [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
+          [](const golden_case& golden) { return run_pattern<float>(read(golden)); }};
+}
+
+}  // namespace testing

@@ -1,0 +1,31 @@
+#include "laws/operators/patterns.hpp"
+
+namespace testing {
+
+template <class T>
+void add_bigbird(std::vector<law_operator<T>>& all) {
+  using options = reference::bigbird_options;
+  const auto sized = [](index size, index globals, index random, bool causal,
+                        bool more = false) -> options_for<options> {
+    return [=](const law_shape& s) {
+      options o;
+      o.size = size, o.global_blocks = globals, o.causal = causal;
+      o.random = block_table(s.first_head, s.heads, (s.keys + size - 1) / size, random);
+      if (more) softcap_and_sinks(s, o);
+      return o;
+    };
+  };
+  all.push_back(pattern_operator<T>("bigbird", sized(8, 1, 2, false)));
+  for (bool causal : {false, true})
+    all.back().limits.push_back(full_limit<T>("every block global", sized(10, 13, 0, causal)));
+  // The last blocks are those of the whole length, whose queries see everything: with `causal` as without, the future
+  // takes no part in it.
+  all.push_back(pattern_operator<T>("bigbird causal", sized(16, 1, 3, true)));
+  all.push_back(pattern_operator<T>("bigbird of everything", sized(5, 0, 2, true, true)));
+}
+template void add_bigbird(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_bigbird(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

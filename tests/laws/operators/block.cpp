@@ -1,0 +1,40 @@
+#include "laws/operators/patterns.hpp"
+
+namespace testing {
+
+template <class T>
+void add_block(std::vector<law_operator<T>>& all) {
+  using options = reference::block_options;
+  const auto sized = [](index size, index neighbours, bool causal) -> options_for<options> {
+    return [=](const law_shape&) {
+      options o;
+      o.size = size, o.neighbours = neighbours, o.causal = causal;
+      return o;
+    };
+  };
+  const auto permuted = [](bool causal) -> options_for<options> {
+    return [=](const law_shape& s) {
+      options o;
+      o.size = 20, o.causal = causal;
+      const tensor<index> drawn = block_table(s.first_head, s.heads, 40, 1);
+      o.permutation = tensor<index>(1, s.heads, (s.keys + 19) / 20, 1);
+      for (index h = 0; h < s.heads; ++h)  // a block not after the query's own: every query sees a key
+        for (index a = 0; a < o.permutation.length(); ++a)
+          o.permutation(0, h, a, 0) = std::clamp<index>(drawn(0, h, a, 0), 0, a);
+      if (causal) softcap_and_sinks(s, o);
+      return o;
+    };
+  };
+  all.push_back(pattern_operator<T>("block", sized(16, 1, false)));
+  for (bool causal : {false, true})
+    all.back().limits.push_back(full_limit<T>("blocks of the length", sized(300, 0, causal)));
+  all.push_back(pattern_operator<T>("block causal", sized(50, 1, true)));
+  all.push_back(pattern_operator<T>("block permuted", permuted(false)));
+  all.push_back(pattern_operator<T>("block of everything", permuted(true)));
+}
+template void add_block(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_block(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

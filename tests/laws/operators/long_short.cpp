@@ -1,0 +1,88 @@
+#include "reference/long_short.hpp"
+
+#include "laws/operators/patterns.hpp"
+#include "support/call_long_short.hpp"
+
+namespace testing {
+namespace {
+
+struct long_short_entry {
+  std::string name;
+  index left, right, rank, segment = 0, block = 0;
+  bool norms = false, softcap_and_sinks = false;
+};
+
+template <class T>
+bound<T> bind_long_short(const long_short_entry& entry, const law_shape& s) {
+  struct parameters {
+    tensor<T> logits;
+    std::vector<T> sinks, gamma, beta;
+  };
+  auto p = std::make_shared<parameters>();
+  p->logits = tensor<T>(s.batch, s.heads, s.keys, entry.rank);
+  for (index b = 0; b < s.batch; ++b)
+    for (index h = 0; h < s.heads; ++h)
+      for (index j = 0; j < s.keys; ++j)
+        for (index c = 0; c < entry.rank; ++c) {  // by where it stands in the larger batch
+          random_source random(
+              static_cast<std::uint64_t>((((s.first_batch + b) * 16 + s.first_head + h) * 1000 + j) * 20 + c));
+          p->logits(b, h, j, c) = static_cast<T>(2 * random.normal());
+        }
+  for (index h = 0; h < s.heads; ++h) p->sinks.push_back(static_cast<T>(s.first_head + h) - 1);
+  p->gamma = cast<T>(random_values(1, s.dim)), p->beta = cast<T>(random_values(2, s.dim));
+  return [p, entry](const law_call<T>& call) {
+    attn::long_short_options<T> o;
+    o.left = entry.left, o.right = entry.right, o.block = entry.block;
+    o.causal = entry.segment > 0, o.segment = entry.segment;
+    if (entry.norms) o.local_gamma = p->gamma, o.global_gamma = p->gamma, o.global_beta = p->beta;
+    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = p->sinks;
+    o.lengths = call.lengths, o.lse = call.lse;
+    compiled_long_short<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(p->logits)), o, *call.execution);
+  };
+}
+
+template <class T>
+law_operator<T> operator_of(const long_short_entry& entry) {
+  law_operator<T> op;
+  op.name = entry.name;
+  op.causal = entry.segment > 0;
+  op.averages = !entry.softcap_and_sinks && !entry.norms;
+  op.cross = false;  // lengths differ in its own tests
+  op.square = entry.norms;
+  op.bind = [entry](const law_shape& s) { return bind_long_short<T>(entry, s); };
+  // Compressed keys mix the tokens of all, or of their segment.
+  if (!entry.norms)
+    op.sees = [entry](const law_shape& s, index, index, index i, index j) {
+      const index position = i + s.keys - s.queries;
+      if (entry.segment == 0) return true;
+      const index end = (j / entry.segment + 1) * entry.segment;
+      if (end <= s.keys && end - 1 <= position) return true;
+      return position - entry.left <= j && j <= position;
+    };
+  return op;
+}
+
+}  // namespace
+
+template <class T>
+void add_long_short(std::vector<law_operator<T>>& all) {
+  law_operator<T> op = operator_of<T>({.name = "long_short", .left = 10, .right = 4, .rank = 5});
+  for (bool causal : {false, true})
+    op.limits.push_back({"a window of the length, no compressed keys",
+                         [causal](const law_shape& s) {
+                           return bind_long_short<T>({"", 300, 300, 0, causal ? index(20) : index(0)}, s);
+                         },
+                         full_binder<T>(causal)});
+  all.push_back(op);
+  all.push_back(operator_of<T>({.name = "long_short causal", .left = 30, .right = 0, .rank = 2, .segment = 16}));
+  all.push_back(operator_of<T>(
+      {.name = "long_short with norms, blocks", .left = 5, .right = 9, .rank = 13, .block = 12, .norms = true}));
+  all.push_back(operator_of<T>(
+      {.name = "long_short of everything", .left = 5, .right = 0, .rank = 3, .segment = 7, .softcap_and_sinks = true}));
+}
+template void add_long_short(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_long_short(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

@@ -1,0 +1,107 @@
+#include "reference/lsh.hpp"
+
+#include "laws/operators/patterns.hpp"
+#include "support/call_lsh.hpp"
+
+namespace testing {
+namespace {
+
+struct lsh_entry {
+  std::string name;
+  index rounds, buckets, chunk;
+  bool causal = false, wrap = false, softcap_and_sinks = false, unrotated = false;
+};
+
+template <class T>
+bound<T> bind_lsh(const lsh_entry& entry, const law_shape& s) {
+  struct parameters {
+    tensor<T> rotations;
+    std::vector<T> sinks;
+  };
+  auto p = std::make_shared<parameters>();
+  p->rotations = tensor<T>(s.heads, entry.rounds, s.dim, entry.buckets / 2);
+  for (index h = 0; h < s.heads && !entry.unrotated; ++h) {
+    random_source random(static_cast<std::uint64_t>(s.first_head + h) + 11);
+    for (index n = 0; n < p->rotations.size() / s.heads; ++n)
+      p->rotations.data[static_cast<std::size_t>(h * p->rotations.size() / s.heads + n)] =
+          static_cast<T>(random.normal());
+  }
+  for (index h = 0; h < s.heads; ++h) p->sinks.push_back(static_cast<T>(s.first_head + h) - 1);
+  return [p, entry](const law_call<T>& call) {
+    attn::lsh_options<T> o;
+    o.rounds = entry.rounds, o.buckets = entry.buckets, o.chunk = entry.chunk;
+    o.causal = entry.causal, o.wrap = entry.wrap, o.rotations = view(std::as_const(p->rotations));
+    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = p->sinks;
+    o.lengths = call.lengths, o.lse = call.lse;
+    compiled_lsh<T>::call(call.q, call.v, call.out, o, {}, *call.execution);
+  };
+}
+
+// Full softmax over unit keys, where query i sees the other keys for which seen(i, j).
+template <class T, class Seen>
+binder<T> masked_full(Seen seen) {
+  return [seen](const law_shape& s) {
+    return [seen, s](const law_call<T>& call) {
+      tensor<double> q(s.batch, s.heads, s.queries, s.dim);
+      for (index b = 0; b < s.batch; ++b)
+        for (index h = 0; h < s.heads; ++h)
+          for (index i = 0; i < s.queries; ++i)
+            for (index d = 0; d < s.dim; ++d) q(b, h, i, d) = static_cast<double>(call.q(b, h, i, d));
+      const tensor<T> k = cast<T>(reference::lsh_keys(q, 0));
+      tensor<T> v(s.batch, s.heads, s.queries, s.value_dim);
+      for (index b = 0; b < s.batch; ++b)
+        for (index h = 0; h < s.heads; ++h)
+          for (index i = 0; i < s.queries; ++i)
+            for (index d = 0; d < s.value_dim; ++d) v(b, h, i, d) = call.v(b, h / (s.heads / s.kv_heads), i, d);
+      attn::full_softmax_options<T> o;
+      o.lse = call.lse;
+      compiled_full_softmax<T>::call(
+          call.q, view(k), view(std::as_const(v)), call.out, o,
+          [&](T score, index, index, index i, index j) {
+            const bool alone = s.queries == 1;  // it may see itself
+            return alone || (i != j && seen(i, j)) ? score : -std::numeric_limits<T>::infinity();
+          },
+          *call.execution);
+    };
+  };
+}
+
+template <class T>
+law_operator<T> operator_of(const lsh_entry& entry) {
+  law_operator<T> op;
+  op.name = entry.name;
+  // Law 5 is not for it: how early tokens sort into chunks depends on later ones. So do laws 9 and 10 on who sees whom.
+  op.averages = !entry.softcap_and_sinks;
+  op.cross = false;
+  op.bind = [entry](const law_shape& s) { return bind_lsh<T>(entry, s); };
+  return op;
+}
+
+}  // namespace
+
+template <class T>
+void add_lsh(std::vector<law_operator<T>>& all) {
+  law_operator<T> op = operator_of<T>({.name = "lsh", .rounds = 2, .buckets = 8, .chunk = 16});
+  const auto limit = [](const lsh_entry& entry) {
+    return [entry](const law_shape& s) { return bind_lsh<T>(entry, s); };
+  };
+  op.limits.push_back(
+      {"a chunk of the length", limit({"", 1, 8, 300}), masked_full<T>([](index, index) { return true; })});
+  op.limits.push_back({"one bucket: local chunks",
+                       limit({.name = "", .rounds = 1, .buckets = 2, .chunk = 16, .unrotated = true}),
+                       masked_full<T>([](index i, index j) { return j / 16 == i / 16 || j / 16 + 1 == i / 16; })});
+  all.push_back(op);
+  all.push_back(operator_of<T>({.name = "lsh of everything",
+                                .rounds = 3,
+                                .buckets = 6,
+                                .chunk = 10,
+                                .causal = true,
+                                .wrap = true,
+                                .softcap_and_sinks = true}));
+}
+template void add_lsh(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_lsh(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

@@ -1,0 +1,62 @@
+// A pattern of one's own: groups of queries by twos, windows, lists and steps.
+#include "laws/law.hpp"
+#include "support/call_patterns.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+namespace {
+
+// Queries at even positions see a window, those at odd ones every 9th key but their own; all see keys 0, 64 and 101.
+bool own_pattern_sees(index position, index key) {
+  if (key == 0 || key == 64 || key == 101) return true;
+  if (position % 2 == 0) return position - 6 <= key && key <= position + 3;
+  return key % 9 == 4 && key != position;
+}
+
+listed_pattern own_pattern(const law_shape& s) {
+  std::vector<index> others, common = {0, 64, 101};
+  for (index j = 4; j < s.keys; j += 9) others.push_back(j);
+  const index first = (s.keys - s.queries) - 1000;
+  const index even = first - first % 2;
+  listed_pattern p;
+  listed_pattern::group near{{even, s.keys, 2}, {{.list = common}}};
+  const attn::position_range between[] = {{1, 64}, {65, 101}, {102, s.keys}};
+  for (const auto& range : between)
+    near.pieces.push_back({.range = range, .left = 6, .right = 3});
+  p.all.push_back(near);
+  listed_pattern::group far{{even + 1, s.keys, 2}, {{.list = common}}};
+  if (!others.empty()) far.pieces.push_back({.list = others, .others = true});
+  p.all.push_back(far);
+  return p;
+}
+
+}  // namespace
+
+template <class T>
+void add_pattern_softmax(std::vector<law_operator<T>>& all) {
+  for (bool causal : {false, true}) {
+    law_operator<T> op;
+    op.name = causal ? "own pattern, causal" : "own pattern";
+    op.causal = causal;
+    op.bind = [causal](const law_shape& shape) {
+      return [causal, pattern = own_pattern(shape)](const law_call<T>& call) {
+        attn::pattern_softmax_options<T> options;
+        options.causal = causal;
+        options.lengths = call.lengths;
+        options.lse = call.lse;
+        compiled_pattern_softmax<T>::call(call.q, call.k, call.v, call.out, pattern, options, {}, *call.execution);
+      };
+    };
+    op.sees = [causal](const law_shape& s, index, index, index i, index j) {
+      const index position = i + s.keys - s.queries;
+      return !(causal && j > position) && own_pattern_sees(position, j);
+    };
+    all.push_back(op);
+  }
+}
+template void add_pattern_softmax(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_pattern_softmax(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

@@ -1,0 +1,39 @@
+#include "laws/operators/patterns.hpp"
+
+namespace testing {
+
+template <class T>
+void add_strided(std::vector<law_operator<T>>& all) {
+  using options = reference::strided_options;
+  const auto strided = [](index stride, bool causal, bool more = false) -> options_for<options> {
+    return [=](const law_shape& s) {
+      options o;
+      o.stride = stride, o.causal = causal;
+      if (more) softcap_and_sinks(s, o);
+      return o;
+    };
+  };
+  const auto fixed = [](index stride, index summary, bool causal) -> options_for<options> {
+    return [=](const law_shape&) {
+      options o;
+      o.fixed = true, o.stride = stride, o.summary = summary, o.causal = causal;
+      return o;
+    };
+  };
+  all.push_back(pattern_operator<T>("strided", strided(7, false)));
+  for (bool causal : {false, true}) {
+    all.back().limits.push_back(full_limit<T>("a stride of the length", strided(300, causal)));
+    all.back().limits.push_back(full_limit<T>("a stride of 1", strided(1, causal)));
+  }
+  all.push_back(pattern_operator<T>("strided causal", strided(16, true)));
+  all.push_back(pattern_operator<T>("strided of everything", strided(33, true, true)));
+  all.push_back(pattern_operator<T>("fixed", fixed(20, 3, false)));
+  all.back().limits.push_back(full_limit<T>("nothing but summaries", fixed(9, 9, false)));
+  all.push_back(pattern_operator<T>("fixed causal", fixed(12, 1, true)));
+}
+template void add_strided(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_strided(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing

@@ -1,0 +1,118 @@
+#pragma once
+// Attention by locality-sensitive hashing (Reformer, Kitaev 2020), written as its definition: for every round and
+// token, the chunks it sees; the keys of all rounds in one softmax.
+#include <algorithm>
+#include <numeric>
+
+#include "reference/softmax.hpp"
+
+namespace reference {
+
+struct lsh_options : softmax_options {
+  index rounds = 4, buckets = 64, chunk = 64, lookback = 1, lookahead = 0;
+  bool wrap = false, scaled = true;
+  double norm_eps = 0;
+  tensor<double> rotations;  // [H|1, rounds, D, buckets / 2]
+};
+
+// x R for one token and round, then its negative.
+inline std::vector<double> lsh_products(const tensor<double>& q, const lsh_options& o, index b, index h, index i,
+                                        index round) {
+  const index half = o.buckets / 2;
+  std::vector<double> products(static_cast<std::size_t>(o.buckets));
+  for (index c = 0; c < half; ++c) {
+    double sum = 0;
+    for (index d = 0; d < q.dim(); ++d)
+      sum += q(b, h, i, d) * o.rotations(o.rotations.batch() == 1 ? 0 : h, round, d, c);
+    products[static_cast<std::size_t>(c)] = sum;
+    products[static_cast<std::size_t>(half + c)] = -sum;
+  }
+  return products;
+}
+
+// How near the second-best bucket of any token comes to its best: rounding must not decide.
+inline double lsh_gap(const tensor<double>& q, const lsh_options& o) {
+  double gap = infinity;
+  for (index b = 0; b < q.batch(); ++b)
+    for (index h = 0; h < q.heads(); ++h)
+      for (index i = 0; i < q.length(); ++i)
+        for (index round = 0; round < o.rounds; ++round) {
+          std::vector<double> products = lsh_products(q, o, b, h, i, round);
+          std::nth_element(products.begin(), products.begin() + 1, products.end(), std::greater<>());
+          gap = std::min(gap, products[0] - products[1]);
+        }
+  return gap;
+}
+
+// k = q / sqrt(|q|^2 + D eps)
+inline tensor<double> lsh_keys(const tensor<double>& q, double eps) {
+  tensor<double> k = q;
+  for (index b = 0; b < q.batch(); ++b)
+    for (index h = 0; h < q.heads(); ++h)
+      for (index i = 0; i < q.length(); ++i) {
+        double squares = 0;
+        for (index d = 0; d < q.dim(); ++d) squares += q(b, h, i, d) * q(b, h, i, d);
+        const double norm = std::sqrt(squares + static_cast<double>(q.dim()) * eps);
+        for (index d = 0; d < q.dim(); ++d) k(b, h, i, d) = norm > 0 ? q(b, h, i, d) / norm : 0;
+      }
+  return k;
+}
+
+inline result lsh(const tensor<double>& q, const tensor<double>& v, lsh_options o) {
+  result into = empty_result(q, v);
+  const tensor<double> k = lsh_keys(q, o.norm_eps);
+  if (!o.scaled) o.scale = 1;
+  for (index b = 0; b < q.batch(); ++b)
+    for (index h = 0; h < q.heads(); ++h) {
+      const index n = true_length(o.lengths, {}, b, q.length());
+      const index chunks = (n + o.chunk - 1) / o.chunk, ring = chunks * o.rounds;
+      std::vector<std::vector<index>> order(static_cast<std::size_t>(o.rounds));
+      for (index round = 0; round < o.rounds; ++round) {
+        std::vector<index> bucket;
+        for (index i = 0; i < n; ++i) {
+          const std::vector<double> products = lsh_products(q, o, b, h, i, round);
+          bucket.push_back(std::max_element(products.begin(), products.end()) - products.begin());
+        }
+        auto& sorted = order[static_cast<std::size_t>(round)];
+        sorted.resize(static_cast<std::size_t>(n));
+        std::iota(sorted.begin(), sorted.end(), index(0));
+        std::stable_sort(sorted.begin(), sorted.end(), [&](index x, index y) {
+          return bucket[static_cast<std::size_t>(x)] < bucket[static_cast<std::size_t>(y)];
+        });
+      }
+      std::vector<std::vector<index>> keys(static_cast<std::size_t>(n));  // a key as often as it is offered
+      for (index round = 0; round < o.rounds; ++round)
+        for (index t = 0; t < n; ++t) {
+          const index i = order[static_cast<std::size_t>(round)][static_cast<std::size_t>(t)], own = t / o.chunk;
+          for (index c = own - o.lookback; c <= own + o.lookahead; ++c) {
+            if (!o.wrap && (c < 0 || c >= chunks)) continue;
+            const index place = ((round * chunks + c) % ring + ring) % ring;
+            const auto& from = order[static_cast<std::size_t>(place / chunks)];
+            for (index u = place % chunks * o.chunk; u < std::min(n, (place % chunks + 1) * o.chunk); ++u) {
+              const index j = from[static_cast<std::size_t>(u)];
+              if (j != i && !(o.causal && j > i)) keys[static_cast<std::size_t>(i)].push_back(j);
+            }
+          }
+        }
+      for (index i = 0; i < n; ++i) {
+        auto& seen = keys[static_cast<std::size_t>(i)];
+        const auto scores_of = [&] {
+          std::vector<double> scores;
+          for (index j : seen) {
+            scores.push_back(plain_score(o, q, k, b, h, i, j, i - j));
+            if (o.score) scores.back() = o.score(scores.back(), b, h, i, j);
+          }
+          return scores;
+        };
+        std::vector<double> scores = scores_of();
+        if (std::all_of(scores.begin(), scores.end(), [](double s) { return s == -infinity; })) {
+          seen = {i};  // no other key
+          scores = scores_of();
+        }
+        softmax_row(o, scores, seen, v, b, h, i, into);
+      }
+    }
+  return into;
+}
+
+}  // namespace reference

@@ -1,0 +1,44 @@
+#pragma once
+// Softmax over the keys a rule names: `sees(options, head, position of the query, key, keys)`, one in each reference of
+// a pattern operator.
+#include "reference/softmax.hpp"
+
+namespace reference {
+
+template <class Options>
+result by_pattern(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v, const Options& options) {
+  result into = empty_result(q, v);
+  for (index b = 0; b < q.batch(); ++b) {
+    const index queries = true_length(options.lengths, options.query_lengths, b, q.length());
+    const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
+    for (index h = 0; h < q.heads(); ++h)
+      for (index i = 0; i < queries; ++i) {
+        const index position = i + keys - queries;
+        std::vector<double> scores;
+        std::vector<index> seen;
+        for (index j = 0; j < keys; ++j) {
+          if ((options.causal && j > position) || !sees(options, h, position, j, keys)) continue;
+          double score = plain_score(options, q, k, b, h, i, j, position - j);
+          if (options.score) score = options.score(score, b, h, i, j);
+          scores.push_back(score);
+          seen.push_back(j);
+        }
+        softmax_row(options, scores, seen, v, b, h, i, into);
+      }
+  }
+  return into;
+}
+
+/// Which block of `size` a position lies in; positions before the first key lie in negative ones.
+inline index block_of(index position, index size) {
+  index block = position / size;
+  if (block * size > position) --block;
+  return block;
+}
+
+/// The entry of a table with one row of heads, or one for all; none is -1.
+inline index entry(const tensor<index>& table, index head, index row, index column) {
+  return table(0, table.heads() == 1 ? 0 : head, row, column);
+}
+
+}  // namespace reference

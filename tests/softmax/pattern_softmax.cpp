@@ -1,0 +1,180 @@
+// Patterns of one's own against the reference, what is refused of them, and drawings.
+#include <map>
+
+#include "support/catch.hpp"
+#include "support/refusal.hpp"
+#include "support/run_pattern.hpp"
+
+// The reference of a pattern of one's own: the pairs it names, written down one by one.
+namespace reference {
+struct listed_options : softmax_options {
+  std::map<std::pair<index, index>, index> seen;  // (position of the query, key) -> how often
+};
+inline bool sees(const listed_options& o, index, index position, index key, index) {
+  return o.seen.count({position, key}) != 0;
+}
+}  // namespace reference
+
+namespace testing {
+namespace {
+
+using piece = listed_pattern::piece;
+using listed_problem = problem<reference::listed_options>;
+
+void note(const listed_pattern& pattern, index first, index keys, reference::listed_options& to) {
+  for (const auto& group : pattern.all)
+    for (index p = group.queries.begin; p < std::min(group.queries.end, keys); p += group.queries.step) {
+      if (p < first) continue;
+      for (const piece& given : group.pieces) {
+        std::vector<index> list = given.list;
+        if (list.empty())
+          for (index j = given.range.begin; j < given.range.end; j += given.range.step) list.push_back(j);
+        for (index j : list)
+          if (j >= 0 && j < keys && !(given.others && j == p) &&
+              (given.left == attn::unlimited || (p - given.left <= j && j <= p + given.right)))
+            ++to.seen[{p, j}];
+      }
+    }
+}
+
+// A pattern of odd pieces over positions from `first` on: ranges with and without a step, lists, windows.
+listed_pattern odd_pattern(index first, index keys) {
+  const std::vector<index> some = {0, 3, 11, 40, 41, 90, 1000000};
+  listed_pattern p;
+  for (index step : {0, 1, 2})
+    p.all.push_back({{first + step, first + 60, 3},
+                     {{.range = {-5, 9}},
+                      {.range = {20 + step, 200, 7}, .others = true},
+                      {.range = {9, 20}, .left = 9, .right = 2}}});
+  p.all.push_back({{first + 60, first + 61}, {}});
+  p.all.push_back({{first + 61, keys + 30}, {{.list = some, .others = true}, {.range = {50, 52}}}});
+  p.all.push_back({{first - 50, first}, {{.range = {0, 5}}}});
+  return p;
+}
+
+template <class S, class Pattern>
+void check(listed_problem p, const Pattern& pattern, attn::execution& execution) {
+  round_options<S>(p.options);
+  common_softmax_options<S, attn::pattern_softmax_options<S>> stored(p.options);
+  const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);
+  tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
+  tensor<real<S>> lse(q.batch(), q.heads(), q.length(), 1, real<S>(7));
+  stored.options.lse = row_view(lse);
+  compiled_pattern_softmax<S>::call(view(q), view(k), view(v), view(out), pattern, stored.options, stored.score,
+                                    execution);
+  const reference::result wanted = reference::by_pattern(rounded<S>(p.q), rounded<S>(p.k), rounded<S>(p.v), p.options);
+  CHECK(relative_error(out, wanted.out) <= tolerance<S>::out);
+  CHECK(relative_error(lse, wanted.lse) <= tolerance<S>::lse);
+}
+
+std::string refused_pattern(const listed_pattern& pattern) {
+  tensor<float> q(1, 1, 10, 4, 1), out(1, 1, 10, 4, 7);
+  attn::execution serial;
+  const std::string message = refusal([&] {
+    const auto x = view(std::as_const(q));
+    compiled_pattern_softmax<float>::call(x, x, x, view(out), pattern, {}, {}, serial);
+  });
+  CHECK((out == tensor<float>(1, 1, 10, 4, 7)) == !message.empty());
+  return message;
+}
+
+template <class Options>
+std::string drawn_by_reference(const Options& options, index length) {
+  std::string rows;
+  for (index i = 0; i < length; ++i) {
+    for (index j = 0; j < length; ++j) rows += (options.causal && j > i) || !sees(options, 0, i, j, length) ? '.' : '#';
+    rows += '\n';
+  }
+  return rows;
+}
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("pattern_softmax: odd patterns, every combination of options", "[pattern_softmax]",
+                        exact_types) {
+  attn::execution serial, three(3);
+  for (auto [queries, keys] : {std::array<index, 2>{100, 100}, {70, 130}, {130, 70}})
+    for (int choice = 0; choice < 32; ++choice) {
+      CAPTURE(queries, keys, choice);
+      const problem_shape shape{.queries = queries, .keys = keys, .dim = 9, .value_dim = 12};
+      listed_problem p = random_problem<listed_problem>(shape);
+      choose(p.options, choice, queries, keys);
+      const listed_pattern pattern = odd_pattern(keys - queries, keys);
+      note(pattern, keys - queries, keys, p.options);
+      check<TestType>(p, pattern, choice % 2 ? three : serial);
+    }
+}
+
+TEMPLATE_LIST_TEST_CASE("pattern_softmax: joined patterns", "[pattern_softmax]", exact_types) {
+  attn::execution serial;
+  for (int choice = 0; choice < 32; ++choice) {
+    CAPTURE(choice);
+    listed_problem p = random_problem<listed_problem>({.queries = 150, .keys = 150, .dim = 9, .value_dim = 37});
+    choose(p.options, choice, 150, 150);
+    listed_pattern near, far;
+    for (index g = 0; g < 3; ++g) near.all.push_back({{50 * g, 50 * g + 50}, {{.range = {50 * g, 50 * g + 50}}}});
+    for (index r = 0; r < 50; ++r)  // every 50th key but the query's own
+      far.all.push_back({{r, 150, 50}, {{.range = {r, 150, 50}, .others = true}}});
+    note(near, 0, 150, p.options), note(far, 0, 150, p.options);
+    check<TestType>(p, joined_listed_pattern{near, far}, serial);
+    check<TestType>(p, joined_listed_pattern{far, near}, serial);
+  }
+}
+
+TEST_CASE("pattern_softmax refuses patterns that do not fit, out untouched", "[pattern_softmax]") {
+  const auto refused = [](const listed_pattern& pattern, const std::string& says) {
+    const std::string message = refused_pattern(pattern);
+    INFO(message);
+    CHECK(message.starts_with("attn::pattern"));
+    CHECK(message.find(says) != std::string::npos);
+  };
+  CHECK(refused_pattern({{{{0, 10}, {{.range = {0, 10}}}}}}) == "");
+  refused({}, "groups that hold each query once: 10 in all; found 0");
+  refused({{{{0, 9}, {}}}}, "found 9");
+  refused({{{{0, 10}, {}}, {{3, 4}, {}}}}, "found 11");
+  refused({{{{0, 10, 0}, {}}}}, "step");
+  refused({{{{0, 10}, {{.range = {0, 10, -1}}}}}}, "step");
+  refused({{{{0, 10}, {{.list = {-1, 3}}}}}}, "listed keys >= 0; found -1");
+  refused({{{{0, 10}, {{.list = {2, 3, 3}}}}}}, "listed keys that ascend; found 3 before 3");
+  refused({{{{0, 10}, {{.list = {2, 50, 1}}}}}}, "listed keys that ascend; found 50 before 1");
+}
+
+TEST_CASE("pattern_softmax: keys and values that nobody sees are never touched", "[pattern_softmax]") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  tensor<float> q(1, 1, 200, 8, 0.5f), k(1, 1, 200, 8, nan), v(1, 1, 200, 8, nan), out(1, 1, 200, 8, 7);
+  for (index j : {7, 8, 150})
+    for (index d = 0; d < 8; ++d) k(0, 0, j, d) = 0.1f, v(0, 0, j, d) = static_cast<float>(j);
+  attn::execution serial;
+  const listed_pattern pattern{{{{0, 100}, {{.range = {7, 9}}}}, {{100, 200}, {{.list = {150}}}}}};
+  compiled_pattern_softmax<float>::call(view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(v)),
+                                        view(out), pattern, {}, {}, serial);
+  CHECK(out(0, 0, 99, 3) == 7.5f);
+  CHECK(out(0, 0, 100, 0) == 150.0f);
+}
+
+TEST_CASE("patterns are drawn as they are seen", "[pattern_softmax]") {
+  CHECK(attn::draw_pattern(attn::block_pattern{2, 0}, 5) == "##...\n##...\n..##.\n..##.\n....#\n");
+  CHECK(attn::draw_pattern(attn::block_pattern{2, 0}, 3, true) == "#..\n##.\n..#\n");
+  CHECK(attn::draw_pattern(attn::block_pattern{2, 0}, 0) == "");
+  for (index length : {1, 2, 7, 33})
+    for (bool causal : {false, true})
+      for (index size : {1, 3, 4, 50}) {
+        CAPTURE(length, causal, size);
+        reference::block_options block;
+        block.causal = causal, block.size = size;
+        CHECK(attn::draw_pattern(attn::block_pattern{size, 1}, length, causal) == drawn_by_reference(block, length));
+        reference::strided_options strided;
+        strided.causal = causal, strided.stride = size;
+        CHECK(attn::draw_pattern(attn::strided_pattern(size), length, causal) == drawn_by_reference(strided, length));
+        strided.fixed = true;
+        CHECK(attn::draw_pattern(attn::fixed_pattern{size, 1}, length, causal) == drawn_by_reference(strided, length));
+        reference::bigbird_options bigbird;
+        bigbird.causal = causal, bigbird.size = size;
+        bigbird.random = block_table(0, 1, (length + size - 1) / size, 2);
+        const attn::bigbird_pattern pattern{
+            size, 3, 1, {bigbird.random.data.data(), {1, bigbird.random.length(), bigbird.random.dim()}}};
+        CHECK(attn::draw_pattern(pattern, length, causal) == drawn_by_reference(bigbird, length));
+      }
+}
+
+}  // namespace testing

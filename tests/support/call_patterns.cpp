@@ -1,0 +1,88 @@
+// The operators that attend by a pattern, in one file: they share the kernel, which is most of what there is to
+// compile.
+#include "support/call_patterns.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_block<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
+                             const score_of<S>& score, attn::execution& execution) {
+  if (score)
+    attn::block(q, k, v, out, chosen, score, execution);
+  else
+    attn::block(q, k, v, out, chosen, execution);
+}
+
+template struct compiled_block<float>;
+template struct compiled_block<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_block<double>;
+template struct compiled_block<Eigen::half>;
+#endif
+
+template <class S>
+void compiled_strided<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
+                               const score_of<S>& score, attn::execution& execution) {
+  if (score)
+    attn::strided(q, k, v, out, chosen, score, execution);
+  else
+    attn::strided(q, k, v, out, chosen, execution);
+}
+
+template struct compiled_strided<float>;
+template struct compiled_strided<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_strided<double>;
+template struct compiled_strided<Eigen::half>;
+#endif
+
+template <class S>
+void compiled_bigbird<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
+                               const score_of<S>& score, attn::execution& execution) {
+  if (score)
+    attn::bigbird(q, k, v, out, chosen, score, execution);
+  else
+    attn::bigbird(q, k, v, out, chosen, execution);
+}
+
+template struct compiled_bigbird<float>;
+template struct compiled_bigbird<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_bigbird<double>;
+template struct compiled_bigbird<Eigen::half>;
+#endif
+
+namespace {
+
+template <class S, class Pattern>
+void attend(const in_view<S>& q, const in_view<S>& k, const in_view<S>& v, const out_view<S>& out,
+            const Pattern& pattern, const attn::pattern_softmax_options<S>& chosen, const score_of<S>& score,
+            attn::execution& execution) {
+  if (score)
+    attn::pattern_softmax(q, k, v, out, pattern, chosen, score, execution);
+  else
+    attn::pattern_softmax(q, k, v, out, pattern, chosen, execution);
+}
+
+}  // namespace
+
+template <class S>
+void compiled_pattern_softmax<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
+                                       const listed_pattern& pattern, const options& chosen, const score_of<S>& score,
+                                       attn::execution& execution) {
+  attend<S>(q, k, v, out, pattern, chosen, score, execution);
+}
+
+template <class S>
+void compiled_pattern_softmax<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
+                                       const joined_listed_pattern& pattern, const options& chosen,
+                                       const score_of<S>& score, attn::execution& execution) {
+  attend<S>(q, k, v, out, pattern, chosen, score, execution);
+}
+
+template struct compiled_pattern_softmax<float>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_pattern_softmax<double>;
+#endif
+
+}  // namespace testing

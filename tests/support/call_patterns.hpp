@@ -1,0 +1,73 @@
+#pragma once
+// The operators that attend by a pattern, compiled once for all tests (call_block.cpp and so on).
+#include <attn/softmax/bigbird.hpp>
+#include <attn/softmax/block.hpp>
+#include <attn/softmax/pattern_softmax.hpp>
+#include <attn/softmax/strided.hpp>
+
+#include "support/call.hpp"
+
+namespace testing {
+
+// A pattern of one's own, written down group by group.
+struct listed_pattern {
+  struct piece {
+    attn::position_range range{};
+    std::vector<attn::index> list{};  // instead of the range
+    bool others = false;
+    attn::index left = attn::unlimited, right = attn::unlimited;  // of which a query sees those so near
+  };
+  struct group {
+    attn::position_range queries;
+    std::vector<piece> pieces;
+  };
+  std::vector<group> all;
+
+  attn::index groups(const attn::sequence&) const { return std::ssize(all); }
+  attn::position_range queries(const attn::sequence&, attn::index g) const {
+    return all[static_cast<std::size_t>(g)].queries;
+  }
+  void keys(const attn::sequence&, attn::index g, auto&& see) const {
+    for (const piece& p : all[static_cast<std::size_t>(g)].pieces) {
+      const auto of_query = [&p](attn::index at) { return attn::position_range{at - p.left, at + p.right + 1}; };
+      const bool near = p.left != attn::unlimited;
+      if (!p.list.empty())
+        p.others ? see.others(p.list) : near ? see(p.list, of_query) : see(p.list);
+      else
+        p.others ? see.others(p.range) : near ? see(p.range, of_query) : see(p.range);
+    }
+  }
+};
+using joined_listed_pattern = attn::joined_patterns<listed_pattern, listed_pattern>;
+
+template <class S>
+struct compiled_pattern_softmax {
+  using options = attn::pattern_softmax_options<S>;
+  static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const listed_pattern&, const options&,
+                   const score_of<S>&, attn::execution&);
+  static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const joined_listed_pattern&,
+                   const options&, const score_of<S>&, attn::execution&);
+};
+
+template <class S>
+struct compiled_block {
+  using options = attn::block_options<S>;
+  static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
+                   attn::execution&);
+};
+
+template <class S>
+struct compiled_strided {
+  using options = attn::strided_options<S>;
+  static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
+                   attn::execution&);
+};
+
+template <class S>
+struct compiled_bigbird {
+  using options = attn::bigbird_options<S>;
+  static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
+                   attn::execution&);
+};
+
+}  // namespace testing

@@ -1,0 +1,206 @@
+#pragma once
+// What every exact operator refuses at the door: a good call, spoilt in one place at a time.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "support/catch.hpp"
+#include "support/refusal.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+
+// A good call, to be spoilt in one place: batch 2, heads 4 over 2, lengths 6 and (if there are keys apart) 9, dims 8
+// and 5.
+template <class Options, index Keys = 9>
+struct door {
+  tensor<float> q{2, 4, 6, 8, 0.5f}, k{2, 2, Keys, 8, 0.25f}, v{2, 2, Keys, 5, 2}, out{2, 4, 6, 5, 7},
+      lse{2, 4, 6, 1, 7};
+  in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v));
+  out_view<float> out_view_ = view(out);
+  tensor<float> other{2, 4, 30, 30, 1};  // more memory to point to
+  std::vector<index> indices;
+  std::vector<float> numbers;
+  Options options;
+
+  door() { options.lse = row_view(lse); }
+  door(const door&) = delete;
+
+  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
+  std::span<const index> list(std::vector<index> values) { return indices = std::move(values); }
+  std::span<const float> values(std::size_t count) { return numbers.assign(count, 0.5f), numbers; }
+};
+
+template <class Door>
+struct refused {
+  const char* what;
+  const char* says;  // the message names what is wrong
+  std::function<void(Door&)> spoil;
+};
+
+// What all of them refuse.
+template <class Door>
+std::vector<refused<Door>> common_refusals() {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<refused<Door>> list = {
+      {"another batch of k", "batch", [](auto& d) { d.k_view = d.shaped(1, 2, 9, 8); }},
+      {"another batch of v", "batch", [](auto& d) { d.v_view = d.shaped(3, 2, 9, 5); }},
+      {"another batch of out", "batch", [](auto& d) { d.out_view_ = d.out_view_.slice(0, 0, 1); }},
+      {"heads of k that do not divide", "heads",
+       [](auto& d) { d.k_view = d.shaped(2, 3, 9, 8), d.v_view = d.shaped(2, 3, 9, 5); }},
+      {"more heads of k than of q", "heads",
+       [](auto& d) { d.k_view = d.shaped(2, 8, 9, 8), d.v_view = d.shaped(2, 8, 9, 5); }},
+      {"no heads of k", "heads", [](auto& d) { d.k_view = d.shaped(2, 0, 9, 8), d.v_view = d.shaped(2, 0, 9, 5); }},
+      {"other heads of v", "heads", [](auto& d) { d.v_view = d.shaped(2, 4, 9, 5); }},
+      {"other heads of out", "heads", [](auto& d) { d.out_view_ = d.out_view_.slice(1, 0, 2); }},
+      {"another dim of k", "key dim = query dim 8; found 7", [](auto& d) { d.k_view = d.shaped(2, 2, 9, 7); }},
+      {"another length of v", "length", [](auto& d) { d.v_view = d.shaped(2, 2, 8, 5); }},
+      {"another length of out", "length", [](auto& d) { d.out_view_ = d.out_view_.slice(2, 0, 5); }},
+      {"another dim of out", "dim", [](auto& d) { d.out_view_ = d.out_view_.slice(3, 0, 4); }},
+      {"a negative extent", "extent",
+       [](auto& d) {
+         d.k_view = {d.k.data.data(), {2, 2, -9, 8}};
+       }},
+      {"a null q", "null",
+       [](auto& d) {
+         d.q_view = {nullptr, {2, 4, 6, 8}};
+       }},
+      {"a null k", "null",
+       [](auto& d) {
+         d.k_view = {nullptr, {2, 2, 9, 8}};
+       }},
+      {"a null v", "null",
+       [](auto& d) {
+         d.v_view = {nullptr, {2, 2, 9, 5}};
+       }},
+      {"a null out", "null",
+       [](auto& d) {
+         d.out_view_ = {nullptr, {2, 4, 6, 5}};
+       }},
+      {"a null lse with extents", "null",
+       [](auto& d) {
+         d.options.lse = {nullptr, {2, 4, 6}};
+       }},
+      {"out that is q", "overlap",
+       [](auto& d) {
+         d.q_view = {d.out.data.data(), {2, 4, 6, 8}, {0, 0, 0, 1}};
+       }},
+      {"out that is k", "overlap",
+       [](auto& d) {
+         d.k_view = {d.out.data.data(), {2, 2, 9, 8}, {0, 0, 8, 1}};
+       }},
+      {"out that is v", "overlap",
+       [](auto& d) {
+         d.v_view = {d.out.data.data() + 100, {2, 2, 9, 5}, {0, 0, 5, 1}};
+       }},
+      {"out that meets q at its last number", "overlap",
+       [](auto& d) {
+         d.q_view = {&d.out.data.back(), {2, 4, 6, 8}, {0, 0, 0, 0}};
+       }},
+      {"out whose rows are one", "overlap",
+       [](auto& d) {
+         d.out_view_ = {d.out.data.data(), {2, 4, 6, 5}, {120, 30, 0, 1}};
+       }},
+      {"out whose heads interlace wrongly", "overlap",
+       [](auto& d) {
+         d.out_view_ = {d.out.data.data(), {2, 4, 6, 5}, {120, 4, 5, 1}};
+       }},
+      {"lse in out", "overlap",
+       [](auto& d) {
+         d.options.lse = {d.out.data.data(), {2, 4, 6}};
+       }},
+      {"lse in q", "overlap",
+       [](auto& d) {
+         d.options.lse = {d.q.data.data(), {2, 4, 6}};
+       }},
+      {"lse in k", "overlap",
+       [](auto& d) {
+         d.options.lse = {d.k.data.data(), {2, 4, 6}};
+       }},
+      {"lse in v", "overlap",
+       [](auto& d) {
+         d.options.lse = {d.v.data.data(), {2, 4, 6}};
+       }},
+      {"lse whose heads are one", "overlap",
+       [](auto& d) {
+         d.options.lse = {d.lse.data.data(), {2, 4, 6}, {6, 0, 1}};
+       }},
+      {"lse of another batch", "lse", [](auto& d) { d.options.lse = d.options.lse.slice(0, 0, 1); }},
+      {"lse of other heads", "lse", [](auto& d) { d.options.lse = d.options.lse.slice(1, 0, 2); }},
+      {"lse of another length", "lse", [](auto& d) { d.options.lse = d.options.lse.slice(2, 0, 5); }},
+      {"lengths for q and k of different length", "lengths",
+       [](auto& d) {
+         d.options.lengths = d.list({6, 6});
+       }},
+      {"too few query lengths", "query_lengths", [](auto& d) { d.options.query_lengths = d.list({6}); }},
+      {"too many key lengths", "key_lengths",
+       [](auto& d) {
+         d.options.key_lengths = d.list({6, 6, 6});
+       }},
+      {"a query length beyond the buffer", "query_lengths",
+       [](auto& d) {
+         d.options.query_lengths = d.list({6, 7});
+       }},
+      {"a key length beyond the buffer", "key_lengths",
+       [](auto& d) {
+         d.options.key_lengths = d.list({10, 0});
+       }},
+      {"a negative query length", "query_lengths",
+       [](auto& d) {
+         d.options.query_lengths = d.list({-1, 6});
+       }},
+      {"a negative key length", "key_lengths",
+       [](auto& d) {
+         d.options.key_lengths = d.list({9, -9});
+       }},
+      {"lengths beside query lengths", "lengths",
+       [](auto& d) {
+         d.options.lengths = d.options.query_lengths = d.list({5, 5});
+       }},
+      {"lengths beside key lengths", "lengths",
+       [](auto& d) {
+         d.options.lengths = d.options.key_lengths = d.list({5, 5});
+       }},
+      {"a softcap of 0", "softcap", [](auto& d) { d.options.softcap = 0.0f; }},
+      {"a negative softcap", "softcap", [](auto& d) { d.options.softcap = -2.0f; }},
+      {"a softcap of NaN", "softcap", [nan](auto& d) { d.options.softcap = nan; }},
+      {"a scale of NaN", "scale", [nan](auto& d) { d.options.scale = nan; }},
+      {"an infinite scale", "scale", [](auto& d) { d.options.scale = HUGE_VALF; }},
+      {"too few sinks", "sinks", [](auto& d) { d.options.sinks = d.values(2); }},
+      {"too many sinks", "sinks", [](auto& d) { d.options.sinks = d.values(8); }},
+  };
+  if constexpr (requires(Door& d) { d.options.alibi_slopes; }) {
+    list.push_back({"too few slopes", "alibi_slopes", [](auto& d) { d.options.alibi_slopes = d.values(3); }});
+    list.push_back({"too many slopes", "alibi_slopes", [](auto& d) { d.options.alibi_slopes = d.values(5); }});
+  }
+  return list;
+}
+
+// Form::call is the operator, Form::options what it takes.
+template <class Form, index Keys = 9>
+void check_refused(const std::string& name, const std::vector<refused<door<typename Form::options, Keys>>>& list) {
+  using call = Form;
+  using here = door<typename Form::options, Keys>;
+  here good;
+  attn::execution serial;
+  CHECK(refusal([&] { call::call(good.q_view, good.k_view, good.v_view, good.out_view_, good.options, {}, serial); }) ==
+        "");
+
+  for (const auto& bad : list) {
+    here d;
+    bad.spoil(d);
+    INFO(name << " with " << bad.what);
+    const std::string message =
+        refusal([&] { call::call(d.q_view, d.k_view, d.v_view, d.out_view_, d.options, {}, serial); });
+    INFO(message);
+    CHECK(well_formed(message, name));
+    CHECK(message.find(bad.says) != std::string::npos);
+    const auto untouched = [](const tensor<float>& x) {
+      return std::all_of(x.data.begin(), x.data.end(), [](float value) { return value == 7; });
+    };
+    CHECK(untouched(d.out));
+    CHECK(untouched(d.lse));
+  }
+}
+
+}  // namespace testing
