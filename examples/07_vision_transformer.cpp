@@ -69,11 +69,20 @@ std::vector<std::pair<std::string, mixer>> operators(attn::index across) {
   attn::random_numbers numbers(2);
   const auto e = attn::draw_projection<float>(64, tokens, {.seed = 2});
   const auto features = attn::draw_features<float>(256, width / head_count, {.seed = 3});
-  const matrix pairs = random_matrix(numbers, tokens, tokens), around = random_matrix(numbers, 1, 9 * 9);
+  const matrix pairs = random_matrix(numbers, tokens, tokens), around = random_matrix(numbers, 1, 9 * 9),
+               logits = random_matrix(numbers, tokens, 16);
   // clang-format off
   return {
       {"full_softmax", attention([](in q, in k, in v, to o, on& x) { attn::full_softmax(q, k, v, o, {}, x); })},
       {"sliding_window", attention([](in q, in k, in v, to o, on& x) { attn::sliding_window(q, k, v, o, {.left = 64, .right = 64}, x); })},
+      {"block", attention([](in q, in k, in v, to o, on& x) { attn::block(q, k, v, o, {.size = 64}, x); })},
+      {"strided", attention([across](in q, in k, in v, to o, on& x) { attn::strided(q, k, v, o, {.stride = across}, x); })},
+      {"bigbird", attention([](in q, in k, in v, to o, on& x) { attn::bigbird(q, k, v, o, {.size = 32}, x); })},
+      {"lsh", attention([](in q, in, in v, to o, on& x) { attn::lsh(q, v, o, {.buckets = 16}, x); })},
+      {"long_short", attention([logits](in q, in k, in v, to o, on& x) {
+         const in same({logits.data(), {1, head_count, logits.rows(), logits.cols()}, {0, 0, logits.cols(), 1}});
+         attn::long_short(q, k, v, o, same, {.left = 64, .right = 64}, x);
+       })},
       {"linformer", attention([e](in q, in k, in v, to o, on& x) { attn::linformer(q, k, v, o, e, e, {}, x); })},
       {"nystrom", attention([](in q, in k, in v, to o, on& x) { attn::nystrom(q, k, v, o, {.landmarks = 64}, x); })},
       {"linear", attention([](in q, in k, in v, to o, on& x) { attn::linear(q, k, v, o, {}, x); })},

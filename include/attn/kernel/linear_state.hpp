@@ -1,8 +1,7 @@
 // attn: linear attention token by token.
 //
 //   attn::linear_state<float> state(heads, 64, 64);            // a million tokens in constant memory
-//   attn::linear_step(state, q_t, k_t, v_t, out_t);            // what causal linear gives, any number of tokens at a
-//   time
+//   attn::linear_step(state, q_t, k_t, v_t, out_t);            // what causal linear gives; one token or many
 //
 // A copy is a branch of the sequence; states of parts merge: see kernel_state.hpp, also for writing and reading them. A
 // step with queries and out of 0 heads only takes in.

@@ -11,9 +11,9 @@
 // What to expect: the mean is right, the spread grows like exp of the size of queries and keys. Attention close to
 // uniform is approximated well; of the peaky attention of trained models little is left. See README.md.
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
-// Hkv
-//          divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic and features.
+// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features
+//          [H, Hkv or 1, m, D]; Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
+//          arithmetic and features.
 // Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more; twice that for the kernels with
 //          two features a row. Scratch: about 10 m (Dv + 64) numbers a thread, whatever the length.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.

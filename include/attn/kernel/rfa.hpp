@@ -2,15 +2,15 @@
 //
 //   out_i = phi(q_i)^T S / (phi(q_i)^T z + eps),  phi(x) = [sin W x^, cos W x^],  x^ = x / (|x| + norm_eps)
 //                                                   Peng et al. 2021, "Random feature attention"
-//   S = sum_j phi(k_j) v_j^T, z = sum_j phi(k_j); with a gate g: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T, z
-//   likewise
+//   S = sum_j phi(k_j) v_j^T, z = sum_j phi(k_j); with a gate g: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T,
+//   z likewise
 //
 //   auto features = attn::draw_features<float>(256, 64, {.seed = 7});    // the temperature is a factor of theirs
 //   attn::rfa(q, k, v, out, features, {.causal = true, .gate = g});
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
-// Hkv
-//          divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic and features.
+// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features
+//          [H, Hkv or 1, m, D]; Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
+//          arithmetic and features.
 // Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: about
 //          10 m (Dv + 64) numbers a thread, whatever the length.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.

@@ -6,8 +6,7 @@
 //   attn::feed_forward(x, out, weights, {.f = attn::activation::relu}, threads);
 //
 // Shapes   x [B, L, n], up [hidden, n], up_bias [hidden], down [m, hidden], down_bias [m], out [B, L, m]; the biases
-// may
-//          be left out. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          may be left out. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     2 B L hidden (n + m) operations. Scratch: the packed weights, about hidden (n + m) numbers, and 48 tokens a
 //          thread, with 512 hidden numbers each: never the hidden layer of the whole sequence. With L up to four, as in
 //          decoding, the weights are read in place, if their columns have stride 1.

@@ -6,8 +6,7 @@
 //   attn::layer_norm(x, out, {.gamma = g, .beta = b, .eps = 1e-6f}, threads);
 //
 // Shapes   x and out [B, L, D], gamma and beta [D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with
-// float
-//          arithmetic.
+//          float arithmetic.
 // Cost     a few operations a number; scratch: a row a thread.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 #pragma once

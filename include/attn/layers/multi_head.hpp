@@ -17,11 +17,9 @@
 //          [B, L, heads, dim], so nothing is moved between projections and operator. True lengths, masks and all else
 //          are the operator's own options. What lies in padding stays in its row.
 // Cost     2 operations a number of x and y and weight row, and the operator. Scratch, beside the operator's: q, k, v
-// and
-//          the heads' output, and a packed copy of the weights.
+//          and the heads' output, and a packed copy of the weights.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written; what the operator throws
-// passes
-//          through.
+//          passes through.
 #pragma once
 
 #include <attn/layers/projection.hpp>

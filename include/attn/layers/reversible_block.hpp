@@ -9,8 +9,7 @@
 //
 // Shapes   x and out [B, L, 2 D]: x1 and x2 side by side. float, double, Eigen::half or Eigen::bfloat16.
 // Mixers   f(x, out, execution) and g likewise, with views [B, L, D]; each fills out. They must give the same result
-// for
-//          the same input: every operator of this library does, for any number of threads.
+//          for the same input: every operator of this library does, for any number of threads.
 // Cost     that of f and g. Scratch, beside theirs: half a sequence.
 // Exact    but for the rounding of the sums: one block and its inverse return x to about a unit in the last place of
 //          the larger of x and y. On the way back through a stack, the functions of earlier blocks magnify what later
@@ -18,8 +17,7 @@
 //          weights have gain 0.25, to 4e-6 with gain 0.5, to 1e-4 with gain 1. With a remainder all of them came back
 //          to the last bit.
 // Throws   std::invalid_argument for shapes that do not fit, an odd width among them, before anything is written; what
-// f
-//          or g throws passes through.
+//          f or g throws passes through.
 #pragma once
 
 #include <attn/layers/sequence.hpp>

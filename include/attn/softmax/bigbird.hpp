@@ -12,8 +12,7 @@
 //
 // Shapes   as full_softmax; random [H or 1, blocks, r], blocks = Lk / b rounded up.
 // Cost     2 B H (D + Dv) operations for every pair of query and key it sees, about (3 + 2 g + r) b keys a query.
-// Scratch
-//          as pattern_softmax: about Lk (D + Dv) numbers.
+//          Scratch as pattern_softmax: about Lk (D + Dv) numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

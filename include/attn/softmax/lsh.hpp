@@ -10,10 +10,10 @@
 //   const auto rotations = attn::draw_rotations<float>(heads, 4, dim, 64, 7);      // once, for many calls
 //   attn::lsh(q, v, out, {.rounds = 4, .buckets = 64, .rotations = rotations, .causal = true});
 //
-// Shapes   q [B, H, L, D], v [B, Hkv, L, Dv], out [B, H, L, Dv]; Hkv divides H; rotations [H or 1, rounds, D, buckets /
-// 2]. Cost     2 B H L rounds (2 chunk (D + Dv) + D buckets / 2) operations. Scratch a head under way: about L (2 D + 2
-// Dv +
-//          1.5 rounds) numbers.
+// Shapes   q [B, H, L, D], v [B, Hkv, L, Dv], out [B, H, L, Dv]; Hkv divides H; rotations
+//          [H or 1, rounds, D, buckets / 2].
+// Cost     2 B H L rounds (2 chunk (D + Dv) + D buckets / 2) operations. Scratch a head under way: about
+//          L (2 D + 2 Dv + 1.5 rounds) numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // With causal, a query sees no key after its position; but which earlier ones it meets depends on how all tokens sort,

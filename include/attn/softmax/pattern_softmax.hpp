@@ -1,17 +1,17 @@
 // attn: exact softmax attention over the keys a pattern names, yours or one of the library's.
 //
-//   out_i = softmax attention (full_softmax.hpp) over the keys the query sees; pattern.hpp says how a pattern is
-//   written
+//   out_i = softmax attention (full_softmax.hpp) over the keys the query sees
+//
+// pattern.hpp says how a pattern is written.
 //
 //   attn::pattern_softmax(q, k, v, out, paragraphs{starts});
 //   attn::pattern_softmax(q, k, v, out, attn::joined_patterns{attn::window_pattern{64, 64}, mine}, {.causal = true});
 //
 // Shapes   as full_softmax.
 // Cost     2 (D + Dv) operations for every pair of query and key the pattern names, and one pass over the keys.
-// Scratch:
-//          packed keys and values of one key head (or of as many as fill the threads), about Lk (D + Dv) numbers, and
-//          what a group gathers; for joined patterns the results so far of the heads under way, about Lq Dv numbers
-//          each.
+//          Scratch: packed keys and values of one key head (or of as many as fill the threads), about Lk (D + Dv)
+//          numbers, and what a group gathers; for joined patterns the results so far of the heads under way, about Lq
+//          Dv numbers each.
 // Throws   std::invalid_argument for shapes or options that do not fit, for a pattern whose groups do not hold every
 //          query once, and for lists that do not ascend from 0 on, before anything is written.
 #pragma once
