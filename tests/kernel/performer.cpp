@@ -154,8 +154,9 @@ TEST_CASE("performer: takes drawn features, or a matrix", "[performer]") {
   attn::performer(q, k, v, out, drawn);
   attn::performer(q, k, v, other, w);
   CHECK(out == other);
-  attn::performer(q.cast<Eigen::half>().eval(), k.cast<Eigen::half>().eval(), v.cast<Eigen::half>().eval(),
-                  Eigen::Matrix<Eigen::half, -1, -1>(30, 5), w, {.kernel = attn::performer_kernel::relu});
+  using stored = std::tuple_element_t<0, storage_types>;
+  attn::performer(q.cast<stored>().eval(), k.cast<stored>().eval(), v.cast<stored>().eval(),
+                  Eigen::Matrix<stored, -1, -1>(30, 5), w, {.kernel = attn::performer_kernel::relu});
 }
 
 }  // namespace testing

@@ -53,14 +53,17 @@ double estimate(const attn::random_features<double>& w, const std::vector<double
   return sum / static_cast<double>(w.count());
 }
 
+using number = std::tuple_element_t<std::tuple_size_v<exact_types> - 1, exact_types>;  // the widest there is
+
 // Error of performer against softmax on one input, over draws.
 double attention_error(index features, feature_rows rows, std::uint64_t seed) {
   const auto q = random_normal(1, 1, 1, 40, 8, 0.35), k = random_normal(2, 1, 1, 60, 8, 0.35),
              v = random_normal(3, 1, 1, 60, 8);
-  tensor<double> out(1, 1, 40, 8);
+  const auto q_given = cast<number>(q), k_given = cast<number>(k), v_given = cast<number>(v);
+  tensor<number> out(1, 1, 40, 8);
   attn::execution serial;
-  compiled_performer<double>::call(view(q), view(k), view(v), view(out),
-                                   attn::draw_features<double>(features, 8, {.seed = seed, .rows = rows}), {}, serial);
+  compiled_performer<number>::call(view(q_given), view(k_given), view(v_given), view(out),
+                                   attn::draw_features<number>(features, 8, {.seed = seed, .rows = rows}), {}, serial);
   return relative_error(out, reference::full_softmax(q, k, v).out);
 }
 
@@ -184,23 +187,23 @@ TEST_CASE("performer on a trained model's queries and keys", "[random_features]"
   };
   for (const known& wanted :
        {known{"use_lite_layer0", {0.90, 1.05}, {0.68, 0.90}}, known{"use_lite_layer1", {0.46, 0.57}, {0.40, 0.50}}}) {
-    tensor<double> x[3];
+    tensor<number> x[3];
     const char* names[] = {"q.npy", "k.npy", "v.npy"};
     for (int n = 0; n < 3; ++n) {
       auto read = read_npy(data / wanted.layer / names[n]);
       std::copy_n(read.shape.begin(), 4, x[n].extents.begin());
-      x[n].data = std::move(read.values);
+      x[n].data.assign(read.values.begin(), read.values.end());
     }
-    tensor<double> softmax(x[0].batch(), x[0].heads(), x[0].length(), x[2].dim());
+    tensor<number> softmax(x[0].batch(), x[0].heads(), x[0].length(), x[2].dim());
     attn::execution serial;
-    compiled_full_softmax<double>::call(view(std::as_const(x[0])), view(std::as_const(x[1])), view(std::as_const(x[2])),
+    compiled_full_softmax<number>::call(view(std::as_const(x[0])), view(std::as_const(x[1])), view(std::as_const(x[2])),
                                         view(softmax), {}, {}, serial);
-    const auto w = attn::draw_features<double>(256, x[0].dim(), {.seed = 7});
+    const auto w = attn::draw_features<number>(256, x[0].dim(), {.seed = 7});
     for (bool centred : {false, true}) {
-      tensor<double> out(x[0].batch(), x[0].heads(), x[0].length(), x[2].dim());
-      attn::performer_options<double> options;
+      tensor<number> out(x[0].batch(), x[0].heads(), x[0].length(), x[2].dim());
+      attn::performer_options<number> options;
       options.center_keys = centred;
-      compiled_performer<double>::call(view(std::as_const(x[0])), view(std::as_const(x[1])), view(std::as_const(x[2])),
+      compiled_performer<number>::call(view(std::as_const(x[0])), view(std::as_const(x[1])), view(std::as_const(x[2])),
                                        view(out), w, options, serial);
       const double error = relative_error(out, softmax);
       const double* bounds = centred ? wanted.centred : wanted.plain;
