@@ -53,7 +53,7 @@ double estimate(const attn::random_features<double>& w, const std::vector<double
   return sum / static_cast<double>(w.count());
 }
 
-using number = std::tuple_element_t<std::tuple_size_v<exact_types> - 1, exact_types>;  // the widest there is
+using number = widest_type;
 
 // Error of performer against softmax on one input, over draws.
 double attention_error(index features, feature_rows rows, std::uint64_t seed) {

@@ -99,7 +99,7 @@ TEST_CASE("long_short: huge windows and blocks do not overflow", "[long_short]")
         o.block = std::min<index>(block, 1000);
         if (causal) o.segment = 1000;
         const reference::result wanted = reference::long_short(cut.q, cut.k, cut.v, o);
-        CHECK(relative_error(run_long_short<double>(p).out, wanted.out) <= 1e-13);
+        CHECK(relative_error(run_long_short<widest_type>(p).out, wanted.out) <= tolerance<widest_type>::out);
       }
 }
 

@@ -130,7 +130,7 @@ TEST_CASE("nystrom: the cutoff damps small singular values", "[nystrom]") {
     nystrom_problem p = problem_of({.queries = 90, .keys = 90}, 10, pinv::exact);
     p.options.cutoff = cutoff;
     CAPTURE(cutoff);
-    check<double>(p);
+    check<widest_type>(p);
   }
 }
 

@@ -20,6 +20,7 @@ using storage_types = std::tuple<Eigen::bfloat16>;
 using exact_types = std::tuple<float, double>;
 using storage_types = std::tuple<Eigen::half, Eigen::bfloat16>;
 #endif
+using widest_type = std::tuple_element_t<std::tuple_size_v<exact_types> - 1, exact_types>;
 using all_types = decltype(std::tuple_cat(exact_types{}, storage_types{}));
 
 template <class S>
