@@ -65,6 +65,12 @@ template <class P>
 ATTN_INLINE P div(const P& a, const P& b) {
   return Eigen::internal::pdiv(a, b);
 }
+/// Does fma() round once? Where it does not, a * b is rounded before c is added.
+#if defined(EIGEN_HAS_SINGLE_INSTRUCTION_MADD) || defined(EIGEN_VECTORIZE_FMA)
+inline constexpr bool fuses_products = true;
+#else
+inline constexpr bool fuses_products = false;
+#endif
 /// a * b + c
 template <class P>
 ATTN_INLINE P fma(const P& a, const P& b, const P& c) {
