@@ -11,7 +11,7 @@ struct bigbird_options : softmax_options {
 
 inline bool sees(const bigbird_options& o, index head, index position, index key, index keys) {
   const index query_block = block_of(position, o.size), key_block = block_of(key, o.size);
-  const index blocks = (keys + o.size - 1) / o.size;
+  const index blocks = keys / o.size + (keys % o.size != 0);
   const auto is_global = [&](index block) {
     return block >= 0 && (block < o.global_blocks || block >= blocks - o.global_blocks);
   };
