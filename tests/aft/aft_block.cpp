@@ -3,6 +3,8 @@
 #include <attn/aft/aft_full.hpp>
 
 #include <cmath>
+#include <limits>
+#include <optional>
 
 #include "support/catch.hpp"
 
@@ -17,32 +19,40 @@ struct outcome {
   float out;
 };
 
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+struct particulars {
+  float masked = 0;           // the value of a third key, which is masked
+  std::optional<float> gate{};  // q
+};
+
 // One row that sees two keys alike: k = gap and -gap, w = -gap and gap. Their values are 1 and 3 times `size`.
-outcome mean_of_two(float gap, float size) {
-  const float k[] = {gap, -gap}, v[] = {size, 3 * size}, w[] = {-gap, gap}, q[] = {0};
+outcome mean_of_two(float gap, float size, const particulars& more = {}) {
+  const float k[] = {gap, -gap, 0}, v[] = {size, 3 * size, more.masked}, w[] = {-gap, gap, -infinity};
+  const float q[] = {more.gate.value_or(0)};
   float out[] = {7};
-  const aft_head<float> head{{q, 1, 1, 1, 1}, {k, 2, 1, 1, 1}, {v, 2, 1, 1, 1}, {out, 1, 1, 1, 1}};
+  const aft_head<float> head{{q, 1, 1, 1, 1}, {k, 3, 1, 1, 1}, {v, 3, 1, 1, 1}, {out, 1, 1, 1, 1}};
   attn::execution serial;
   packed_keys<float> keys;
   auto block = serial.scratch(0, [&](carver& memory) {
-    keys = packed_keys<float>::layout(memory, 1, 2);
+    keys = packed_keys<float>::layout(memory, 1, 3);
     return aft_block<float>::layout(memory, 1, false);
   });
-  const full_bias<float> bias{{w, 1, 2, 2, 1}, 0, 2, false};
-  const aft_rows<float, full_bias<float>> rows{block, {&head, 1}, bias, 0, 1, nullptr, false};
+  const full_bias<float> bias{{w, 1, 3, 3, 1}, 0, 3, false};
+  const aft_rows<float, full_bias<float>> rows{block, {&head, 1}, bias, 0, 1, nullptr, more.gate.has_value()};
   block.begin(1);
   rows.find_row_tops();
-  keys.pack(head.k, head.v, 0, 0, 2);
-  rows.take(keys, 0, 0, 2);
-  const index repeated = rows.finish(2);
+  keys.pack(head.k, head.v, 0, 0, 3);
+  rows.take(keys, 0, 3);
+  const index repeated = rows.finish(3);
   return {repeated, out[0]};
 }
 
 }  // namespace
 
 TEST_CASE("aft_block: the bound of the fast product, from both sides", "[aft_block]") {
-  // den is 2 e^(-2 gap) beside the largest k and the largest w; the fast product is trusted down to 3 * 2^-97, which is
-  // a gap of 33.4. From 43.7 on both weights would be 0.
+  // den is 2 e^(-2 gap) beside the largest k and the largest w; the fast product is trusted down to 4 * 2^-97, which is
+  // a gap of 33.3. From 43.7 on both weights would be 0.
   for (float gap : {0.0f, 1.0f, 20.0f, 30.0f, 32.0f, 33.0f}) {
     INFO("gap " << gap);
     const outcome result = mean_of_two(gap, 1);
@@ -58,13 +68,46 @@ TEST_CASE("aft_block: the bound of the fast product, from both sides", "[aft_blo
 }
 
 TEST_CASE("aft_block: smaller values are trusted less", "[aft_block]") {
-  // max |v| is 3 * 2^-40, and 3 * 2^-97 / that is reached at a gap of 20.1
+  // num is 2 * 2^-40 den, and 4 * 2^-97 is reached at a gap of 19.8
   CHECK(mean_of_two(19, 0x1p-40f).repeated == 0);
   CHECK(mean_of_two(21, 0x1p-40f).repeated == 1);
   CHECK(mean_of_two(33, 0x1p40f).repeated == 0);
   for (float gap : {0.0f, 19.0f, 21.0f, 33.0f, 34.0f, 60.0f})
     for (float size : {0x1p-120f, 0x1p-40f, 0x1p40f, 0x1p120f})
       CHECK(std::abs(mean_of_two(gap, size).out / size - 2) <= 1e-6f);
+}
+
+TEST_CASE("aft_block: a masked value vouches for nothing", "[aft_block]") {
+  for (float masked : {0.0f, 1e-30f, 1.0f, 1e30f, infinity, std::numeric_limits<float>::quiet_NaN()})
+    for (float gap : {0.0f, 10.0f, 20.0f, 25.0f, 30.0f, 33.0f, 34.0f, 40.0f, 60.0f})
+      for (int exponent = -120; exponent <= 100; exponent += 10) {
+        INFO("masked " << masked << ", gap " << gap << ", size 2^" << exponent);
+        const float size = std::ldexp(1.0f, exponent);
+        CHECK(std::abs(mean_of_two(gap, size, {.masked = masked}).out / size - 2) <= 1e-6f);
+      }
+}
+
+TEST_CASE("aft_block: values that cancel are no reason to compute again", "[aft_block]") {
+  const auto sure = [](float num, float den, float smallest) {
+    return sum_lanes(sure_sum<float>(broadcast<float>(num), broadcast<float>(den), broadcast<float>(smallest))) /
+           width<float>;
+  };
+  CHECK(sure(0, 0.5f, 0x1p-10f) == 0x1p-11f);        // the smallest value vouches
+  CHECK(sure(-0x1p-5f, 0.5f, 0x1p-10f) == 0x1p-5f);  // num does
+  CHECK(sure(0x1p10f, 0.5f, 0x1p20f) == 0.5f);       // no more than den
+  CHECK(sure(0, 0.5f, infinity) == 0.5f);            // all values are 0
+  CHECK(safe_sum<float>(1023) == 0x1p-87f);
+  CHECK(safe_sum<double>(1023) == 0x1p-954);
+}
+
+TEST_CASE("aft_block: the gate takes nothing from a tiny numerator", "[aft_block]") {
+  // den is 2^-94 and num alike: times sigmoid(-40) = 2^-57.7 it would be 0
+  for (float gap : {0.0f, 20.0f, 33.0f, 40.0f})
+    for (float q : {-60.0f, -40.0f, -20.0f, 0.0f, 20.0f}) {
+      INFO("gap " << gap << ", q " << q);
+      const double exact = 2 / (1 + std::exp(-double(q)));
+      CHECK(std::abs(mean_of_two(gap, 1, {.gate = q}).out - exact) <= 1e-6 * exact);
+    }
 }
 
 }  // namespace testing

@@ -88,6 +88,14 @@ TEST_CASE("aft states: one key a head, one row of biases for an endless stream",
   attn::aft_window_state<float> past(1, 3, 5, 16);
   compiled_aft_conv<float>::step(past, view(q), view(k), view(v), view(out), kernel_view(kernels, false), {}, serial);
   CHECK(relative_error(out, expected(conv)) <= tolerance<float>::out);
+  tensor<float> after = out;
+  attn::aft_window_state<float> fed(1, 3, 5, 16);
+  fed.append(view(k).slice(2, 0, 40), view(v).slice(2, 0, 40));
+  const auto rest = [](const auto& x) { return x.slice(2, 40, 50); };
+  std::fill(after.data.begin(), after.data.end(), 7.0f);
+  compiled_aft_conv<float>::step(fed, rest(view(q)), rest(view(k)), rest(view(v)), rest(view(after)),
+                                 kernel_view(kernels, false), {}, serial);
+  CHECK(rows(after, 40, 50) == rows(out, 40, 50));
 
   // The same kernels as a band whose rows are one, for any length.
   const in_view<float> band(kernels.data.data(), {1, 3, index(1) << 40, 31}, {0, 31, 0, 1});
@@ -138,7 +146,8 @@ TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states
   attn::execution serial;
   attn::aft_simple_state<float> sums(1, 2, 3);
   attn::aft_window_state<float> window(1, 2, 3, 2);
-  attn::kv_cache<float> cache(1, 2, 3);
+  attn::kv_cache<float> cache(1, 2, 3), filled = cache;
+  filled.append(view(x), view(x));
   const auto biases = [&](index h, index rows, index columns) {
     return in_view<float>(w.data.data(), {1, h, rows, columns});
   };
@@ -181,13 +190,22 @@ TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states
          compiled_aft_full<float>::step(cache, good, good, view(std::as_const(out)), view(out), biases(1, 4, 4), {},
                                         serial);
        }},
+      {"aft_full_step", "cache keys",
+       [&] {
+         compiled_aft_full<float>::step(filled, filled.keys(), good, good, view(out), biases(1, 8, 8), {}, serial);
+       }},
+      {"aft_full_step", "cache values",
+       [&] {
+         const in_view<float> inside(filled.values().data(), {1, 1, 8, 8});
+         compiled_aft_full<float>::step(filled, good, good, good, view(out), inside, {}, serial);
+       }},
   };
   for (const auto& bad : list) {
     const std::string message = refusal(bad.call);
     INFO(bad.name << ": " << message);
     CHECK(well_formed(message, bad.name));
     CHECK(message.find(bad.says) != std::string::npos);
-    CHECK((sums.size() == 0 && window.size() == 0 && cache.size() == 0));
+    CHECK((sums.size() == 0 && window.size() == 0 && cache.size() == 0 && filled.size() == 4));
     CHECK(std::all_of(out.data.begin(), out.data.end(), [](float value) { return value == 7; }));
   }
 }

@@ -20,6 +20,16 @@ TEST_CASE("a seed gives the numbers of the definition", "[random]") {
   }
 }
 
+// A seed made for it: the mixing is a bijection. Where the corner of the square is added up in signed integers, that
+// overflows.
+TEST_CASE("the farthest point outside the circle is passed over", "[random]") {
+  const std::uint64_t seed = 0xa69bbb4610be7db7;
+  CHECK(attn::random_numbers(seed).bits() == 0x8000000080000000);  // -1, -1
+  attn::random_numbers numbers(seed), next(seed);
+  next.bits();
+  CHECK(numbers.normal() == next.normal());
+}
+
 // 8 standard errors of each moment: fails by chance less than once in 10^14.
 TEST_CASE("normal numbers have the moments of the normal distribution", "[random]") {
   attn::random_numbers numbers(1);

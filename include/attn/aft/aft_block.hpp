@@ -12,9 +12,11 @@
 // Why that is safe. Scales are powers of two, so scaling changes no digit; all that can be lost is what underflows,
 // where W and K stem from different keys. In float, a factor below 2^-126 becomes 0 while the other one is below 1.5,
 // and so does a sum on its way to a larger K. Each key thus loses less than 2^-124 of den, and 2^-124 max(1, |v|) of
-// num, in the scale of the sums. Where den is at least (keys + 1) 2^-97 max(1, 1 / max |v|), the loss is below 2^-27 of
-// den, and of den max |v|: less than rounding. Rows and channels where den is smaller are computed again, exactly.
-// Since it is the result that is tested, data are not feared in vain: maxima may miss each other by a factor of 10^25.
+// num, in the scale of the sums. Where den and den max |v|, over the keys the row sees, are at least (keys + 1) 2^-97,
+// the loss is below 2^-27 of both: less than rounding. Which values a row sees only the biases know, but max |v| is at
+// least |num| / den, and, unless num is 0 anyway, the smallest non-zero |v| of all keys: one of them has to vouch. Rows
+// and channels where none does are computed again, exactly. Since it is the result that is tested, data are not feared
+// in vain: maxima may miss each other by a factor of 10^25.
 #pragma once
 
 #include <attn/aft/key_sums.hpp>
@@ -27,22 +29,24 @@ inline constexpr index block_rows = 96;                  // rows of a block, a m
 inline constexpr index product_keys = 384;               // keys a product takes at most
 inline constexpr int weight_stride = product_keys + 16;  // rows of a tile fall into different cache sets
 
-/// The least denominator of a fast result, for values of at most `largest`.
+/// What num and den of a fast result over `keys` keys have to vouch for.
 template <class T>
-ATTN_INLINE packet<T> safe_denominator(index keys, const packet<T>& largest) {
-  constexpr int spare = float_bits<T>::mantissa + 7;
-  const T least = std::ldexp(static_cast<T>(keys + 1), 1 - float_bits<T>::bias + spare - 1);
-  const packet<T> one = broadcast<T>(T(1));
-  const packet<T> small = if_less(zero<T>(), largest, div(one, largest), one);
-  return mul(broadcast<T>(least), max(one, small));
+T safe_sum(index keys) {
+  return std::ldexp(static_cast<T>(keys + 1), float_bits<T>::mantissa + 7 - float_bits<T>::bias);
+}
+
+/// What they do vouch for, where no value but 0 is smaller than `smallest`: a lower bound of den min(1, max |v|).
+template <class T>
+ATTN_INLINE packet<T> sure_sum(const packet<T>& num, const packet<T>& den, const packet<T>& smallest) {
+  return min(den, max(mul(den, min(smallest, broadcast<T>(T(1)))), abs(num)));
 }
 
 /// A piece of keys of several heads, ready for the product. `heads` heads of `parts` packets of channels each.
 template <class T>
 struct packed_keys {
-  T* panels = nullptr;   // per packet [capacity][e^k v | e^k]
-  T* top = nullptr;      // per packet: the exponent all keys are divided by
-  T* largest = nullptr;  // per packet: max |v|
+  T* panels = nullptr;    // per packet [capacity][e^k v | e^k]
+  T* top = nullptr;       // per packet: the exponent all keys are divided by
+  T* smallest = nullptr;  // per packet: the smallest |v| but 0
   bool* finite = nullptr;
   index capacity = 0;
 
@@ -51,7 +55,7 @@ struct packed_keys {
     p.capacity = capacity;
     p.panels = memory.take<T>(packets * capacity * panel_width<T>);
     p.top = memory.take<T>(packets * width<T>);
-    p.largest = memory.take<T>(packets * width<T>);
+    p.smallest = memory.take<T>(packets * width<T>);
     p.finite = memory.take<bool>(packets);
     return p;
   }
@@ -64,7 +68,7 @@ struct packed_keys {
     constexpr T infinity = std::numeric_limits<T>::infinity();
     for (index c = 0, at = first; c < v.cols; c += width<T>, ++at)
       read_channels<T, 1>(k, v, c, [&](const auto& key, const auto& x) {
-        packet<T> highest = broadcast<T>(-infinity), size = zero<T>(), trace = zero<T>();
+        packet<T> highest = broadcast<T>(-infinity), size = broadcast<T>(infinity), trace = zero<T>();
         for (index j = begin; j < begin + count; ++j) {
           const packet<T> k_j = key(j);
           highest = max(highest, if_less(abs(k_j), broadcast<T>(infinity), k_j, broadcast<T>(-infinity)));
@@ -75,13 +79,13 @@ struct packed_keys {
           const auto e = split_exp<T>(key(j));
           const packet<T> v_j = x(j), weight = mul(e.factor, power_of_two<T>(sub(e.exponent, reference)));
           const packet<T> weighted = if_less(zero<T>(), e.factor, mul(weight, v_j), e.factor);
-          size = max(size, abs(v_j));
+          size = if_less(zero<T>(), abs(v_j), min(size, abs(v_j)), size);
           trace = fma(add(weighted, weight), zero<T>(), trace);
           store<T>(to, weighted);
           store<T>(to + width<T>, weight);
         }
         store<T>(top + at * width<T>, exponent);
-        store<T>(largest + at * width<T>, size);
+        store<T>(smallest + at * width<T>, size);
         finite[at] = sum_lanes(trace) == T(0);
       });
   }
@@ -95,7 +99,7 @@ struct aft_block {
   T* weights = nullptr;         // [block_rows][weight_stride]
   T* sums = nullptr;            // per packet [block_rows][num | den]
   T* top = nullptr;             // per packet: the power of two left out of its sums, beside that of the row
-  T* largest = nullptr;         // per packet: max |v| so far
+  T* smallest = nullptr;        // per packet: the smallest |v| but 0 so far
   T* row_top = nullptr;         // [block_rows]: W
   key_sums<T>* ends = nullptr;  // [together][block_rows]: the sums of some packets, in the end
   bool* unsafe = nullptr;       // [together][block_rows]: which of them have to be computed again
@@ -109,7 +113,7 @@ struct aft_block {
     b.weights = memory.take<T>(block_rows * weight_stride);
     b.sums = memory.take<T>(packets * block_rows * panel_width<T>);
     b.top = memory.take<T>(packets * width<T>);
-    b.largest = memory.take<T>(packets * width<T>);
+    b.smallest = memory.take<T>(packets * width<T>);
     b.row_top = memory.take<T>(block_rows);
     b.ends = memory.take<key_sums<T>>(together * block_rows);
     b.unsafe = memory.take<bool>(together * block_rows);
@@ -125,7 +129,7 @@ struct aft_block {
     for (index p = 0; p < packets; ++p)
       std::fill_n(sums + p * block_rows * panel_width<T>, padded * panel_width<T>, T(0));
     std::fill_n(top, packets * width<T>, -std::numeric_limits<T>::infinity());
-    std::fill_n(largest, packets * width<T>, T(0));
+    std::fill_n(smallest, packets * width<T>, std::numeric_limits<T>::infinity());
     std::fill_n(weights + rows * weight_stride, (padded - rows) * weight_stride, T(0));
   }
 };
@@ -207,8 +211,8 @@ struct aft_rows {
     }
   }
 
-  /// Steps 2 and 3 for keys [begin, begin + count), which lie in `piece` from row `at` on.
-  void take(const packed_keys<T>& piece, index at, index begin, index count) const {
+  /// Steps 2 and 3 for keys [begin, begin + count), which `piece` holds.
+  void take(const packed_keys<T>& piece, index begin, index count) const {
     for (index r = 0; r < block.rows; ++r) {
       T* const row = block.weights + r * weight_stride;
       bias.fill(r, begin, count, row);
@@ -220,9 +224,9 @@ struct aft_rows {
       const packet<T> reference = key_sums<T>::finite(now);
       const packet<T> keep = power_of_two<T>(sub(old, reference)), scale = power_of_two<T>(sub(added, reference));
       store<T>(top, now);
-      T* const largest = block.largest + p * width<T>;
-      store<T>(largest, max(load<T>(largest), load<T>(piece.largest + p * width<T>)));
-      const T* const panel = piece.panel(p) + at * panel_width<T>;
+      T* const smallest = block.smallest + p * width<T>;
+      store<T>(smallest, min(load<T>(smallest), load<T>(piece.smallest + p * width<T>)));
+      const T* const panel = piece.panel(p);
       T* const sums = block.sums + p * block_rows * panel_width<T>;
       if (piece.finite[p]) [[likely]]
         for (index r = 0; r < block.rows; r += tile_rows)
@@ -281,16 +285,14 @@ struct aft_rows {
     return repeated;
   }
 
-  packet<T> least(index p, index keys) const {
-    return safe_denominator<T>(keys, load<T>(block.largest + p * width<T>));
-  }
   const T* outside_of(index p) const { return outside + p * key_sums<T>::size; }
 
   /// All sums of packet p + n together; notes and counts the rows that are not safe. Where every key is masked nothing
   /// can be lost.
   index meet(index p, index n, index keys) const {
     const T* const sums = block.sums + (p + n) * block_rows * panel_width<T>;
-    const packet<T> top = load<T>(block.top + (p + n) * width<T>), enough = least(p + n, keys);
+    const packet<T> top = load<T>(block.top + (p + n) * width<T>), enough = broadcast<T>(safe_sum<T>(keys));
+    const packet<T> smallest = load<T>(block.smallest + (p + n) * width<T>);
     const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
     index unsafe = 0;
     for (index r = 0; r < block.rows; ++r) {
@@ -300,7 +302,8 @@ struct aft_rows {
       all.merge(end);
       if (outside) all.merge(key_sums<T>::read(outside_of(p + n)));
       end = all;
-      const packet<T> small = if_less(all.den, enough, broadcast<T>(T(1)), zero<T>());
+      const packet<T> sure = sure_sum<T>(all.num, all.den, smallest);
+      const packet<T> small = if_less(sure, enough, broadcast<T>(T(1)), zero<T>());
       block.unsafe[n * block_rows + r] = sum_lanes(if_less(none, scale, small, zero<T>())) != T(0);
       unsafe += block.unsafe[n * block_rows + r];
     }
@@ -340,9 +343,10 @@ struct aft_rows {
         key_sums<T>& exact = block.ends[n * block_rows + r];
         if (outside) exact.merge(key_sums<T>::read(outside_of(p + n)));
         const auto fast = key_sums<T>::read(kept_at(n, r));
-        const packet<T> enough = least(p + n, keys);
-        exact.num = if_less(fast.den, enough, exact.num, fast.num);
-        exact.den = if_less(fast.den, enough, exact.den, fast.den);
+        const packet<T> sure = sure_sum<T>(fast.num, fast.den, load<T>(block.smallest + (p + n) * width<T>));
+        const packet<T> enough = broadcast<T>(safe_sum<T>(keys));
+        exact.num = if_less(sure, enough, exact.num, fast.num);
+        exact.den = if_less(sure, enough, exact.den, fast.den);
       }
   }
 

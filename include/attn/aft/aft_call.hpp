@@ -24,6 +24,12 @@ struct aft_call {
   index parts() const { return (dim + width<compute_type<S>> - 1) / width<compute_type<S>>; }
 };
 
+/// A k of one channel as that of `dim` channels.
+template <class S>
+tensor_view<const S> for_all_channels(const tensor_view<const S>& k, index dim) {
+  return {k.data(), {k.extent(0), k.extent(1), k.extent(2), dim}, {k.stride(0), k.stride(1), k.stride(2), 0}};
+}
+
 /// Checks the four views against one another. With `one_key`, a k of one channel serves all.
 template <class S, class Options>
 aft_call<S> check_aft(const door& at, const tensor_view<const S>& q, tensor_view<const S> k,
@@ -53,7 +59,7 @@ aft_call<S> check_aft(const door& at, const tensor_view<const S>& q, tensor_view
   at.apart("out", out, "k", k);
   at.apart("out", out, "v", v);
   check_length_list(at, "lengths", options.lengths, batch, length);
-  if (k.extent(3) != dim) k = {k.data(), {batch, heads, length, dim}, {k.stride(0), k.stride(1), k.stride(2), 0}};
+  if (k.extent(3) != dim) k = for_all_channels(k, dim);
   return {q, k, v, out, options.lengths, options.causal, options.gate, batch, heads, length, dim};
 }
 

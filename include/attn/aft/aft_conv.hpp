@@ -6,14 +6,15 @@
 //   attn::aft_conv(q, k, v, out, w);                                  // w [heads, width], width odd
 //   attn::aft_conv(q, k, v, out, w, {.grid = attn::token_grid{14, 14}});   // an image: w [heads, height, width]
 //
-// It is exact for any k and w, of any size, as aft_full. A w of -infinity masks; a row that sees no key is 0.
+// k and w may be of any size up to 5e37, as for aft_full. A w of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, v, out [B, H, L, D], k [B, H, L, D], or [B, H, L, 1]: one key for all channels of a head. w [H, width] or
 //          [1, width]; entry p belongs to t' = t + p - width / 2 (rounded down). For an image of rows x columns tokens,
 //          row by row, w [H, height, width] or [1, height, width], both odd, counted alike in rows and columns.
 //          float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     4 B H L (width + 95) D operations, half of it when causal; for images height times as many, at most that of
-//          whole rows. Scratch: a sixteenth of k, and about a million numbers a thread.
+//          whole rows; some data take longer, as for aft_full. Scratch: about a million numbers a thread, and a
+//          sixteenth of k; for images 12 numbers a channel for every row of up to 96 columns, 6 more for every 96 more.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

@@ -6,12 +6,13 @@
 //   attn::aft_full(q, k, v, out, w);                             // Eigen matrices [length, dim], w [length, length]
 //   attn::aft_full(q, k, v, out, w, {.causal = true}, threads);
 //
-// It is exact for any k and w, of any size: nothing overflows, and no channel is lost where the largest k and the
-// largest w do not meet (aft_block.hpp says why). A w of -infinity masks; a row that sees no key is 0.
+// k and w may be of any size up to 5e37: nothing overflows, and no channel is lost where the largest k and the largest w
+// do not meet (aft_block.hpp says why). A w of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]; w [L, L], one for all heads, or [H, L, L]. float, double, or Eigen::half /
 //          Eigen::bfloat16 in memory with float arithmetic.
 // Cost     4 B H L^2 D operations, half of it when causal, and L^2 exponentials for every 512 channels that share w.
+//          Rows in which no e^(k + w) reaches 10^-25 of e^(max k + max w) are computed again, several times slower.
 //          Scratch: 2 L numbers a channel, of 512 channels at a time.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
@@ -100,7 +101,7 @@ void aft_full(const door& at, const tensor_view<const S>& q, const tensor_view<c
         const aft_rows<S, full_bias<S>> rows{block, heads, bias, first, parts, nullptr, call.gate};
         rows.find_row_tops();
         const index keys = call.causal ? first : group.length;
-        for (index n = 0; n * piece < keys; ++n) rows.take(packed[n], 0, n * piece, std::min(piece, keys - n * piece));
+        for (index n = 0; n * piece < keys; ++n) rows.take(packed[n], n * piece, std::min(piece, keys - n * piece));
         rows.finish(keys);
       }
       for (const auto& head : heads)

@@ -22,10 +22,11 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
   using T = compute_type<S>;
   const detail::door at("aft_full_step");
-  const tensor_view<const S> keys = as_view(k), values = as_view(v), biases = detail::parameter_view(w);
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
+  const tensor_view<const S> biases = detail::parameter_view(w);
   const tensor_view<S> to = as_view(out);
-  const auto call = detail::check_aft_step<S>(at, cache.batch(), cache.kv_heads(), cache.dim(), as_view(q), keys,
-                                              values, to, options.gate);
+  const auto call = detail::check_aft_step<S>(at, cache.batch(), cache.kv_heads(), cache.dim(), queries, keys, values,
+                                              to, options.gate);
   at.equal("value dim = cache value dim", cache.value_dim(), call.dim);
   detail::check_parameter(at, biases, to);
   at.broadcasts("w heads", call.heads, biases.extent(1));
@@ -33,6 +34,8 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   at.at_least("w rows", before + tokens, biases.extent(2));
   at.at_least("w columns", before + tokens, biases.extent(3));
   cache.check(at, keys, values);
+  cache.apart(at, "q", queries);
+  cache.apart(at, "w", biases);
   cache.apart(at, "out", to);
   cache.append(keys, values);
   try {

@@ -7,13 +7,13 @@
 //   attn::aft_local(q, k, v, out, w, {.window = 128});                            // w [length, length]
 //   attn::aft_local(q, k, v, out, w, {.window = 128, .band = true, .causal = true});   // w [length, 2 * 128 - 1]
 //
-// It is exact for any k and w, of any size, as aft_full. A w of -infinity masks; a row that sees no key is 0.
+// k and w may be of any size up to 5e37, as for aft_full. A w of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]; w [L, L], one for all heads, or [H, L, L]. A band is [L, 2 s - 1] or
 //          [H, L, 2 s - 1]: entry p of row t belongs to t' = t + p - s + 1. float, double, or Eigen::half /
 //          Eigen::bfloat16 in memory with float arithmetic.
-// Cost     4 B H L (2 s + 94) D operations, half of it when causal. Scratch: a sixteenth of k, and about a million
-//          numbers a thread.
+// Cost     4 B H L (2 s + 94) D operations, half of it when causal; some data take longer, as for aft_full. Scratch: a
+//          sixteenth of k, and about a million numbers a thread.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

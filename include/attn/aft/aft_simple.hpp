@@ -6,7 +6,7 @@
 //   attn::aft_simple(q, k, v, out);
 //   attn::aft_simple(q, k, v, out, {.causal = true}, threads);
 //
-// It is exact for any k, of any size. A k of -infinity masks; a row that sees no key is 0.
+// k may be of any size up to 5e37: nothing overflows. A k of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for
@@ -46,8 +46,8 @@ void simple_rows_causal(const aft_head<S>& head, bool gate, index begin, index e
       unroll<C>([&](auto n) { s[n] = key_sums<T>::read(sums + n * key_sums<T>::size); });
       for (index t = begin; t < end; ++t)
         unroll<C>([&](auto n) {
-          const packet<T> x = key(t, n), scaled = mul(x, broadcast<T>(log2_e_high<T>));
-          s[n].raise(sub(add(scaled, broadcast<T>(rounder<T>)), broadcast<T>(rounder<T>)));
+          const packet<T> x = key(t, n);
+          s[n].raise(nearest_power<T>(x));
           const packet<T> weight = weight_beside(x, sub(zero<T>(), key_sums<T>::finite(s[n].top)));
           s[n].num = fma(weight, if_less(zero<T>(), weight, value(t, n), zero<T>()), s[n].num);
           s[n].den = add(s[n].den, weight);

@@ -56,7 +56,7 @@ struct aft_window_bias {
       if (from < to) f(line * grid.columns + from, line * grid.columns + to);
     }
   }
-  index product_keys() const {
+  index count_keys() const {
     index count = 0;
     stretches([&](index begin, index end) { count += end - begin; });
     return count;
@@ -188,10 +188,10 @@ struct aft_window_call {
             const auto& head = members[static_cast<std::size_t>(n)];
             piece.pack(head.k, head.v, n * parts, j, count);
           }
-          rows.take(piece, 0, j, count);
+          rows.take(piece, j, count);
         }
       });
-      rows.finish(bias.product_keys());
+      rows.finish(bias.count_keys());
     });
   }
 };

@@ -53,10 +53,12 @@ class aft_window_state {
       detail::key_sums<T>{}.write(sums_.data() + at);
   }
 
-  /// Feeds tokens without asking anything: k, v [B, H, n, D].
+  /// Feeds tokens without asking anything: k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D].
   template <viewable K, viewable V>
   void append(const K& k, const V& v) {
-    const tensor_view<const S> keys = as_view(k), values = as_view(v);
+    tensor_view<const S> keys = as_view(k);
+    const tensor_view<const S> values = as_view(v);
+    if (keys.extent(3) == 1) keys = detail::for_all_channels(keys, dim_);
     detail::check_tokens(detail::door("aft_window_state"), batch_, heads_, dim_, dim_, keys, values);
     for (index head = 0; head < batch_ * heads_; ++head) {
       const index b = head / heads_, h = head % heads_;

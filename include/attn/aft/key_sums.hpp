@@ -3,9 +3,10 @@
 //   num = sum_j e^(k_j + w_j) v_j     den = sum_j e^(k_j + w_j)     for a packet of channels, both times 2^-top
 //
 // e^k and e^w are taken apart into factor and power of two (split_exp); a weight is the product of the factors, and the
-// powers meet as whole numbers. So nothing overflows, nothing is lost to the rounding of k + w, and since a change of
-// `top` is a change by powers of two, it changes no digit. This is the exact form of everything in this family; its
-// fast form is aft_block.hpp.
+// powers meet as whole numbers. So nothing overflows, and since a change of `top` is a change by powers of two, it
+// changes no digit. In float, k + w is not rounded up to a size of 10^7, where whole numbers end, and beyond that no
+// more than any sum is; from 5e37 on all sizes count as one. (Double: 5 10^15, 3e307.) This is the exact form of
+// everything in this family; its fast form is aft_block.hpp.
 //
 // A key of -infinity, or a w of -infinity, masks: it contributes nothing, whatever its value, not even NaN.
 #pragma once
@@ -93,11 +94,12 @@ struct channel_writer {
   bool gate;
 
   ATTN_INLINE void operator()(index row, int n, packet<T> num, packet<T> den) const {
+    packet<T> over = broadcast<T>(T(1));  // multiplies the mean, since num may be tiny
     if (gate) {
       const sigmoid_fraction<T> factor(q(row, n));
-      num = mul(num, factor.over), den = mul(den, factor.under);
+      over = factor.over, den = mul(den, factor.under);
     }
-    const packet<T> mean = if_less(zero<T>(), den, div(num, den), den);
+    const packet<T> mean = if_less(zero<T>(), den, mul(div(num, den), over), den);
     const index at = c + n * width<T>;
     if constexpr (Whole && std::same_as<T, S>) {
       store<T>(out.row(row) + at, mean);
@@ -211,7 +213,8 @@ void add_keys(key_sums<T>& sums, const split_keys<T>& keys, const split_biases<T
 /// e^x 2^negated for a power of two that is at least e^x. (Beyond 2^24 numbers are no multiples of 1.)
 template <class P, class T = std::remove_cvref_t<decltype(sum_lanes(std::declval<P>()))>>
 ATTN_INLINE P weight_beside(const P& x, const P& negated) {
-  const P power = fma(x, broadcast<T>(log2_e_low<T>), fma(x, broadcast<T>(log2_e_high<T>), negated));
+  using constants = exp_constants<T>;
+  const P power = fma(x, broadcast<T>(constants::log2_e_low), fma(x, broadcast<T>(constants::log2_e_high), negated));
   return exp2_weight<T>(min(power, broadcast<T>(T(1))));
 }
 

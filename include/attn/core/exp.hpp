@@ -34,6 +34,8 @@ struct exp_constants<float> {
                                       0.001406127728061230066454f};
   // ln 2 in two pieces; the first has few bits, so that n times it is exact
   static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440054690583e-4f;
+  // log2 e in two pieces, whose sum has twice the digits
+  static constexpr float log2_e_high = 1.4426950216293335f, log2_e_low = 1.92596299112661747e-8f;
 };
 
 template <>
@@ -65,6 +67,7 @@ struct exp_constants<double> {
                                        2.762631035431588782864e-7,
                                        2.298131500361142611535e-8};
   static constexpr double ln2_high = 0.693147180369123816490, ln2_low = 1.90821492927058770002e-10;
+  static constexpr double log2_e_high = 1.4426950408889634, log2_e_low = 2.03552737409310320e-17;
 };
 
 /// 1.5 * 2^mantissa + bias: added to x it leaves round(x) + bias in the lowest bits.
@@ -92,10 +95,10 @@ ATTN_INLINE packet<T> exp2_weight(const packet<T>& x) {
 template <class T>
 ATTN_INLINE packet<T> exp(const packet<T>& x) {
   using constants = exp_constants<T>;
-  constexpr T log2_e = T(1.442695040888963407359924681);
   // 2^bias is the largest power with a normal factor; one step up goes in two factors.
   constexpr T highest = T(float_bits<T>::bias + 1), lowest = T(-float_bits<T>::bias);
-  const packet<T> scaled = max(min(mul(x, broadcast<T>(log2_e)), broadcast<T>(highest)), broadcast<T>(lowest));
+  const packet<T> scaled =
+      max(min(mul(x, broadcast<T>(constants::log2_e_high)), broadcast<T>(highest)), broadcast<T>(lowest));
   const packet<T> n = sub(add(scaled, broadcast<T>(rounder<T>)), broadcast<T>(rounder<T>));
   packet<T> r = fma(n, broadcast<T>(-constants::ln2_high), x);
   r = fma(n, broadcast<T>(-constants::ln2_low), r);
@@ -118,19 +121,25 @@ struct split_number {
   packet<T> factor, exponent;
 };
 
+/// The whole number nearest to x log2 e, for x up to max / 6 in size; numbers beyond share one, so that sums of a few
+/// stay finite. Infinities stay infinite.
+template <class T>
+ATTN_INLINE packet<T> nearest_power(const packet<T>& x) {
+  constexpr T limit = std::numeric_limits<T>::max() / 4;
+  const packet<T> scaled = mul(x, broadcast<T>(exp_constants<T>::log2_e_high));
+  const packet<T> held = max(min(scaled, broadcast<T>(limit)), broadcast<T>(-limit));
+  return round(if_less(abs(x), broadcast<T>(std::numeric_limits<T>::infinity()), held, x));
+}
+
 /// e^x with 0.7 < factor < 1.42 and a whole exponent, <= 2 ulp for |x| < 2^11, beyond that less than rounding x costs
-/// (twice that without fused multiply-adds).
+/// (twice that without fused multiply-adds). Numbers beyond max / 6 in size are not told apart.
 /// What is no weight has an exponent of -infinity, so that maxima pass it over: for x = -infinity the factor is 0, for
 /// NaN and +infinity it is NaN.
 template <class T>
 ATTN_INLINE split_number<T> split_exp(const packet<T>& x) {
   using constants = exp_constants<T>;
   constexpr T infinity = std::numeric_limits<T>::infinity();
-  constexpr T log2_e = T(1.442695040888963407359924681);
-  constexpr T limit = std::numeric_limits<T>::max() / 4, exact = T(std::uint64_t(1) << (float_bits<T>::mantissa - 2));
-  const packet<T> scaled = max(min(mul(x, broadcast<T>(log2_e)), broadcast<T>(limit)), broadcast<T>(-limit));
-  const packet<T> rounded = sub(add(scaled, broadcast<T>(rounder<T>)), broadcast<T>(rounder<T>));
-  const packet<T> n = if_less(abs(scaled), broadcast<T>(exact), rounded, scaled);
+  const packet<T> n = nearest_power<T>(x);
   packet<T> r = fma(n, broadcast<T>(-constants::ln2_high), x);
   r = fma(n, broadcast<T>(-constants::ln2_low), r);
   r = max(min(r, broadcast<T>(T(0.5))), broadcast<T>(T(-0.5)));
@@ -139,23 +148,18 @@ ATTN_INLINE split_number<T> split_exp(const packet<T>& x) {
           if_less(abs(x), broadcast<T>(infinity), n, broadcast<T>(-infinity))};
 }
 
-/// log2 e in two pieces, whose sum has twice the digits.
-template <class T>
-inline constexpr T log2_e_high = T(1.442695040888963407359924681L);
-template <class T>
-inline constexpr T log2_e_low = T(1.442695040888963407359924681L - log2_e_high<T>);
-
 /// e^x for x <= 0, <= 2 ulp; 0 from about 0.7 times the smallest normal number down.
 template <class T>
 ATTN_INLINE packet<T> exp_weight(const packet<T>& x) {
+  using constants = exp_constants<T>;
   if constexpr (!fuses_products) return exp<T>(x);  // x log2 e would be off by its own rounding
   constexpr T lowest = T(-float_bits<T>::bias * 0.693147180559945309417);
   const packet<T> held = max(x, broadcast<T>(lowest));
-  const packet<T> shifted = add(mul(held, broadcast<T>(log2_e_high<T>)), broadcast<T>(rounder<T>));
+  const packet<T> shifted = add(mul(held, broadcast<T>(constants::log2_e_high)), broadcast<T>(rounder<T>));
   const packet<T> n = sub(shifted, broadcast<T>(rounder<T>));
-  packet<T> fraction = fma(held, broadcast<T>(log2_e_high<T>), sub(zero<T>(), n));
-  fraction = fma(held, broadcast<T>(log2_e_low<T>), fraction);
-  const packet<T> power = add(polynomial<T>(fraction, exp_constants<T>::weight), broadcast<T>(T(1)));
+  packet<T> fraction = fma(held, broadcast<T>(constants::log2_e_high), sub(zero<T>(), n));
+  fraction = fma(held, broadcast<T>(constants::log2_e_low), fraction);
+  const packet<T> power = add(polynomial<T>(fraction, constants::weight), broadcast<T>(T(1)));
   return mul(power, bits_to_exponent<T>(shifted));
 }
 

@@ -42,7 +42,8 @@ class random_numbers {
     for (;;) {
       const std::uint64_t point = bits();
       const std::int64_t x = static_cast<std::int32_t>(point >> 32), y = static_cast<std::int32_t>(point);
-      const auto square = static_cast<std::uint64_t>(x * x + y * y);  // of the radius, in units of 2^-62
+      // of the radius, in units of 2^-62; 2^63 at the corner -1, -1
+      const auto square = static_cast<std::uint64_t>(x * x) + static_cast<std::uint64_t>(y * y);
       if (square == 0 || square >> 62) continue;
       const double octaves = static_cast<double>((std::uint64_t(62) << 56) - log2_of(square)) * 0x1p-56;
       // -2 ln(r^2) / r^2; the coordinates are in units of 2^-31, the square in units of 2^-62

@@ -89,6 +89,11 @@ template <class P>
 ATTN_INLINE P abs(const P& a) {
   return Eigen::internal::pabs(a);
 }
+/// The nearest whole number, of two the even one.
+template <class P>
+ATTN_INLINE P round(const P& a) {
+  return Eigen::internal::print(a);
+}
 /// a < b ? x : y, lane by lane.
 template <class P>
 ATTN_INLINE P if_less(const P& a, const P& b, const P& x, const P& y) {
