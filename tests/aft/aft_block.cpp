@@ -22,7 +22,7 @@ struct outcome {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
 struct particulars {
-  float masked = 0;           // the value of a third key, which is masked
+  float masked = 0;             // the value of a third key, which is masked
   std::optional<float> gate{};  // q
 };
 

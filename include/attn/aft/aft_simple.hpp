@@ -48,8 +48,9 @@ void simple_rows_causal(const aft_head<S>& head, bool gate, index begin, index e
         unroll<C>([&](auto n) {
           const packet<T> x = key(t, n);
           s[n].raise(nearest_power<T>(x));
-          const packet<T> weight = weight_beside(x, sub(zero<T>(), key_sums<T>::finite(s[n].top)));
-          s[n].num = fma(weight, if_less(zero<T>(), weight, value(t, n), zero<T>()), s[n].num);
+          const packet<T> weight = weight_beside(x, sub(zero<T>(), s[n].top));
+          const packet<T> v_t = fma(x, zero<T>(), value(t, n));  // an infinite key makes it NaN
+          s[n].num = fma(weight, if_less(zero<T>(), weight, v_t, zero<T>()), s[n].num);
           s[n].den = add(s[n].den, weight);
           write(t, n, s[n].num, s[n].den);
         });

@@ -121,14 +121,13 @@ struct split_number {
   packet<T> factor, exponent;
 };
 
-/// The whole number nearest to x log2 e, for x up to max / 6 in size; numbers beyond share one, so that sums of a few
-/// stay finite. Infinities stay infinite.
+/// The whole number nearest to x log2 e, for x up to max / 6 in size; all beyond share one, so that sums of a few stay
+/// finite.
 template <class T>
 ATTN_INLINE packet<T> nearest_power(const packet<T>& x) {
   constexpr T limit = std::numeric_limits<T>::max() / 4;
   const packet<T> scaled = mul(x, broadcast<T>(exp_constants<T>::log2_e_high));
-  const packet<T> held = max(min(scaled, broadcast<T>(limit)), broadcast<T>(-limit));
-  return round(if_less(abs(x), broadcast<T>(std::numeric_limits<T>::infinity()), held, x));
+  return round(max(min(scaled, broadcast<T>(limit)), broadcast<T>(-limit)));
 }
 
 /// e^x with 0.7 < factor < 1.42 and a whole exponent, <= 2 ulp for |x| < 2^11, beyond that less than rounding x costs
