@@ -62,7 +62,7 @@ std::pair<attention_shape, sequence_lengths> check_performer(const door& at, con
                                                              const performer_options<S>& options) {
   const attention_shape shape = check_attention(at, q, k, v, out);
   const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_features(at, features, shape.heads, shape.kv_heads, shape.dim, out);
+  check_features(at, features, shape, out);
   check_eps(at, options.eps);
   if (options.scale) {
     const auto s = static_cast<double>(*options.scale);

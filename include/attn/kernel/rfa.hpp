@@ -94,7 +94,7 @@ std::pair<attention_shape, sequence_lengths> check_rfa(const door& at, const ten
                                                        const rfa_options<S>& options) {
   const attention_shape shape = check_attention(at, q, k, v, out);
   const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_features(at, features, shape.heads, shape.kv_heads, shape.dim, out);
+  check_features(at, features, shape, out);
   check_eps(at, options.eps);
   check_eps(at, options.norm_eps, "norm_eps");
   if (options.gate) {
