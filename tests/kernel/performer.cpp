@@ -168,7 +168,7 @@ TEMPLATE_LIST_TEST_CASE("performer: keys of any norm give a mean of the values",
           if (!causal) continue;
           const auto q = cast<TestType>(p.q), k = cast<TestType>(p.k), v = cast<TestType>(p.v);
           const auto w = cast<TestType>(p.options.features);
-          tensor<TestType> out(1, 2, 40, 3, 7);
+          tensor<TestType> out(1, q.heads(), 40, 3, 7);
           attn::performer_state<TestType> state(1, k.heads(), 24, 3, static_cast<attn::performer_kernel>(chosen));
           attn::execution serial;
           for (index t = 0; t < 40; ++t) {
