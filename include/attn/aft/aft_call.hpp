@@ -133,11 +133,4 @@ struct aft_groups {
   }
 };
 
-/// Zeros for rows [begin, end) of a head.
-template <class S>
-void clear_aft_rows(const aft_head<S>& head, index begin, index end) {
-  for (index i = begin; i < end; ++i)
-    for (index d = 0; d < head.out.cols; ++d) head.out.row(i)[d * head.out.col_stride] = static_cast<S>(0.0f);
-}
-
 }  // namespace attn::detail

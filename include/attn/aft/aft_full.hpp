@@ -104,7 +104,7 @@ void aft_full(const door& at, const tensor_view<const S>& q, const tensor_view<c
         rows.finish(keys);
       }
       for (const auto& head : heads)
-        clear_aft_rows(head, std::max(first, group.length), std::min(first + block_rows, call.length));
+        clear_rows(head.out, std::max(first, group.length), std::min(first + block_rows, call.length));
     });
   }
 }

@@ -114,7 +114,7 @@ void aft_simple(const door& at, const tensor_view<const S>& q, const tensor_view
         else
           simple_rows<T, count.value>(head, call.gate, begin, end, p * width<T>, s);
       });
-      clear_aft_rows(head, end, std::min(begin + simple_chunk, call.length));
+      clear_rows(head.out, end, std::min(begin + simple_chunk, call.length));
     });
   });
 }

@@ -157,7 +157,7 @@ struct aft_window_call {
       const index first = i * block_rows, end = std::min(first + block_rows, grid.columns);
       const index real = std::clamp(grid.columns_of(r, group.length), first, end);
       const auto members = groups.of(group);
-      for (const auto& head : members) clear_aft_rows(head, at + real, at + end);
+      for (const auto& head : members) clear_rows(head.out, at + real, at + end);
       if (first == real) return;
       sums_array<T> outside;
       packed_keys<T> piece;

@@ -265,5 +265,22 @@ T* row_of(const tensor_view<T, 3>& x, index batch, index head) {
   return x.data() ? x.data() + batch * x.stride(0) + head * x.stride(1) : nullptr;
 }
 
+/// Writes row i of x, converted.
+template <class T, class S>
+void write_row(const T* from, const matrix_view<S>& x, index i) {
+  S* const row = x.row(i);
+  if (x.col_stride == 1)
+    for (index d = 0; d < x.cols; ++d) row[d] = static_cast<S>(from[d]);
+  else
+    for (index d = 0; d < x.cols; ++d) row[d * x.col_stride] = static_cast<S>(from[d]);
+}
+
+/// Zeros for rows [begin, end): padding.
+template <class S>
+void clear_rows(const matrix_view<S>& x, index begin, index end) {
+  for (index i = begin; i < end; ++i)
+    for (index d = 0; d < x.cols; ++d) x.row(i)[d * x.col_stride] = static_cast<S>(0.0f);
+}
+
 }  // namespace detail
 }  // namespace attn

@@ -251,11 +251,7 @@ struct fnet_call {
         planned = n;
       }
       if (n > 0) transform(over_channels, over_tokens, first, count, rows, spare_rows, where);
-      for (index slice = first; slice < first + count; ++slice) {
-        const matrix_view<S> to = output(slice);
-        for (index l = n; l < to.rows; ++l)
-          for (index d = 0; d < to.cols; ++d) to.row(l)[d * to.col_stride] = static_cast<S>(T(0));
-      }
+      for (index slice = first; slice < first + count; ++slice) clear_rows(output(slice), n, x.extent(2));
     }
   }
 };

@@ -199,18 +199,8 @@ struct kernel_call {
                          s.work, row);
   }
 
-  static void write_row(const T* from, const matrix_view<S>& to, index i) {
-    S* const row = to.row(i);
-    if (to.col_stride == 1)
-      for (index d = 0; d < to.cols; ++d) row[d] = static_cast<S>(from[d]);
-    else
-      for (index d = 0; d < to.cols; ++d) row[d * to.col_stride] = static_cast<S>(from[d]);
-  }
-
-  void clear_rows(index b, index h, index begin, index end) const {
-    for (index g = h * group(); g < (h + 1) * group(); ++g)
-      for (index i = begin; i < end; ++i)
-        for (index d = 0; d < shape.dim_v; ++d) out(b, g, i, d) = static_cast<S>(T(0));
+  void clear(index b, index h, index begin, index end) const {
+    for (index g = h * group(); g < (h + 1) * group(); ++g) clear_rows(head_of(out, b, g), begin, end);
   }
 
   /// The sums a worker, or a wave of segments, keeps.
@@ -267,10 +257,10 @@ struct kernel_call {
   void pad(index b, index h) const {
     const index keys = lengths.keys(b), queries = lengths.queries(b);
     if (keys == 0)
-      clear_rows(b, h, 0, queries);
+      clear(b, h, 0, queries);
     else if (causal && keys < queries)
-      clear_rows(b, h, 0, queries - keys);
-    clear_rows(b, h, queries, shape.queries);
+      clear(b, h, 0, queries - keys);
+    clear(b, h, queries, shape.queries);
   }
 
   /// One head of sums by all threads.

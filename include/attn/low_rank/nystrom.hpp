@@ -275,7 +275,7 @@ struct nystrom_call {
         add_convolution(b, h, i0 + r, sum_lanes(load<T>(block.sum + r * width<T>)), block.out + r * block.out_stride);
       finish(block, to, static_cast<const T*>(nullptr), static_cast<T*>(nullptr), 0);
     }
-    clear_rows(to, std::max(i0, queries), std::min(i0 + max_rows, shape.queries), static_cast<T*>(nullptr), 0);
+    clear_rows(to, std::max(i0, queries), std::min(i0 + max_rows, shape.queries));
   }
 
   /// Pairs [first, first + count) of batch item and key head.

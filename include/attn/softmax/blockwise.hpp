@@ -231,13 +231,11 @@ void finish(const row_block<T>& block, const matrix_view<S>& out, const T* sink,
   }
 }
 
-/// Zeros for the rows of padding of one head.
+/// Zeros for the rows of padding of one head, and what goes with them.
 template <class T, class S>
 void clear_rows(const matrix_view<S>& out, index begin, index end, T* lse, index lse_stride) {
-  for (index i = begin; i < end; ++i) {
-    for (index d = 0; d < out.cols; ++d) out.row(i)[d * out.col_stride] = static_cast<S>(T(0));
-    if (lse) lse[i * lse_stride] = -std::numeric_limits<T>::infinity();
-  }
+  clear_rows(out, begin, end);
+  for (index i = begin; lse && i < end; ++i) lse[i * lse_stride] = -std::numeric_limits<T>::infinity();
 }
 
 }  // namespace attn::detail
