@@ -1,5 +1,5 @@
-// How many random features does Performer need for a wanted error? The error falls as 1 / sqrt(features) once it is small,
-// with a factor that grows with the size of queries and keys: measure it once, on data like yours.
+// How many random features does Performer need for a wanted error? Once it is small, the error falls as 1 /
+// sqrt(features), with a factor that grows with the size of queries and keys: measure it once, on data like yours.
 #include <attn/kernel/performer.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
