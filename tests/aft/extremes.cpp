@@ -100,7 +100,7 @@ TEST_CASE("aft: keys of millions, as far apart as rounding leaves them", "[extre
 TEMPLATE_LIST_TEST_CASE("aft_simple: a key near the largest number outweighs, and spoils nothing", "[extremes]",
                         exact_types) {
   using S = TestType;
-  const S huge = std::numeric_limits<S>::max() / 2;
+  const S huge = std::numeric_limits<S>::max() / 4 * 3;  // times log2 e, it is no number
   const S k[] = {0, huge, 1, -huge}, v[] = {1, 3, 5, 7}, q[4] = {};
   const auto in = [](const S* x) { return in_view<S>(x, {1, 1, 4, 1}); };
   attn::execution serial;
