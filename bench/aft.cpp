@@ -61,11 +61,12 @@ runner prepare_full(const problem& p) {
   auto keys = std::make_shared<std::vector<float>>(normal, normal + p.heads * p.length * p.dim);
   for (index h = 0; h < p.heads; ++h) (*keys)[static_cast<std::size_t>(h * p.length * p.dim)] = far_above;
   constexpr index rows = attn::detail::block_rows;
-  double due = 0;
-  for (index row = 0; row + rows <= p.length; row += rows) {
-    if ((due += p.set.far) < 1) continue;
+  double due = 1;  // at least one block
+  for (index row = 0; row < p.length; row += rows, due += p.set.far) {
+    if (due < 1) continue;
     due -= 1;
-    w->numbers[static_cast<std::size_t>(row * p.length + row)] = far_above;
+    const index last = std::min(row + rows, p.length) - 1;
+    w->numbers[static_cast<std::size_t>(last * p.length + last)] = far_above;
   }
   return [=, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
     attn::aft_full(q, input(keys->data(), k.extents()), v, out, w->view(), {.causal = causal}, exec);

@@ -30,7 +30,7 @@ const known_flag known[] = {
     {"rank", &flags::rank, 1, "linformer: projected keys"},
     {"landmarks", &flags::landmarks, 1, "nystrom: segments whose means stand for the sequence"},
     {"exact-inverse", &flags::exact_inverse, 0, "nystrom: the exact pseudo-inverse, not the iteration"},
-    {"far", &flags::far, 0, "aft_full: share of the blocks of rows where a row and channel takes the exact path"},
+    {"far", &flags::far, 0, "aft_full: share of the blocks of rows that take the exact path in one row and channel"},
     {"input", &flags::input, 0, "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on"},
     {"min-length", &flags::min_length, 1, "shortest length; lengths double from here"},
     {"max-length", &flags::max_length, 0, "longest length; 0: 16384, and 1048576 for what is linear"},

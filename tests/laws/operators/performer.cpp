@@ -44,7 +44,7 @@ law_operator<T> operator_of(const performer_entry& entry) {
       options.causal = p->entry.causal;
       options.center_keys = p->entry.centred;
       if (p->entry.feature_eps > 0) options.feature_eps = static_cast<T>(p->entry.feature_eps);
-      options.lengths = call.lengths;
+      call.set_lengths(options);
       compiled_performer<T>::call(call.q, call.k, call.v, call.out, p->view(call.q.extent(1)), options,
                                   *call.execution);
     };
