@@ -3,6 +3,7 @@
 #include <attn/aft/aft_conv.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <fstream>

@@ -2,10 +2,13 @@
 // sums as in one pass, and so the same answers.
 #include <attn/kernel/linear_state.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <random>
 #include <sstream>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -48,7 +51,8 @@ int main() {
   const view q(q_memory.data(), {1, heads, 1, dim});
   std::vector<float> of_merged(heads * dim), of_whole(heads * dim);
   const auto ask = [&](attn::linear_state<float>& state, std::vector<float>& out) {
-    attn::linear_step(state, q, k.slice(2, 0, 1), v.slice(2, 0, 1), attn::tensor_view<float>(out.data(), {1, heads, 1, dim}));
+    const attn::tensor_view<float> answer(out.data(), {1, heads, 1, dim});
+    attn::linear_step(state, q, k.slice(2, 0, 1), v.slice(2, 0, 1), answer);
   };
   ask(merged, of_merged);
   ask(whole, of_whole);

@@ -144,6 +144,42 @@ TEMPLATE_LIST_TEST_CASE("performer: queries and keys of norm 100 lose digits, no
       }
 }
 
+// From norm 1e5 on logarithms in float round to steps of hundreds: of the weights nothing is right, but they are weights.
+// At 1e16 all of them lie below every level, and rows are 0.
+TEMPLATE_LIST_TEST_CASE("performer: keys of any norm give a mean of the values", "[performer]", exact_types) {
+  for (kernel chosen : {kernel::positive, kernel::hyperbolic})
+    for (bool causal : {false, true})
+      for (bool long_queries : {false, true})
+        for (double norm : {1e4, 1e5, 1e6, 1e7, 1e9, 1e12, 1e16, 1e18}) {
+          performer_problem p = problem_of({.batch = 1, .queries = 40, .keys = 40, .dim = 8, .value_dim = 3});
+          p.options.kernel = chosen;
+          p.options.causal = causal;
+          for (double& x : p.k.data) x *= norm;
+          for (double& x : p.q.data) x *= long_queries ? norm : 1;
+          double largest = 0;
+          for (double x : p.v.data) largest = std::max(largest, std::abs(x));
+          const auto within = [&](const auto& out) {
+            return std::all_of(out.data.begin(), out.data.end(), [&](double x) {  // not so for NaN
+              return std::abs(x) <= largest * (1 + 100 * static_cast<double>(std::numeric_limits<TestType>::epsilon()));
+            });
+          };
+          CAPTURE(int(chosen), causal, long_queries, norm);
+          CHECK(within(run_serially<TestType>(p).out));
+          if (!causal) continue;
+          const auto q = cast<TestType>(p.q), k = cast<TestType>(p.k), v = cast<TestType>(p.v);
+          const auto w = cast<TestType>(p.options.features);
+          tensor<TestType> out(1, q.heads(), 40, 3, 7);
+          attn::performer_state<TestType> state(1, k.heads(), 24, 3, static_cast<attn::performer_kernel>(chosen));
+          attn::execution serial;
+          for (index t = 0; t < 40; ++t) {
+            const auto at = [&](auto x) { return x.slice(2, t, 1); };
+            compiled_performer<TestType>::step(state, at(view(q)), at(view(k)), at(view(v)), at(view(out)),
+                                               features_of(w), {}, serial);
+          }
+          CHECK(within(out));
+        }
+}
+
 TEST_CASE("performer: takes drawn features, or a matrix", "[performer]") {
   const Eigen::MatrixXf q = Eigen::MatrixXf::Random(30, 8), k = Eigen::MatrixXf::Random(40, 8),
                         v = Eigen::MatrixXf::Random(40, 5);

@@ -119,6 +119,15 @@ std::vector<refused> features() {
            [](door& d) {
              d.features = {d.w.data.data(), {3, 2, 8}};
            }},
+          {"features for no heads, as many as queries have", "heads",
+           [](door& d) {
+             d.q_view = d.q_view.slice(1, 0, 0), d.out_view_ = d.out_view_.slice(1, 0, 0);
+             d.features = {d.w.data.data(), {0, 10, 8}};
+           }},
+          {"features without end", "features",
+           [](door& d) {
+             d.features = {d.w.data.data(), {1, index(1) << 56, 8}, {0, 0, 1}};
+           }},
           {"null features", "null",
            [](door& d) {
              d.features = {nullptr, {1, 10, 8}};
@@ -141,6 +150,12 @@ std::vector<refused> gates(const std::function<void(door&, attn::tensor_view<con
   };
   return {of_shape("gates of another batch", "batch", 1, 4, length),
           of_shape("gates of other heads", "heads", 2, 3, length),
+          of_shape("gates of no heads", "heads", 2, 0, length),
+          {"gates of no heads, as many as queries have", "heads",
+           [=](door& d) {
+             d.q_view = d.q_view.slice(1, 0, 0), d.out_view_ = d.out_view_.slice(1, 0, 0);
+             put(d, d.gates(2, 0, length));
+           }},
           of_shape("gates of another length", "length", 2, 4, length - 1),
           with("a gate below 0", -0.01f),
           with("a gate above 1", 1.01f),
@@ -176,13 +191,15 @@ TEST_CASE("linear refuses what does not fit", "[refusals]") {
     compiled_linear<float>::call(d.q_view, d.k_view, d.v_view, d.out_view_, d.linear,
                                  reference::linear_feature::elu_plus_one, serial);
   });
-  struct fewer_than_none {
-    index features(index) const { return -1; }
+  struct map_of {
+    index count;
+    index features(index) const { return count; }
     void operator()(std::span<const float>, std::span<float>) const {}
   };
   door d;
-  CHECK(well_formed(refusal([&] { attn::linear(d.q_view, d.k_view, d.v_view, d.out_view_, {}, fewer_than_none{}); }),
-                    "linear"));
+  for (index count : {index(-1), index(1) << 56, std::numeric_limits<index>::max()})
+    CHECK(well_formed(refusal([&] { attn::linear(d.q_view, d.k_view, d.v_view, d.out_view_, {}, map_of{count}); }),
+                      "linear"));
 }
 
 TEST_CASE("linear: gates of padding may be anything", "[refusals]") {

@@ -9,7 +9,7 @@ TEMPLATE_LIST_TEST_CASE("layers: no allocation once scratch has grown", "[layer_
     attn::execution serial;
     for (bool grown : {false, true})
       for (index length : lengths) {
-        const auto x = input<TestType>(2, length);
+        const auto x = input(op, 2, length);
         auto out = x;
         const std::size_t before = allocations(), scratch = serial.scratch_bytes();
         op.run(sequence(x), sequence(out), serial);

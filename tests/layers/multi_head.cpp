@@ -73,6 +73,29 @@ TEMPLATE_LIST_TEST_CASE("multi_head: shared queries and keys, no output weight",
     }
 }
 
+// Weights with columns of stride 1 are read in place for few tokens, others packed: each decides for itself.
+TEST_CASE("multi_head: self-attention and attention to a copy agree to the last bit", "[multi_head]") {
+  const multi_head_store<float> stored(random_weights({}));
+  tensor<float> turned = stored.key;
+  for (index i = 0; i < 24; ++i)
+    for (index d = 0; d < 24; ++d) turned(0, 0, d, i) = stored.key(0, 0, i, d);
+  auto weights = stored.views();
+  weights.key = {turned.data.data(), {24, 24}, {1, 24}};
+  for (index length : {3, 30}) {
+    const tensor<float> x = cast<float>(random_sequence(1, 2, length, 24)), copy = x;
+    tensor<float> itself(2, 1, length, 24), other = itself;
+    attn::execution serial;
+    const auto attend = full_attention<float>();
+    const auto call = [&](const tensor<float>& y, tensor<float>& out) {
+      compiled_layers<float>::multi_head(sequence(x), sequence(y), sequence(out), weights, attend, {.heads = 4},
+                                         serial);
+    };
+    call(x, itself);
+    call(copy, other);
+    CHECK(itself == other);
+  }
+}
+
 TEST_CASE("multi_head: the operator sees views of what was projected, and out where it is the last", "[multi_head]") {
   const multi_head_store<float> stored(random_weights({.kv_heads = 2, .dim_v = 5, .output = false}));
   const tensor<float> x = cast<float>(random_sequence(1, 2, 30, 24));

@@ -43,12 +43,13 @@ constexpr attn::activation every_activation[] = {attn::activation::relu, attn::a
                                                  attn::activation::gelu_tanh};
 
 template <class S>
-double feed_forward_error(index length, index inputs, index hidden, index outputs, bool biases, attn::activation f) {
-  const auto x = rounded<S>(random_sequence(1, 2, length, inputs));
+double feed_forward_error(index length, index inputs, index hidden, index outputs, bool biases, attn::activation f,
+                          index batch = 2) {
+  const auto x = rounded<S>(random_sequence(1, batch, length, inputs));
   const auto w = rounded<S>(random_feed_forward(inputs, hidden, outputs, biases));
   const feed_forward_store<S> stored(w);
   const tensor<S> sx = cast<S>(x);
-  tensor<S> out(2, 1, length, outputs, S(7));
+  tensor<S> out(batch, 1, length, outputs, S(7));
   attn::execution serial;
   compiled_layers<S>::feed_forward(sequence(sx), sequence(out), stored.views(), f, serial);
   return relative_error(out, reference::feed_forward(x, w, formula(f)));
@@ -83,7 +84,8 @@ TEMPLATE_LIST_TEST_CASE("project: against the reference", "[projection]", all_ty
         CHECK(project_error<TestType>(2, length, inputs, outputs, (length + inputs) % 2 == 0) <=
               tolerance<TestType>::out);
       }
-  for (index inputs : {511, 512, 513, 1100}) {  // sums fall into stretches of 512
+  CHECK(project_error<TestType>(33, 3, 64, 70, true) <= tolerance<TestType>::out);  // more than a block of few tokens
+  for (index inputs : {511, 512, 513, 1100}) {                                      // sums fall into stretches of 512
     CAPTURE(inputs);
     CHECK(project_error<TestType>(3, 31, inputs, 140, true) <= tolerance<TestType>::out);
   }
@@ -158,6 +160,8 @@ TEMPLATE_LIST_TEST_CASE("feed_forward: against the reference", "[feed_forward]",
     // longer than the stretches hidden numbers come in
     CHECK(feed_forward_error<TestType>(50, 530, 1100, 33, true, f) <= tolerance<TestType>::out);
     CHECK(feed_forward_error<TestType>(2, 530, 1100, 33, true, f) <= tolerance<TestType>::out);
+    // more than a block of few tokens
+    CHECK(feed_forward_error<TestType>(3, 24, 130, 17, true, f, 33) <= tolerance<TestType>::out);
   }
 }
 
@@ -170,6 +174,26 @@ TEMPLATE_LIST_TEST_CASE("feed_forward: in place", "[feed_forward]", exact_types)
   compiled_layers<TestType>::feed_forward(sequence(std::as_const(x)), sequence(x), stored.views(),
                                           attn::activation::gelu, serial);
   CHECK(x == out);
+}
+
+TEMPLATE_LIST_TEST_CASE("project, feed_forward: scratch of few tokens does not grow with the batch", "[feed_forward]",
+                        exact_types) {
+  const feed_forward_store<TestType> stored(random_feed_forward(20, 90, 20));
+  for (index length : {1, 4}) {
+    std::vector<std::size_t> scratch;
+    for (index batch : {48, 500}) {  // 48 rows are a block
+      const tensor<TestType> x = cast<TestType>(random_sequence(1, batch, length, 20));
+      tensor<TestType> out = x, up(batch, 1, length, 90);
+      attn::execution projecting, feeding;
+      compiled_layers<TestType>::project(sequence(x), matrix(stored.up), sequence(up), {}, projecting);
+      compiled_layers<TestType>::feed_forward(sequence(x), sequence(out), stored.views(), attn::activation::gelu,
+                                              feeding);
+      scratch.push_back(projecting.scratch_bytes());
+      scratch.push_back(feeding.scratch_bytes());
+    }
+    CHECK(scratch[0] == scratch[2]);
+    CHECK(scratch[1] == scratch[3]);
+  }
 }
 
 // Number by number, far into the tails: a few units in the last place, where the usual formulas keep no digit. The

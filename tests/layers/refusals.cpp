@@ -83,6 +83,13 @@ std::vector<refused> with_sequences(std::vector<refused> more) {
        [](door& d) {
          d.x_view = {d.out.data.data(), {2, 6, 8}, {48, 0, 1}};
        }},
+      {"more tokens than can be counted, of nothing", "x batch * length that memory can hold",
+       [](door& d) {
+         constexpr index many = index(1) << 33;
+         d.out_view_ = {nullptr, {many, many, 0}};
+         d.x_view = d.y_view = d.out_view_;
+         d.weight = {}, d.bias = d.gamma = d.beta = {}, d.heads = {}, d.options = {}, d.block = {}, d.remainder = {};
+       }},
   };
   all.insert(all.end(), more.begin(), more.end());
   return all;
@@ -211,6 +218,15 @@ TEST_CASE("multi_head refuses what does not fit", "[layer_refusals]") {
              d.heads.key = {};
              d.heads.key_bias = {};
              d.options.heads = 2;
+           }},
+          {"more tokens of y than can be counted, of nothing", "y batch * length that memory can hold",
+           [](door& d) {
+             constexpr index many = index(1) << 33;
+             d.out_view_ = {nullptr, {many, 1, 0}};
+             d.x_view = d.out_view_;
+             d.y_view = {nullptr, {many, many, 0}};
+             d.heads = {}, d.options = {};
+             d.heads.key = d.matrix(0, 0);
            }},
           {"no output weight, but its bias", "no output weight", [](door& d) { d.heads.output = {}; }},
       }));

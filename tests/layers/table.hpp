@@ -3,57 +3,94 @@
 #include "layers/layers.hpp"
 
 namespace testing {
-inline constexpr index width = 24;  // of every layer's input and output
+
+// What a row of out depends on: the token it stands for, those up to it, or all of its sequence.
+enum class reach { token, past, sequence };
 
 template <class S>
 struct layer {
   std::string name;
+  index width;  // of input and output
+  reach sees;
   std::function<void(in_sequence<S>, out_sequence<S>, attn::execution&)> run;
 };
 
+// The weights of the layers of one width, and what mixes the tokens in them.
+template <class S>
+struct layer_parts {
+  using L = compiled_layers<S>;
+  tensor<S> weight, bias, half_weight;
+  feed_forward_store<S> feed;
+
+  explicit layer_parts(index width)
+      : weight(cast<S>(random_weight(1, width, width))),
+        bias(cast<S>(random_vector(2, width))),
+        half_weight(cast<S>(random_weight(3, width / 2, width / 2))),
+        feed(random_feed_forward(width, 600, width)) {}
+
+  attn::encoder_block_weights<S> block() const { return {{vector(bias), {}}, {{}, vector(bias)}, feed.views()}; }
+  mixer_of<S> attention(bool causal) const {
+    return [this, attend = full_attention<S>({.causal = causal})](auto x, auto out, auto& where) {
+      L::multi_head(x, x, out, {matrix(weight), matrix(weight), matrix(weight), matrix(weight), vector(bias)}, attend,
+                    {.heads = 2}, where);
+    };
+  }
+  mixer_of<S> half() const {
+    return [this](auto x, auto out, auto& where) { L::project(x, matrix(half_weight), out, {}, where); };
+  }
+};
+
+// `p` outlives the table.
+template <class S>
+void add_layers(std::vector<layer<S>>& all, index width, const layer_parts<S>& p) {
+  using L = compiled_layers<S>;
+  const auto add = [&](const char* name, reach sees, auto run) {
+    all.push_back({name + (" of width " + std::to_string(width)), width, sees, run});
+  };
+  add("project", reach::token,
+      [&p](auto x, auto out, auto& where) { L::project(x, matrix(p.weight), out, vector(p.bias), where); });
+  add("layer_norm", reach::token, [&p](auto x, auto out, auto& where) {
+    L::layer_norm(x, out, {vector(p.bias), vector(p.bias)}, where);
+  });
+  add("feed_forward", reach::token,
+      [&p](auto x, auto out, auto& where) { L::feed_forward(x, out, p.feed.views(), attn::activation::gelu, where); });
+  add("reversible_block", reach::token,
+      [&p](auto x, auto out, auto& where) { L::reversible_block(x, out, p.half(), p.half(), {}, where); });
+  add("reversible_block_inverse", reach::token,
+      [&p](auto x, auto out, auto& where) { L::reversible_block_inverse(x, out, p.half(), p.half(), {}, where); });
+  for (bool causal : {false, true}) {
+    const reach sees = causal ? reach::past : reach::sequence;
+    const std::string causally = causal ? ", causal," : "";
+    add(("multi_head" + causally).c_str(), sees, p.attention(causal));
+    for (auto norm : {attn::norm_place::before, attn::norm_place::after})
+      add(((norm == attn::norm_place::before ? "encoder_block" : "encoder_block, norm after,") + causally).c_str(),
+          sees, [&p, mix = p.attention(causal), norm](auto x, auto out, auto& where) {
+            L::encoder_block(x, out, mix, p.block(), {.norm = norm}, where);
+          });
+  }
+}
+
+// Of a width that fills packets of 8, and of one that leaves a rest everywhere.
 template <class S>
 const std::vector<layer<S>>& layers() {
-  using L = compiled_layers<S>;
-  static const tensor<S> weight = cast<S>(random_weight(1, width, width)), bias = cast<S>(random_vector(2, width));
-  static const tensor<S> half_weight = cast<S>(random_weight(3, width / 2, width / 2));
-  static const feed_forward_store<S> feed(random_feed_forward(width, 600, width));
-  static const auto attend = full_attention<S>();
-  static const mixer_of<S> mix = [](auto x, auto out, attn::execution& where) {
-    L::multi_head(x, x, out, {matrix(weight), matrix(weight), matrix(weight), matrix(weight), vector(bias)}, attend,
-                  {.heads = 4}, where);
-  };
-  static const mixer_of<S> half = [](auto x, auto out, attn::execution& where) {
-    L::project(x, matrix(half_weight), out, {}, where);
-  };
-  static const attn::encoder_block_weights<S> block{{vector(bias), {}}, {{}, vector(bias)}, feed.views()};
-  static const std::vector<layer<S>> all = {
-      {"project", [](auto x, auto out, auto& where) { L::project(x, matrix(weight), out, vector(bias), where); }},
-      {"layer_norm",
-       [](auto x, auto out, auto& where) {
-         L::layer_norm(x, out, {vector(bias), vector(bias)}, where);
-       }},
-      {"feed_forward",
-       [](auto x, auto out, auto& where) { L::feed_forward(x, out, feed.views(), attn::activation::gelu, where); }},
-      {"multi_head", [](auto x, auto out, auto& where) { mix(x, out, where); }},
-      {"encoder_block", [](auto x, auto out, auto& where) { L::encoder_block(x, out, mix, block, {}, where); }},
-      {"encoder_block, norm after",
-       [](auto x, auto out, auto& where) {
-         L::encoder_block(x, out, mix, block, {.norm = attn::norm_place::after}, where);
-       }},
-      {"reversible_block", [](auto x, auto out, auto& where) { L::reversible_block(x, out, half, half, {}, where); }},
-      {"reversible_block_inverse",
-       [](auto x, auto out, auto& where) { L::reversible_block_inverse(x, out, half, half, {}, where); }}};
+  static const layer_parts<S> whole(24), rest(70);
+  static const std::vector<layer<S>> all = [] {
+    std::vector<layer<S>> list;
+    add_layers(list, 24, whole);
+    add_layers(list, 70, rest);
+    return list;
+  }();
   return all;
 }
 
 template <class S>
-tensor<S> input(index batch, index length) {
-  return cast<S>(random_sequence(9, batch, length, width));
+tensor<S> input(const layer<S>& op, index batch, index length) {
+  return cast<S>(random_sequence(9, batch, length, op.width));
 }
 
 template <class S>
 tensor<S> result(const layer<S>& op, const tensor<S>& x, attn::execution& where) {
-  tensor<S> out(x.batch(), 1, x.length(), width, S(7));
+  tensor<S> out(x.batch(), 1, x.length(), op.width, S(7));
   op.run(sequence(x), sequence(out), where);
   return out;
 }

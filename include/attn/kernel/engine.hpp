@@ -11,7 +11,7 @@
 #include <attn/kernel/features.hpp>
 #include <attn/kernel/kernel_scratch.hpp>
 #include <attn/kernel/kernel_state.hpp>
-#include <attn/kernel/step.hpp>
+#include <attn/kernel/recurrent.hpp>
 
 namespace attn::detail {
 
@@ -21,6 +21,7 @@ inline constexpr index kernel_segment = 16 * kernel_chunk;
 /// differ.
 template <class S>
 struct kernel_call {
+  using element_type = S;
   using T = compute_type<S>;
 
   tensor_view<const S> q, k, v;
@@ -42,10 +43,11 @@ struct kernel_call {
     return gate(b, gate.extent(1) == heads ? h : h / (heads / gate.extent(1)), t);
   }
 
+  kernel_scratch<T> scratch(carver& memory) const {
+    return kernel_scratch<T>::layout(memory, map.features(), shape.dim_v, map.work(), map.leveled());
+  }
   kernel_scratch<T> scratch(execution& where, int worker) const {
-    return where.scratch(worker, [&](carver& memory) {
-      return kernel_scratch<T>::layout(memory, map.features(), shape.dim_v, map.work(), map.leveled());
-    });
+    return where.scratch(worker, [&](carver& memory) { return scratch(memory); });
   }
 
   /// Features of keys [begin, begin + count), and their values.
@@ -206,11 +208,11 @@ struct kernel_call {
     kernel_sums<T> total, own, before;
     T faded;
   };
-  held hold(carver& memory, bool all) const {
-    held x;
-    for (auto* sums : {&x.own, &x.total, &x.before})
-      if (all || sums == &x.own) *sums = kernel_sums<T>::layout(memory, map.features(), shape.dim_v, map.leveled());
-    return x;
+  held hold(carver& memory, bool with_total) const {
+    const auto laid_out = [&](bool needed) {
+      return needed ? kernel_sums<T>::layout(memory, map.features(), shape.dim_v, map.leveled()) : kernel_sums<T>{};
+    };
+    return {laid_out(with_total), laid_out(true), laid_out(causal), T(1)};
   }
 
   index segments(index b) const { return (lengths.keys(b) + kernel_segment - 1) / kernel_segment; }
@@ -297,86 +299,16 @@ struct kernel_call {
     to.empty = from.empty;
   }
 
-  struct step_scratch {
-    T *keys, *queries, *shifts, *normal;
-    index stride;
-  };
-
-  /// One token of the heads of sums [first, first + count), token t of the call.
-  void step(index first, index count, index t, const kernel_scratch<T>& s, const step_scratch& rows) const {
-    const index m = map.features(), all = count * group();
-    token_rows<S> keys(count, k.stride(3));
-    for (index n = 0; n < count; ++n) keys.at[n] = head_of(k, (first + n) / heads, kv_head((first + n) % heads)).row(t);
-    map.keys(keys, first, s.k_own, s.k_shift, s.work);
-    columns_to_rows(s.k_own, m, count, rows.keys, rows.stride);
-    for (index begin = 0; begin < all; begin += kernel_chunk) {
-      const index some = std::min<index>(kernel_chunk, all - begin);
-      token_rows<S> asked(some, q.stride(3));
-      for (index n = 0; n < some; ++n) {
-        const index pair = first + (begin + n) / group();
-        asked.at[n] = head_of(q, pair / heads, pair % heads * group() + (begin + n) % group()).row(t);
-      }
-      map.queries(asked, first, s.q_own, s.q_shift, s.work);
-      columns_to_rows(s.q_own, m, some, rows.queries + begin * rows.stride, rows.stride);
-      std::copy_n(s.q_shift, map.leveled() ? some : 0, rows.shifts + begin);
-    }
-    for (index n = 0; n < count; ++n) {
-      const index b = (first + n) / heads, h = (first + n) % heads;
-      auto sums = state->sums(b, h);
-      T *const key = rows.keys + n * rows.stride, *const queries = rows.queries + n * group() * rows.stride;
-      const T g = gated() ? gate_at(b, h, t) : T(1);
-      if (complement && gated())
-        for (index r = 0; r < m; ++r) key[r] *= T(1) - g;
-      std::fill_n(s.keep, kernel_sums<T>::lanes(m), g);
-      if (map.leveled()) map.step_key(key, s.k_shift[n], sums.level, s.keep);
-      for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.keep[r], key[r]);
-      const auto value = head_of(v, b, kv_head(h));
-      for (index d = 0; d < shape.dim_v; ++d) s.values[d] = static_cast<T>(value.row(t)[d * value.col_stride]);
-      for (index i = 0; i < group(); ++i) {
-        T offset = eps;
-        if (map.leveled())
-          offset = map.step_query(queries + i * rows.stride, sums.level, rows.shifts[n * group() + i], eps);
-        const T whole = dot_rows(queries + i * rows.stride, sums.weights, m) + offset;
-        rows.normal[i] = !normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
-      }
-      step_head(sums, key, s.keep, s.values, queries, rows.stride, group(), [&](index i, index col, const T* sum) {
-        const auto to = head_of(out, b, h * group() + i);
-        for (index d = col; d < std::min(shape.dim_v, col + panel_width<T>); ++d)
-          to.row(t)[d * to.col_stride] = static_cast<S>(sum[d - col] * rows.normal[i]);
-      });
-      if (gated()) state->gates(b, h) *= g;
-    }
-  }
-
-  /// Few tokens for a state, one by one.
-  void run_steps(execution& where) const {
-    const index pairs = shape.batch * heads, threads = where.threads();
-    const index fair = std::min(kernel_chunk / std::max<index>(1, group()), (pairs + threads - 1) / threads);
-    const index most = map.shared() ? std::max<index>(1, fair) : 1;
-    where.for_each((pairs + most - 1) / most, [&](index task, int worker) {
-      step_scratch rows;
-      const auto s = where.scratch(worker, [&](carver& memory) {
-        rows.stride = kernel_sums<T>::lanes(map.features());
-        rows.keys = memory.take<T>(most * rows.stride);
-        rows.queries = memory.take<T>((most * group() + step_queries) * rows.stride);
-        rows.shifts = memory.take<T>(most * group());
-        rows.normal = memory.take<T>(group());
-        return kernel_scratch<T>::layout(memory, map.features(), shape.dim_v, map.work(), map.leveled());
-      });
-      for (index t = 0; t < shape.keys; ++t) step(task * most, std::min(most, pairs - task * most), t, s, rows);
-    });
-  }
-
   void run(execution& where) const {
     const index pairs = shape.batch * heads, threads = where.threads();
     const bool few = state && shape.keys <= few_tokens,
                share = !state && threads > 1 && pairs < 2 * threads && pairs % threads != 0;
     // Waves are long, since threads meet at their ends; causal ones hold three sums a segment.
-    const index most = share ? (causal ? 4 : 16) * threads : threads - 1;
+    const index most = share ? (causal ? 4 : 16) * threads : threads - 1, slot_count = few ? 0 : most + 1;
     const auto slots = where.shared_scratch([&](carver& memory) {
       map.layout(memory, pairs);
-      auto* list = memory.take<held>(most + 1);
-      for (index n = 0; n <= most; ++n) {
+      auto* list = memory.take<held>(slot_count);
+      for (index n = 0; n < slot_count; ++n) {
         const held x = hold(memory, causal || !share || n == most);
         if (list) new (list + n) held(x);
       }
@@ -384,7 +316,7 @@ struct kernel_call {
     });
     map.prepare(where);
     if (few)
-      run_steps(where);
+      recurrent_steps<kernel_call>{*this}.run(where);
     else if (share)
       for (index pair = 0; pair < pairs; ++pair) share_head(pair / heads, pair % heads, where, slots, most);
     else

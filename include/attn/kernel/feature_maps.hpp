@@ -54,60 +54,46 @@ concept token_map = requires(const F& f, std::span<const T> token, std::span<T> 
   f(token, phi);
 };
 
-/// e^x for x <= 0, exact 0 for -infinity; NaN stays NaN, and positive x give rubbish. x log2 e is taken apart into n +
-/// f by multiply-adds, which lose nothing but the digits log2 e itself lacks: relative error 1.3e-7 + 1.4e-8 |x| in
-/// float.
-template <class T>
-ATTN_INLINE packet<T> exp_below_zero(const packet<T>& x) {
-  constexpr T log2_e = T(1.442695040888963407359924681);
-  constexpr T lowest = T(-float_bits<T>::bias * 0.69314718055994530942);  // there the power of two is 0
-  const packet<T> held = max(x, broadcast<T>(lowest));
-  const packet<T> shifted = fma(held, broadcast<T>(log2_e), broadcast<T>(rounder<T>));
-  const packet<T> f = fma(held, broadcast<T>(log2_e), sub(broadcast<T>(rounder<T>), shifted));
-  return mul(add(polynomial<T>(f, exp_constants<T>::weight), broadcast<T>(T(1))), bits_to_exponent<T>(shifted));
-}
-
 /// The caller's map, or one of ours, as the engine asks for it.
 template <class S, class F>
 struct mapped_features final : kernel_features<S> {
   using T = compute_type<S>;
 
   const F& map;
-  index dim;
+  index dim, count;  // of features: the caller's map is asked once, for memory is laid out by the answer
 
-  mapped_features(const F& f, index d) : map(f), dim(d) {}
-
-  index features() const override {
-    if constexpr (token_map<F, T>)
-      return map.features(dim);
-    else
-      return dim;
+  mapped_features(const F& f, index d) : map(f), dim(d), count(d) {
+    if constexpr (token_map<F, T>) count = map.features(dim);
   }
-  index work() const override { return token_map<F, T> ? dim * kernel_chunk + dim + features() : 0; }
+
+  index features() const override { return count; }
+  index work() const override { return token_map<F, T> ? dim * kernel_chunk + dim + count : 0; }
 
   void keys(const token_rows<S>& x, index, T* phi, T*, [[maybe_unused]] T* work) const override {
     if constexpr (token_map<F, T>) {
       T *const columns = work, *const token = work + dim * kernel_chunk, *const made = token + dim;
       pack_columns(x, x.count, dim, x.col_stride, columns);
-      for (index t = 0; t < kernel_chunk; ++t) {
+      for (index t = 0; t < x.lanes; ++t) {
         for (index d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + std::min(t, x.count - 1)];
         if (t < x.count)
           map(std::span<const T>(token, static_cast<std::size_t>(dim)),
-              std::span<T>(made, static_cast<std::size_t>(features())));
-        for (index r = 0; r < features(); ++r) phi[r * kernel_chunk + t] = made[r];
+              std::span<T>(made, static_cast<std::size_t>(count)));
+        for (index r = 0; r < count; ++r) phi[r * kernel_chunk + t] = made[r];
       }
     } else {
       if constexpr (std::same_as<F, elu_plus_one>) {
         const packet<T> one = broadcast<T>(T(1));
         pack_columns<T>(x, x.count, dim, x.col_stride, phi,
-                        [&](const packet<T>& p) { return if_less(zero<T>(), p, add(p, one), exp_below_zero<T>(p)); });
+                        [&](const packet<T>& p) { return if_less(zero<T>(), p, add(p, one), exp_weight<T>(p)); });
       } else if constexpr (std::same_as<F, relu>) {
         pack_columns<T>(x, x.count, dim, x.col_stride, phi,
                         [](const packet<T>& p) { return if_less(p, zero<T>(), zero<T>(), p); });
       } else {
         pack_columns<T>(x, x.count, dim, x.col_stride, phi);
         if constexpr (!std::same_as<F, identity>)
-          for (index i = 0; i < dim * kernel_chunk; ++i) phi[i] = static_cast<T>(map(phi[i]));
+          for (index r = 0; r < dim; ++r)
+            for (index t = 0; t < x.count; ++t)
+              phi[r * kernel_chunk + t] = static_cast<T>(map(phi[r * kernel_chunk + t]));
       }
     }
   }

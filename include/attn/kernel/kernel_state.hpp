@@ -210,8 +210,9 @@ class kernel_state {
     at.at_least("heads", 0, heads);
     at.at_least("features", 0, features);
     at.at_least("value dim", 0, dim_v);
-    const index padded = at.fits("features", {features + 64}), wide = at.fits("value dim", {dim_v + 64});
-    at.fits("sums", {batch, heads, padded, wide + 4});
+    // More than each(), whose paddings at most double the larger of an extent and 64.
+    const index most = at.fits("sums of a head", {std::max<index>(features, 64), std::max<index>(dim_v, 64), 8});
+    at.fits("sums", {batch, heads, most});
     memory_.resize(static_cast<std::size_t>(batch * heads * each()));
     gates_.resize(static_cast<std::size_t>(batch * heads));
     reset();

@@ -14,7 +14,7 @@
 
 namespace attn::detail {
 
-/// Below every level that occurs: a feature no key has had.
+/// The level of a feature no key has had. What lies below, the features of keys of norm 1e15 and more, counts as 0.
 template <class T>
 inline constexpr T no_level = T(-1e30);
 

@@ -46,14 +46,17 @@ void exp2_below(const T* raw, index count, const T* level, const T* top, T* to) 
   }
 }
 
+/// Numbers from 2^mantissa on are whole.
 template <class T>
 T nearest_whole(T x) {
-  constexpr T large = T(3) * T(std::uint64_t(1) << (float_bits<T>::mantissa - 1));
-  return (x + large) - large;
+  constexpr T whole = T(std::uint64_t(1) << float_bits<T>::mantissa);
+  const T large = std::copysign(whole, x);
+  return std::abs(x) < whole ? (x + large) - large : x;
 }
 
 /// For the sums: raises `level` to the keys of the chunk, keep[r] = 2^(old - new), phi over the new levels. `to` may be
-/// `raw`.
+/// `raw`. Logarithms are added up the same way for the level and for phi: those of long keys round to steps of
+/// hundreds, and phi must not come out above the level.
 template <class T>
 void level_keys(const T* raw, const T* shift, index count, bool is_signed, T* level, T* keep, T* to) {
   T highest = -std::numeric_limits<T>::infinity();
@@ -72,8 +75,9 @@ void level_keys(const T* raw, const T* shift, index count, bool is_signed, T* le
     keep[r] = level[r] - raised;
     level[r] = raised;
     for (index t = 0; t < kernel_chunk; t += width<T>) {
-      const packet<T> x = load<T>(from + t), s = sub(load<T>(shift + t), broadcast<T>(raised));
-      store<T>(to + r * kernel_chunk + t, is_signed ? mul(x, exp2_weight<T>(s)) : exp2_weight<T>(add(x, s)));
+      const packet<T> x = load<T>(from + t), s = load<T>(shift + t), over = broadcast<T>(raised);
+      store<T>(to + r * kernel_chunk + t,
+               is_signed ? mul(x, exp2_weight<T>(sub(s, over))) : exp2_weight<T>(sub(add(x, s), over)));
     }
   }
   map_packets(keep, keep, count, [](const auto& x) { return exp2_weight<T>(x); });
@@ -99,8 +103,8 @@ void level_key(T* raw, T shift, index count, bool is_signed, T* level, T* keep) 
   }
   map_packets(keep, keep, count, [](const auto& x) { return exp2_weight<T>(x); });
   for (index r = 0; r < count; r += width<T>) {  // whole packets: rows are padded
-    const packet<T> x = load<T>(raw + r), s = sub(broadcast<T>(shift), load<T>(level + r));
-    store<T>(raw + r, is_signed ? mul(x, exp2_weight<T>(s)) : exp2_weight<T>(add(x, s)));
+    const packet<T> x = load<T>(raw + r), s = broadcast<T>(shift), over = load<T>(level + r);
+    store<T>(raw + r, is_signed ? mul(x, exp2_weight<T>(sub(s, over))) : exp2_weight<T>(sub(add(x, s), over)));
   }
 }
 

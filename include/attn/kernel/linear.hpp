@@ -53,9 +53,9 @@ constexpr void require_feature_map() {
 }
 
 template <class S, class F>
-mapped_features<S, F> make_mapped_features(const door& at, const F& map, index dim) {
-  mapped_features<S, F> made(map, dim);
-  at.at_least("features of the map", 0, made.features());
+mapped_features<S, F> make_mapped_features(const door& at, const F& map, const attention_shape& shape) {
+  mapped_features<S, F> made(map, shape.dim);
+  check_feature_count(at, made.count, shape);
   return made;
 }
 
@@ -90,7 +90,7 @@ void linear(const Q& q, const K& k, const V& v, O&& out, const linear_options<el
   const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
   const tensor_view<S> to = as_view(out);
   const auto [shape, lengths] = detail::check_linear(at, queries, keys, values, to, options);
-  auto features = detail::make_mapped_features<S>(at, map, shape.dim);
+  auto features = detail::make_mapped_features<S>(at, map, shape);
   const index heads = detail::heads_of_sums(shape, {options.decay ? options.decay.extent(1) : 0});
   detail::kernel_call<S>{
       queries,           keys,        values,        to,   shape, lengths, features, heads, options.causal,

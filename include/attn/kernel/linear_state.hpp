@@ -85,7 +85,7 @@ void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&&
   linear_options<S> causal;
   causal.causal = true, causal.eps = options.eps, causal.normalise = options.normalise, causal.decay = options.decay;
   const auto [shape, lengths] = detail::check_linear(at, queries, keys, values, to, causal);
-  auto features = detail::make_mapped_features<S>(at, map, shape.dim);
+  auto features = detail::make_mapped_features<S>(at, map, shape);
   const index heads = detail::heads_of_sums(shape, {options.decay ? options.decay.extent(1) : 0});
   detail::check_state(at, state, shape, heads, features.features(), queries, keys, values, to);
   at.apart("the state", state.memory(), "decay", options.decay);

@@ -7,13 +7,38 @@
 
 namespace attn::detail {
 
+/// Is a parameter there for every query head, or for every key head? Of queries of 0 heads, which a step may have that
+/// only takes in, there are none to have one.
+inline bool fits_heads(index parameter_heads, const attention_shape& s) {
+  return parameter_heads == s.kv_heads || (parameter_heads == s.heads && s.heads > 0);
+}
+
+/// So many features that memory can hold their sums, for some thousand threads.
+inline void check_feature_count(const door& at, index features, const attention_shape& s) {
+  at.at_least("features", 0, features);
+  at.fits("features", {features, std::max<index>(s.dim_v, 64), index(1) << 16});
+}
+
+/// Features [H, Hkv or 1, count, dim] of the caller.
+template <class T, class S>
+void check_features(const door& at, const tensor_view<const T, 3>& w, const attention_shape& s,
+                    const tensor_view<S>& out) {
+  at.readable("features", w);
+  if (w.extent(0) != 1 && !fits_heads(w.extent(0), s))
+    at.refuse(text({"features for 1, ", s.heads, " or ", s.kv_heads, " heads"}), w.extent(0));
+  at.at_least("features", 1, w.extent(1));
+  check_feature_count(at, w.extent(1), s);
+  at.equal("feature columns = query dim", s.dim, w.extent(2));
+  at.apart("out", out, "features", w);
+}
+
 /// Gates [B, H or Hkv, L]: from 0 to 1 for every real token.
 template <class T>
 void check_gates(const door& at, const char* what, const tensor_view<const T, 3>& gate, const attention_shape& s,
                  const sequence_lengths& lengths) {
   at.readable(what, gate);
   if (gate.extent(0) != s.batch) at.refuse(text({what, " batch = query batch ", s.batch}), gate.extent(0));
-  if (gate.extent(1) != s.heads && gate.extent(1) != s.kv_heads)
+  if (!fits_heads(gate.extent(1), s))
     at.refuse(text({what, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}), gate.extent(1));
   if (gate.extent(2) != s.keys) at.refuse(text({what, " length = key length ", s.keys}), gate.extent(2));
   for (index b = 0; b < s.batch; ++b)

@@ -14,8 +14,9 @@
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features
 //          [H, Hkv or 1, m, D]; Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
 //          arithmetic and features.
-// Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more; twice that for the kernels with
-//          two features a row. Scratch: about 10 m (Dv + 64) numbers a thread, whatever the length.
+// Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more. Scratch: at most about
+//          16 m (Dv + 32) numbers a thread, whatever the length; that is where threads share a head. Twice all that for
+//          the kernels with two features a row.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // Exponents are held apart, so neither long queries nor long keys overflow or vanish, and causal rows do not change, to
@@ -62,7 +63,7 @@ std::pair<attention_shape, sequence_lengths> check_performer(const door& at, con
                                                              const performer_options<S>& options) {
   const attention_shape shape = check_attention(at, q, k, v, out);
   const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_features(at, features, shape.heads, shape.kv_heads, shape.dim, out);
+  check_features(at, features, shape, out);
   check_eps(at, options.eps);
   if (options.scale) {
     const auto s = static_cast<double>(*options.scale);

@@ -69,18 +69,23 @@ struct performer_features final : kernel_features<S> {
     where.for_each(k.extent(0) * heads, [&](index pair, int worker) {
       const index b = pair / heads, count = lengths->keys(b);
       const auto keys = head_of(k, b, pair % heads / (heads / k.extent(1)));
-      if (centred)
-        for (index d = 0; d < dim(); ++d) {
-          double sum = 0;
-          for (index j = 0; j < count; ++j) sum += static_cast<double>(keys.row(j)[d * keys.col_stride]);
-          centres[pair * dim() + d] = static_cast<T>(sum / static_cast<double>(std::max<index>(count, 1)));
-        }
-      if (!published) return;
+      double* sums;
       T *columns, *raw;
       where.scratch(worker, [&](carver& memory) {
-        columns = memory.take<T>(dim() * kernel_chunk);
-        return raw = memory.take<T>(raw_size());
+        sums = memory.take<double>(centred ? dim() : 0);
+        columns = memory.take<T>(published ? dim() * kernel_chunk : 0);
+        return raw = memory.take<T>(published ? raw_size() : 0);
       });
+      if (centred) {
+        std::fill_n(sums, dim(), 0.0);
+        for (index j = 0; j < count; ++j) {
+          const S* const row = keys.row(j);
+          for (index d = 0; d < dim(); ++d) sums[d] += static_cast<double>(row[d * keys.col_stride]);
+        }
+        for (index d = 0; d < dim(); ++d)
+          centres[pair * dim() + d] = static_cast<T>(sums[d] / static_cast<double>(std::max<index>(count, 1)));
+      }
+      if (!published) return;
       peaks[pair] = -std::numeric_limits<T>::infinity();
       for (index begin = 0; begin < count; begin += kernel_chunk) {
         columns_of(token_rows<S>(keys, begin, std::min<index>(kernel_chunk, count - begin)), centre_of(pair), columns);
@@ -224,8 +229,8 @@ struct performer_features final : kernel_features<S> {
     const T state = c.sums ? std::exp2(state_top - top) : T(0);
     T den = state * state_den;
     for (index j = 0; j <= i; ++j) den += weights[j] = std::exp2(weights[j] - top);
-    const T whole = den + eps_over(eps, top, shift),
-            normal = T(1) / whole;  // den >= 1/2, but for NaN
+    // den >= 1/2, or 0 where every logarithm lies below no_level, or NaN
+    const T whole = den + eps_over(eps, top, shift), normal = den == T(0) ? T(0) : T(1) / whole;
     for (index d = 0; d < c.dim_v; ++d) {
       const index col = d / panel_width<T> * panel_width<T>, lane = d % panel_width<T>;
       T sum = T(0);

@@ -21,19 +21,17 @@ class performer_state : public kernel_state<compute_type<S>> {
                   performer_kernel kernel = performer_kernel::positive)
       : kernel_state<compute_type<S>>("performer_state",
                                       {2, static_cast<std::uint32_t>(kernel), kernel != performer_kernel::relu}, batch,
-                                      heads, rows_of(features, kernel), value_dim),
-        kernel_(kernel) {}
+                                      heads, rows_of(features, kernel), value_dim) {}
   performer_state(index heads, index features, index value_dim, performer_kernel kernel = performer_kernel::positive)
       : performer_state(1, heads, features, value_dim, kernel) {}
 
-  performer_kernel kernel() const { return kernel_; }
+  performer_kernel kernel() const { return static_cast<performer_kernel>(this->kind().variant); }
 
  private:
   static index rows_of(index features, performer_kernel kernel) {
     const bool twice = kernel == performer_kernel::hyperbolic || kernel == performer_kernel::trigonometric;
     return twice && features > 0 && features < std::numeric_limits<index>::max() / 2 ? 2 * features : features;
   }
-  performer_kernel kernel_;
 };
 
 /// Options of performer_step: those of performer that make sense for tokens as they come. The kernel is the state's.

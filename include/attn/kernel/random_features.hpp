@@ -4,7 +4,7 @@
 //   attn::performer(q, k, v, out, features);
 //
 // One seed gives the same bits with every compiler, on every machine. Where a matrix of the caller's is as good: any
-// view [H or 1, count, dim], or an Eigen matrix [count, dim], does.
+// view [H, Hkv or 1, count, dim], or an Eigen matrix [count, dim], does.
 #pragma once
 
 #include <attn/core/check.hpp>
@@ -117,20 +117,4 @@ random_features<T> draw_features(index count, index dim, const draw_options& opt
   }
   return features;
 }
-
-namespace detail {
-
-/// Features [H, Hkv or 1, count, dim] of the caller.
-template <class T, class S>
-void check_features(const door& at, const tensor_view<const T, 3>& w, index heads, index kv_heads, index dim,
-                    const tensor_view<S>& out) {
-  at.readable("features", w);
-  if (w.extent(0) != 1 && w.extent(0) != heads && w.extent(0) != kv_heads)
-    at.refuse(text({"features for 1, ", heads, " or ", kv_heads, " heads"}), w.extent(0));
-  at.at_least("features", 1, w.extent(1));
-  at.equal("feature columns = query dim", dim, w.extent(2));
-  at.apart("out", out, "features", w);
-}
-
-}  // namespace detail
 }  // namespace attn

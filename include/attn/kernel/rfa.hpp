@@ -11,12 +11,13 @@
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features
 //          [H, Hkv or 1, m, D]; Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
 //          arithmetic and features.
-// Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: about
-//          10 m (Dv + 64) numbers a thread, whatever the length.
+// Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: at most
+//          about 32 m (Dv + 32) numbers a thread, whatever the length; that is where threads share a head.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // Weights may be negative, and a denominator near 0 makes a row large: that is the method's, not rounding. A token of
-// zeros with norm_eps 0 stays zeros. Token by token: rfa_state.hpp.
+// zeros with norm_eps 0 stays zeros. One whose squares overflow (norm 1.8e19 in float) counts as zeros. Token by token:
+// rfa_state.hpp.
 #pragma once
 
 #include <attn/core/sin_cos.hpp>
@@ -94,7 +95,7 @@ std::pair<attention_shape, sequence_lengths> check_rfa(const door& at, const ten
                                                        const rfa_options<S>& options) {
   const attention_shape shape = check_attention(at, q, k, v, out);
   const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_features(at, features, shape.heads, shape.kv_heads, shape.dim, out);
+  check_features(at, features, shape, out);
   check_eps(at, options.eps);
   check_eps(at, options.norm_eps, "norm_eps");
   if (options.gate) {

@@ -75,7 +75,7 @@ void step_head(kernel_sums<T>& sums, const T* key, const T* keep, const T* value
     }
 }
 
-/// sum over r of a[r] b[r]; both padded with zeros, or numbers that a zero meets, to a whole packet.
+/// sum over r < n of a[r] b[r].
 template <class T>
 T dot_rows(const T* a, const T* b, index n) {
   packet<T> sum = zero<T>();

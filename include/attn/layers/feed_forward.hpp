@@ -6,10 +6,12 @@
 //   attn::feed_forward(x, out, weights, {.f = attn::activation::relu}, threads);
 //
 // Shapes   x [B, L, n], up [hidden, n], up_bias [hidden], down [m, hidden], down_bias [m], out [B, L, m]; the biases
-//          may be left out. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          may be left out, and out may be x. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
+//          arithmetic.
 // Cost     2 B L hidden (n + m) operations. Scratch: the packed weights, about hidden (n + m) numbers, and 48 tokens a
 //          thread, with 512 hidden numbers each: never the hidden layer of the whole sequence. With L up to four, as in
-//          decoding, the weights are read in place, if their columns have stride 1.
+//          decoding, the weights are read in place, if their columns have stride 1; scratch is then 48 tokens at most,
+//          with all their hidden numbers, and threads share the hidden numbers and the outputs, 64 a task.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 #pragma once
 
@@ -118,7 +120,7 @@ void feed_many_tokens(index rows, const feed_forward_weights<S>& weights, activa
   });
 }
 
-/// The same for sequences of few tokens, with the weights where they lie.
+/// The same for sequences of few tokens, with the weights where they lie, token_block rows at a time.
 template <class S, class Begin, class End>
 void feed_few_tokens(index rows, const feed_forward_weights<S>& weights, activation f, Begin&& begin, End&& end,
                      execution& where) {
@@ -128,24 +130,27 @@ void feed_few_tokens(index rows, const feed_forward_weights<S>& weights, activat
     padded_rows<T> x, hidden, out, kept;
   };
   const auto all = where.shared_scratch([&](carver& memory) {
-    const auto take = [&](index count) { return padded_rows<T>::layout(memory, rows, count); };
+    const auto take = [&](index count) { return padded_rows<T>::layout(memory, std::min(token_block, rows), count); };
     return pieces{take(inputs), take(hidden), take(outputs), take(outputs)};
   });
-  for (index r = 0; r < rows; ++r) begin(r, all.x.row(r), all.kept.row(r));
-  all.x.clear_padding(rows, inputs);
-  all.hidden.clear_padding(rows, hidden);
-  where.for_each((hidden + dot_step - 1) / dot_step, [&](index task, int) {
-    const index first = task * dot_step, last = std::min(first + dot_step, hidden);
-    dot_products<T>(all.x, rows, matrix_of(weights.up), first, last,
-                    [&](index r, index o, T sum) { all.hidden.row(r)[o] = bias_of(weights.up_bias, o) + sum; });
-    for (index r = 0; r < rows; ++r) activate(f, all.hidden.row(r) + first, last - first);
-  });
-  where.for_each((outputs + dot_step - 1) / dot_step, [&](index task, int) {
-    const index first = task * dot_step, last = std::min(first + dot_step, outputs);
-    dot_products<T>(all.hidden, rows, matrix_of(weights.down), first, last,
-                    [&](index r, index o, T sum) { all.out.row(r)[o] = bias_of(weights.down_bias, o) + sum; });
-  });
-  for (index r = 0; r < rows; ++r) end(r, all.out.row(r), all.kept.row(r));
+  for (index first = 0; first < rows; first += token_block) {
+    const index count = std::min(token_block, rows - first);
+    for (index r = 0; r < count; ++r) begin(first + r, all.x.row(r), all.kept.row(r));
+    all.x.clear_padding(count, inputs);
+    all.hidden.clear_padding(count, hidden);
+    where.for_each((hidden + dot_step - 1) / dot_step, [&](index task, int) {
+      const index from = task * dot_step, to = std::min(from + dot_step, hidden);
+      dot_products<T>(all.x, count, matrix_of(weights.up), from, to,
+                      [&](index r, index o, T sum) { all.hidden.row(r)[o] = bias_of(weights.up_bias, o) + sum; });
+      for (index r = 0; r < count; ++r) activate(f, all.hidden.row(r) + from, to - from);
+    });
+    where.for_each((outputs + dot_step - 1) / dot_step, [&](index task, int) {
+      const index from = task * dot_step, to = std::min(from + dot_step, outputs);
+      dot_products<T>(all.hidden, count, matrix_of(weights.down), from, to,
+                      [&](index r, index o, T sum) { all.out.row(r)[o] = bias_of(weights.down_bias, o) + sum; });
+    });
+    for (index r = 0; r < count; ++r) end(first + r, all.out.row(r), all.kept.row(r));
+  }
 }
 
 /// Either, for sequences of `length` tokens: how many, not how many in all, decides, so that a batch gives what its

@@ -17,7 +17,7 @@
 //          [B, L, heads, dim], so nothing is moved between projections and operator. True lengths, masks and all else
 //          are the operator's own options. What lies in padding stays in its row.
 // Cost     2 operations a number of x and y and weight row, and the operator. Scratch, beside the operator's: q, k, v
-//          and the heads' output, and a packed copy of the weights.
+//          and the heads' output, and what projection.hpp needs for the weights.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written; what the operator throws
 //          passes through.
 #pragma once
@@ -94,6 +94,7 @@ multi_head_shape check_multi_head(const tensor_view<const S, 3>& x, const tensor
   check_sequences(at, x, out, w.output ? w.output.extent(0) : heads * dim_v);
   at.apart("out", out, "x", x);
   at.apart("out", out, "y", y);
+  at.fits("y batch * length", {y.extent(0), y.extent(1)});
   at.fits("x batch * length * heads * dims", {x.extent(0), x.extent(1), heads, dim + dim_v});
   at.fits("y batch * length * heads * dims", {y.extent(0), y.extent(1), kv_heads, dim + dim_v});
   return {x.extent(0), x.extent(1), y.extent(1), heads, kv_heads, dim, dim_v};

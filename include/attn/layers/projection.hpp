@@ -9,12 +9,13 @@
 //          well), bias [m], out [B, L, m]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
 //          arithmetic.
 // Cost     2 B L n m operations. Scratch: the packed weight, about n m numbers, and 48 (n + m) numbers a thread. With L
-//          up to four, as in decoding, the weight is read in place, if its columns have stride 1.
+//          up to four, as in decoding, the weight is read in place, if its columns have stride 1; scratch is then 48 n
+//          numbers at most, and threads share the outputs, 64 a task.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
-// Every number of out is one sum in an order that L, n and m decide, whatever stands in the other rows. That, and that
-// nothing is allocated, is what Eigen's products cannot promise; these are as fast with Clang 14 (0.82 of a core's peak)
-// and 1.3 to 1.6 times as fast with GCC 12 (512 x 512 weights, 4096 tokens, AVX-512).
+// Every number of out is one sum in an order that L, n and the weight's strides decide, whatever stands in the other
+// rows. That, and that nothing is allocated, is what Eigen's products cannot promise; these are as fast with Clang 14
+// (0.82 of a core's peak) and 1.3 to 1.6 times as fast with GCC 12 (512 x 512 weights, 4096 tokens, AVX-512).
 #pragma once
 
 #include <attn/core/tile_product.hpp>
@@ -222,34 +223,31 @@ struct token_projection {
   tensor_view<S, 3> out;
 };
 
-/// Several projections of a sequence of few tokens.
+/// A projection with the weight where it lies, token_block rows at a time.
 template <class S>
-void run_few_projections(const tensor_view<const S, 3>& x, std::span<const token_projection<S>> list,
-                         execution& where) {
+void project_in_place(const tensor_view<const S, 3>& x, const token_projection<S>& p, execution& where) {
   using T = compute_type<S>;
-  const index inputs = x.extent(2), rows = tokens(x);
-  const auto from = where.shared_scratch([&](carver& memory) { return padded_rows<T>::layout(memory, rows, inputs); });
-  for (index r = 0; r < rows; ++r) load_row(token(x, r), x.stride(2), inputs, from.row(r));
-  from.clear_padding(rows, inputs);
-  for (const auto& p : list) {
-    const index outputs = p.weight.extent(0);
+  const index inputs = x.extent(2), outputs = p.weight.extent(0), rows = tokens(x);
+  const auto from = where.shared_scratch(
+      [&](carver& memory) { return padded_rows<T>::layout(memory, std::min(token_block, rows), inputs); });
+  for (index first = 0; first < rows; first += token_block) {
+    const index count = std::min(token_block, rows - first);
+    for (index r = 0; r < count; ++r) load_row(token(x, first + r), x.stride(2), inputs, from.row(r));
+    from.clear_padding(count, inputs);
     where.for_each((outputs + dot_step - 1) / dot_step, [&](index task, int) {
       const index begin = task * dot_step, end = std::min(begin + dot_step, outputs);
-      dot_products<T>(from, rows, matrix_of(p.weight), begin, end, [&](index r, index o, T sum) {
-        token(p.out, r)[o * p.out.stride(2)] = static_cast<S>(bias_of(p.bias, o) + sum);
+      dot_products<T>(from, count, matrix_of(p.weight), begin, end, [&](index r, index o, T sum) {
+        token(p.out, first + r)[o * p.out.stride(2)] = static_cast<S>(bias_of(p.bias, o) + sum);
       });
     });
   }
 }
 
-/// Several projections of one sequence, after their checks.
+/// Several projections of one sequence, with the weights packed.
 template <class S>
-void run_projections(const tensor_view<const S, 3>& x, std::span<const token_projection<S>> list, execution& where) {
+void project_packed(const tensor_view<const S, 3>& x, std::span<const token_projection<S>> list, execution& where) {
   using T = compute_type<S>;
   const index inputs = x.extent(2), rows = tokens(x);
-  if (rows == 0) return;
-  const bool in_place = std::all_of(list.begin(), list.end(), [](const auto& p) { return p.weight.stride(1) == 1; });
-  if (x.extent(1) <= tokens_in_place && in_place) return run_few_projections(x, list, where);
   index pieces = 0, widest = 0;
   const auto weights = where.shared_scratch([&](carver& memory) {
     auto* packed = memory.take<packed_weight<T>>(std::ssize(list));
@@ -281,6 +279,18 @@ void run_projections(const tensor_view<const S, 3>& x, std::span<const token_pro
         store_row(sums.row(r), weights[n].outputs, token(list[n].out, begin + r), list[n].out.stride(2));
     }
   });
+}
+
+/// Several projections of one sequence, after their checks.
+template <class S>
+void run_projections(const tensor_view<const S, 3>& x, std::span<const token_projection<S>> list, execution& where) {
+  if (tokens(x) == 0) return;
+  if (x.extent(1) > tokens_in_place) return project_packed(x, list, where);
+  for (const auto& p : list)  // each on its own, so that no weight's strides decide over the results of another
+    if (p.weight.stride(1) == 1)
+      project_in_place(x, p, where);
+    else
+      project_packed<S>(x, {&p, 1}, where);
 }
 
 /// A weight [m, n] for inputs of n, and its bias if given.

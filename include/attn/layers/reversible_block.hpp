@@ -5,7 +5,7 @@
 //
 //   attn::reversible_block(x, out, f, g, {}, threads);            // out may be x: a stack needs one sequence
 //   attn::reversible_block_inverse(out, x, f, g, {}, threads);
-//   attn::reversible_block(x, x, f, g, {.remainder = r});         // nothing lost, however deep the stack
+//   attn::reversible_block(x, x, f, g, {.remainder = r});         // float, double: nothing is lost in deep stacks
 //
 // Shapes   x and out [B, L, 2 D]: x1 and x2 side by side. float, double, Eigen::half or Eigen::bfloat16.
 // Mixers   f(x, out, execution) and g likewise, with views [B, L, D]; each fills out. They must give the same result
@@ -15,9 +15,11 @@
 //          the larger of x and y. On the way back through a stack, the functions of earlier blocks magnify what later
 //          ones lost, as far as they are steep: 24 layers of random attention and tanh came back to 5e-7 in float where
 //          weights have gain 0.25, to 4e-6 with gain 0.5, to 1e-4 with gain 1. With a remainder all of them came back
-//          to the last bit.
+//          to the last bit, and so did 400 layers; in double, 200. 16-bit types come nearer, not back: with gain 0.5
+//          Eigen::half to 2e-4 instead of 2e-2, Eigen::bfloat16 to 3e-2 instead of 0.2.
 // Throws   std::invalid_argument for shapes that do not fit, an odd width among them, before anything is written; what
-//          f or g throws passes through.
+//          f or g throws passes through. If the second of them throws, half of out, and of the remainder, is already
+//          written: in place, that half of x is lost.
 #pragma once
 
 #include <attn/layers/sequence.hpp>

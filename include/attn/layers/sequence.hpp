@@ -49,7 +49,7 @@ void check_parameter(const door& at, const char* what, const P& parameter, const
   at.apart(written, out, what, parameter);
 }
 
-/// Out [batch, length, dim], apart from x.
+/// Out [batch, length, dim] for x [batch, length, ...].
 template <class S>
 void check_sequences(const door& at, const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, index dim) {
   at.readable("x", x);
@@ -57,6 +57,7 @@ void check_sequences(const door& at, const tensor_view<const S, 3>& x, const ten
   at.equal("out batch = x batch", x.extent(0), out.extent(0));
   at.equal("out length = x length", x.extent(1), out.extent(1));
   at.equal("out dim", dim, out.extent(2));
+  at.fits("x batch * length", {x.extent(0), x.extent(1)});  // counted even where the dim is 0
 }
 
 /// Out is x itself, or apart from it.

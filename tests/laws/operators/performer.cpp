@@ -9,6 +9,13 @@ struct performer_entry {
   attn::performer_kernel kernel = attn::performer_kernel::positive;
   bool causal = false, own_features = false, centred = false;  // own: a matrix for every query head
   double feature_eps = 0;
+
+  // Sines and cosines cancel where |q|^2 and |k|^2 are large; here they are 1 / 2.
+  template <class T>
+  std::optional<T> scale(index dim) const {
+    if (kernel == attn::performer_kernel::trigonometric) return T(0.5) / static_cast<T>(dim);
+    return {};
+  }
 };
 
 template <class T>
@@ -37,12 +44,15 @@ law_operator<T> operator_of(const performer_entry& entry) {
   op.causal = entry.causal;
   op.lse = false;
   op.error_factor = 4;  // exponents are about |q|^2 / 2 larger than scores, and their rounding is that of weights
+  if (entry.kernel == attn::performer_kernel::trigonometric)
+    op.positive = false, op.error_factor = 30;  // some weights are negative: what is left of a sum has fewer digits
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
       attn::performer_options<T> options;
       options.kernel = p->entry.kernel;
       options.causal = p->entry.causal;
       options.center_keys = p->entry.centred;
+      options.scale = p->entry.template scale<T>(call.q.extent(3));
       if (p->entry.feature_eps > 0) options.feature_eps = static_cast<T>(p->entry.feature_eps);
       call.set_lengths(options);
       compiled_performer<T>::call(call.q, call.k, call.v, call.out, p->view(call.q.extent(1)), options,
@@ -60,8 +70,10 @@ law_operator<T> operator_of(const performer_entry& entry) {
               attn::performer_state<T>(shape.batch, entry.own_features ? shape.heads : shape.kv_heads, 24,
                                        shape.value_dim, entry.kernel)});
       return [shared](const law_call<T>& call) {
+        attn::performer_step_options<T> options;
+        options.scale = shared->p.entry.template scale<T>(call.q.extent(3));
         compiled_performer<T>::step(shared->state, call.q, call.k, call.v, call.out, shared->p.view(call.q.extent(1)),
-                                    {}, *call.execution);
+                                    options, *call.execution);
       };
     };
   op.sees = [entry](const law_shape& s, index, index, index i, index j) {
@@ -85,6 +97,8 @@ void add_performer(std::vector<law_operator<T>>& all) {
         .kernel = performer_kernel::hyperbolic,
         .causal = true,
         .own_features = true},
+        {.name = "performer trigonometric", .kernel = performer_kernel::trigonometric},
+        {.name = "performer trigonometric, causal", .kernel = performer_kernel::trigonometric, .causal = true},
         {.name = "performer relu", .kernel = performer_kernel::relu},
         {.name = "performer relu, causal", .kernel = performer_kernel::relu, .causal = true},
         {.name = "performer with centred keys", .centred = true},
