@@ -2,6 +2,7 @@
 #include "reference/fnet.hpp"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
 
@@ -93,6 +94,22 @@ TEMPLATE_LIST_TEST_CASE("fnet: twice gives the even part of the sequence", "[fne
           static_cast<double>(length * dim) / 2 *
           (static_cast<double>(x(0, 0, t, d)) + static_cast<double>(x(0, 0, (length - t) % length, (dim - d) % dim)));
   CHECK(relative_error(twice, even) <= tolerance<TestType>::out);
+}
+
+TEST_CASE("fnet: scratch is what the header says", "[fnet]") {
+  constexpr index wide = 2 * attn::detail::width<float>;
+  const auto convolves = [](index n) { return !attn::detail::fourier_plan<float>::is_smooth(n); };
+  for (auto [length, dim] : {std::array<index, 2>{4096, 64}, {4099, 64}, {64, 4099}, {1000, 1}, {1009, 250}}) {
+    attn::execution serial;
+    mixed(tensor<float>(1, 1, length, dim, 1), {}, serial);
+    const index rows = length * ((dim / 2 + wide) / wide);
+    // A convolution takes a size of factors 2, 3 and 5 from 2 n - 1 on.
+    const double spare = 2.2 * static_cast<double>(std::max(length * convolves(length), dim * convolves(dim)));
+    const double tables = static_cast<double>(8 * length * (1 + convolves(length)) + 6 * dim * (1 + convolves(dim)));
+    CAPTURE(length, dim);
+    CHECK(static_cast<double>(serial.scratch_bytes()) <=
+          4 * (static_cast<double>(wide) * (static_cast<double>(rows + dim) + spare) + tables) + 20000);
+  }
 }
 
 TEST_CASE("fnet: large numbers do not overflow on the way", "[fnet]") {

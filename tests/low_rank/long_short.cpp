@@ -103,6 +103,68 @@ TEST_CASE("long_short: huge windows and blocks do not overflow", "[long_short]")
       }
 }
 
+TEMPLATE_LIST_TEST_CASE("long_short: a NaN logit reaches those who see its segment", "[long_short]", exact_types) {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  const index head = 1, column = 2;
+  for (auto [length, token, segment] :  // one part and several, of which one has NaN
+       {std::array<index, 3>{100, 37, 0}, {300, 37, 0}, {300, 299, 0}, {100, 37, 16}, {900, 301, 300}}) {
+    long_short_problem p = problem_of({.batch = 1, .queries = length, .keys = length}, 3);
+    p.options.causal = segment > 0, p.options.segment = segment;
+    const reference::result clean = run_long_short<TestType>(p);
+    // In one token of a part, and in all of one.
+    for (index count : {index(1), segment > 0 ? segment : length}) {
+      long_short_problem spoilt = p;
+      const index first = segment > 0 ? token / segment * segment : 0;
+      const index last = (segment > 0 ? first + segment : length) - 1, visible = segment > 0 ? last : 0;
+      for (index t = count == 1 ? token : first; t <= (count == 1 ? token : last); ++t)
+        spoilt.options.logits(0, head, t, column) = nan;
+      const reference::result result = run_long_short<TestType>(spoilt);
+      CAPTURE(length, token, segment, count);
+      index wrong = 0;
+      for (index h = 0; h < clean.out.heads(); ++h)
+        for (index i = 0; i < length; ++i)
+          for (index d = 0; d < clean.out.dim(); ++d) {
+            const double x = result.out(0, h, i, d);
+            wrong += h == head && i >= visible ? !std::isnan(x) : x != clean.out(0, h, i, d);
+          }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("long_short: logits of -infinity leave tokens out", "[long_short]", exact_types) {
+  constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+  for (index length : {100, 600})
+    for (index segment : {0, 16, 300}) {
+      long_short_problem p = problem_of({.batch = 1, .queries = length, .keys = length}, 5);
+      auto& o = p.options;
+      o.causal = segment > 0, o.segment = segment;
+      for (index h = 0; h < 4; ++h)
+        for (index t = 0; t < length; ++t) {
+          if (t % 16 != 5) o.logits(0, h, t, 0) = minus_infinity;  // one token in a segment
+          if (t % 3 == 0) o.logits(0, h, t, 1) = minus_infinity;
+          if (t % 300 < 256 && segment != 16) o.logits(0, h, t, 2) = t == 7 ? 1 : minus_infinity;
+        }
+      CAPTURE(length, segment);
+      check<TestType>(p);
+    }
+}
+
+TEST_CASE("long_short: a compressed key of no token is 0", "[long_short]") {
+  for (index length : {100, 600}) {
+    long_short_problem p = problem_of({.batch = 1, .queries = length, .keys = length}, 2);
+    for (index h = 0; h < 2; ++h)
+      for (index d = 0; d < p.k.dim(); ++d) p.k(0, h, 5, d) = 0;
+    for (index h = 0; h < 2; ++h)
+      for (index d = 0; d < p.v.dim(); ++d) p.v(0, h, 5, d) = 0;
+    for (index h = 0; h < 4; ++h)
+      for (index t = 0; t < length; ++t) p.options.logits(0, h, t, 1) = -std::numeric_limits<double>::infinity();
+    const reference::result none = run_long_short<widest_type>(p);
+    for (index h = 0; h < 4; ++h) p.options.logits(0, h, 5, 1) = 0;  // the token of zeros alone
+    CHECK(none.out == run_long_short<widest_type>(p).out);
+  }
+}
+
 namespace {
 
 // long_short with the logits of the good call.
@@ -156,6 +218,14 @@ TEST_CASE("long_short refuses logits and norms that do not fit", "[refusals]") {
   CHECK(says(good, {.local_gamma = short_list}).find("local_gamma, one per dim: 8; found 7") != std::string::npos);
   CHECK(says(good, {.local_gamma = list, .local_beta = short_list}).find("local_beta") != std::string::npos);
   CHECK(says(good, {.global_gamma = short_list}).find("global_gamma") != std::string::npos);
+  tensor<float> lse(2, 4, 9, 1, 7);
+  for (const std::span<const float> read : {std::span(out.data).last(8), std::span(lse.data).first(8)}) {
+    const auto rows = row_view(lse);
+    CHECK(says(good, {.local_gamma = read, .lse = rows}).find("local_gamma in separate") != std::string::npos);
+    CHECK(says(good, {.local_gamma = list, .local_beta = read, .lse = rows}).find("overlap") != std::string::npos);
+    CHECK(says(good, {.global_gamma = read, .lse = rows}).find("overlap") != std::string::npos);
+    CHECK(says(good, {.global_gamma = list, .global_beta = read, .lse = rows}).find("overlap") != std::string::npos);
+  }
 }
 
 }  // namespace testing

@@ -18,16 +18,17 @@ nystrom_problem problem_of(const problem_shape& s, index landmarks, pinv inverse
   return p;
 }
 
-// The inverse enlarges rounding errors: A of unit-normal tokens in segments of a few has a condition of some hundreds.
-constexpr double enlarged = 50;
+// The inverse enlarges rounding errors: little where steps are few or small singular values are damped, by some tens
+// where A is inverted in full.
+constexpr double enlarged = 5, enlarged_in_full = 50;
 
 template <class S>
-void check(const nystrom_problem& p) {
+void check(const nystrom_problem& p, double factor = enlarged) {
   const nystrom_problem given = rounded<S>(p);
   attn::execution serial;
   const double error = relative_error(run<S>(given, serial).out, expected(given).out);
   const double rounding = std::is_same_v<S, real<S>> ? 0 : tolerance<S>::out;
-  CHECK(error <= rounding + enlarged * tolerance<real<S>>::out);
+  CHECK(error <= rounding + factor * tolerance<real<S>>::out);
 }
 
 enum class lengths { none, both, queries_and_keys, keys_only };
@@ -77,7 +78,7 @@ TEMPLATE_LIST_TEST_CASE("nystrom: any number of iterations", "[nystrom]", exact_
     nystrom_problem p = problem_of({.queries = 90, .keys = 90}, 10);
     p.options.iterations = iterations;
     CAPTURE(iterations);
-    check<TestType>(p);
+    check<TestType>(p, iterations > 8 ? enlarged_in_full : enlarged);
   }
 }
 
@@ -122,7 +123,7 @@ TEMPLATE_LIST_TEST_CASE("nystrom: a converged iteration is the exact inverse", "
   attn::execution serial;
   const auto iterated = run<TestType>(p, serial);
   p.options.inverse = pinv::exact, p.options.cutoff = 0;
-  CHECK(relative_error(run<TestType>(p, serial).out, iterated.out) <= enlarged * tolerance<TestType>::out);
+  CHECK(relative_error(run<TestType>(p, serial).out, iterated.out) <= enlarged_in_full * tolerance<TestType>::out);
 }
 
 TEST_CASE("nystrom: the cutoff damps small singular values", "[nystrom]") {
@@ -130,7 +131,7 @@ TEST_CASE("nystrom: the cutoff damps small singular values", "[nystrom]") {
     nystrom_problem p = problem_of({.queries = 90, .keys = 90}, 10, pinv::exact);
     p.options.cutoff = cutoff;
     CAPTURE(cutoff);
-    check<widest_type>(p);
+    check<widest_type>(p, cutoff < 0.03 ? enlarged_in_full : enlarged);
   }
 }
 

@@ -107,6 +107,15 @@ void check_per_head(const door& at, const char* what, std::span<const T> list, i
   if (!list.empty()) at.one_per(what, "head", heads, static_cast<index>(list.size()));
 }
 
+/// A list that is read while results are written shares no memory with them.
+template <class T>
+void check_apart(const door& at, const char* what, std::span<const T> list, const memory_layout& out,
+                 const memory_layout& lse) {
+  const tensor_view<const T, 1> numbers(list);
+  at.apart("out", out, what, numbers);
+  at.apart("lse", lse, what, numbers);
+}
+
 /// Entry `head` of a per-head list, or null where there is none.
 template <class T>
 const T* per_head(std::span<const T> list, index head) {

@@ -136,8 +136,9 @@ ATTN_INLINE void butterfly(complex_packet<T> (&x)[R]) {
 // Passes --------------------------------------------------------------------------------------------------------------
 
 /// One pass over `blocks` blocks of `size` rows. The twiddles e^(-2 pi i j k / size), k = 1 ... R - 1, stand in the
-/// order of j; the last pass, of size R, needs none.
-template <int R, class T>
+/// order of j; the last pass, of size R, needs none. Transposed, they come before the butterfly: as its matrix is
+/// symmetric, a transform is also its passes transposed and in reverse, from the order it leaves into the natural one.
+template <int R, bool Transposed, class T>
 void pass(T* rows, index blocks, index size, const T* twiddles) {
   const index step = size / R * row_width<T>;
   for (index block = 0; block < blocks; ++block, rows += size * row_width<T>) {
@@ -145,14 +146,12 @@ void pass(T* rows, index blocks, index size, const T* twiddles) {
     for (T* at = rows; at < rows + step; at += row_width<T>) {
       complex_packet<T> x[R];
       unroll<R>([&](auto q) { x[q] = load_row(at + q * step); });
+      const auto turn = [&] { unroll<R - 1>([&](auto k) { x[k + 1] = times(x[k + 1], factor + 2 * k); }); };
+      if (Transposed && size != R) turn();
       butterfly(x);
-      store_row(at, x[0]);
-      if (size == R) {
-        unroll<R - 1>([&](auto k) { store_row(at + (k + 1) * step, x[k + 1]); });
-      } else {
-        unroll<R - 1>([&](auto k) { store_row(at + (k + 1) * step, times(x[k + 1], factor + 2 * k)); });
-        factor += 2 * (R - 1);
-      }
+      if (!Transposed && size != R) turn();
+      unroll<R>([&](auto q) { store_row(at + q * step, x[q]); });
+      if (size != R) factor += 2 * (R - 1);
     }
   }
 }

@@ -6,7 +6,7 @@
 // first: a part that fits into the first cache is finished before the next one is begun). Any other length n becomes a
 // circular convolution of a length of factors 2, 3 and 5 that is at least 2 n - 1 (Bluestein 1970): with
 // 2 t k = t^2 + k^2 - (k - t)^2 the transform is a product with the chirp c_t = e^(-pi i t^2 / n), a convolution with
-// its conjugate, and a product with the chirp again.
+// its conjugate, and a product with the chirp again. Its way back runs the passes transposed: no order is ever undone.
 #pragma once
 
 #include <attn/fourier/butterfly.hpp>
@@ -56,7 +56,7 @@ class fourier_plan {
       plan.spectrum_ = memory.take<T>(2 * plan.size_);
       plan.chirp_roots_ = root_table::layout(memory, 2 * n);
     }
-    plan.place_ = memory.take<index>(plan.size_);
+    if (!plan.convolves()) plan.place_ = memory.take<index>(n);
     plan.roots_ = root_table::layout(memory, plan.size_);
     index size = plan.size_;
     for (int pass = 0; pass < plan.passes_; ++pass) {
@@ -71,7 +71,7 @@ class fourier_plan {
 
   index length() const { return length_; }
   /// Rows of memory a transform needs beside its own.
-  index spare_rows() const { return convolves() ? 2 * size_ : 0; }
+  index spare_rows() const { return convolves() ? size_ : 0; }
   /// Where result k stands after a transform.
   index order(index k) const { return convolves() ? k : place_[k]; }
 
@@ -79,8 +79,10 @@ class fourier_plan {
   void fill(T* spare) const {
     roots_.fill();
     for (int n = 0; n < passes_; ++n) stages_[static_cast<std::size_t>(n)].fill(roots_, size_);
-    fill_places();
-    if (convolves()) fill_chirp(spare);
+    if (convolves())
+      fill_chirp(spare);
+    else
+      fill_places();
   }
 
   /// Transforms length() rows in place; `spare` is memory of spare_rows() rows.
@@ -88,7 +90,7 @@ class fourier_plan {
     if (convolves())
       convolve(rows, spare);
     else
-      run(0, rows);
+      run<false>(0, rows);
   }
 
  private:
@@ -104,19 +106,20 @@ class fourier_plan {
       for (index j = 0; j < size / radix; ++j)
         for (index k = 1; k < radix; ++k, to += 2) put_root(to, table(whole / size * j * k));
     }
+    template <bool Transposed>
     void run(T* rows, index blocks) const {
       switch (radix) {
         case 2:
-          return pass<2>(rows, blocks, size, twiddles);
+          return pass<2, Transposed>(rows, blocks, size, twiddles);
         case 3:
-          return pass<3>(rows, blocks, size, twiddles);
+          return pass<3, Transposed>(rows, blocks, size, twiddles);
         case 4:
-          return pass<4>(rows, blocks, size, twiddles);
+          return pass<4, Transposed>(rows, blocks, size, twiddles);
         case 5:
-          return pass<5>(rows, blocks, size, twiddles);
+          return pass<5, Transposed>(rows, blocks, size, twiddles);
         case 8:
-          return pass<8>(rows, blocks, size, twiddles);
-        default:
+          return pass<8, Transposed>(rows, blocks, size, twiddles);
+        default:  // never in a convolution
           return odd_pass(radix, rows, blocks, size, roots, twiddles);
       }
     }
@@ -128,16 +131,15 @@ class fourier_plan {
     constexpr index wide = row_width<T>;
     for (index t = 0; t < length_; ++t) store_row(spare + t * wide, times(load_row(rows + t * wide), chirp_ + 2 * t));
     std::fill(spare + length_ * wide, spare + size_ * wide, T(0));
-    run(0, spare);
+    run<false>(0, spare);
     // Real and imaginary parts change places before and after: that makes a transform its inverse.
-    T* const back = spare + size_ * wide;
-    for (index k = 0; k < size_; ++k) {
-      const complex_packet<T> x = times(load_row(spare + place_[k] * wide), spectrum_ + 2 * k);
-      store_row(back + k * wide, complex_packet<T>{x.im, x.re});
+    for (index p = 0; p < size_; ++p) {
+      const complex_packet<T> x = times(load_row(spare + p * wide), spectrum_ + 2 * p);
+      store_row(spare + p * wide, complex_packet<T>{x.im, x.re});
     }
-    run(0, back);
+    run<true>(0, spare);
     for (index k = 0; k < length_; ++k) {
-      const complex_packet<T> x = load_row(back + place_[k] * wide);
+      const complex_packet<T> x = load_row(spare + k * wide);
       store_row(rows + k * wide, times(complex_packet<T>{x.im, x.re}, chirp_ + 2 * k));
     }
   }
@@ -181,36 +183,37 @@ class fourier_plan {
         rows[at * row_width<T> + width<T>] = static_cast<T>(-c.imag() / static_cast<double>(size_));
       }
     }
-    run(0, rows);
-    for (index k = 0; k < size_; ++k) {
-      const T* const result = rows + place_[k] * row_width<T>;
-      spectrum_[2 * k] = result[0];
-      spectrum_[2 * k + 1] = result[width<T>];
+    run<false>(0, rows);
+    for (index p = 0; p < size_; ++p) {
+      spectrum_[2 * p] = rows[p * row_width<T>];
+      spectrum_[2 * p + 1] = rows[p * row_width<T> + width<T>];
     }
   }
 
-  /// Passes n, n + 1, ... on one block.
+  /// Passes n, n + 1, ... on one block; transposed, they come in reverse.
+  template <bool Transposed>
   void run(int n, T* rows) const {
     constexpr index near = 24 * 1024 / (row_width<T> * static_cast<index>(sizeof(T)));
     if (n == passes_) return;
     const stage& first = stages_[static_cast<std::size_t>(n)];
     if (first.size <= near) {
-      for (index blocks = 1; n < passes_; ++n) {
-        const stage& s = stages_[static_cast<std::size_t>(n)];
-        s.run(rows, blocks);
-        blocks *= s.radix;
+      for (int m = 0; m < passes_ - n; ++m) {
+        const stage& s = stages_[static_cast<std::size_t>(Transposed ? passes_ - 1 - m : n + m)];
+        s.template run<Transposed>(rows, first.size / s.size);
       }
       return;
     }
-    first.run(rows, 1);
-    for (int part = 0; part < first.radix; ++part) run(n + 1, rows + part * (first.size / first.radix) * row_width<T>);
+    if (!Transposed) first.template run<false>(rows, 1);
+    for (int part = 0; part < first.radix; ++part)
+      run<Transposed>(n + 1, rows + part * (first.size / first.radix) * row_width<T>);
+    if (Transposed) first.template run<true>(rows, 1);
   }
 
   index length_ = 0, size_ = 0;  // of the transform, and of its passes
   int passes_ = 0;
-  std::array<stage, 40> stages_;  // 3^39 is beyond memory
-  index* place_ = nullptr;        // where result k of the passes stands
-  T *chirp_ = nullptr, *spectrum_ = nullptr;
+  std::array<stage, 40> stages_;              // 3^39 is beyond memory
+  index* place_ = nullptr;                    // where result k of the passes stands
+  T *chirp_ = nullptr, *spectrum_ = nullptr;  // the spectrum as the passes leave it
   root_table roots_, chirp_roots_;
 };
 

@@ -12,7 +12,8 @@
 //          [H or 1, rank, Lk]: one a query head, or one for all; any rank >= 1. float, double, or Eigen::half /
 //          Eigen::bfloat16 in memory with float arithmetic.
 // Cost     2 rank (Lq + Lk) (D + Dv) operations a head. Scratch: the projected keys and values, rank (D + Dv) numbers a
-//          head, twice, of about 32 heads at a time, and E and F packed a stretch of tokens at a time (some 4 MB).
+//          head, twice, of one batch item at a time, or of several with 32 heads together; and E and F packed a stretch
+//          of tokens at a time: 2^20 numbers, or 256 tokens of every head's E and F, if that is more.
 // Lengths  A sequence of n keys is projected by the first n columns of E and F. One of no keys gives zeros.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written. There is no causal
 //          form: every projected key mixes all tokens, also those after a query.

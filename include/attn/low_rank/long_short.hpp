@@ -12,8 +12,9 @@
 //
 // Shapes   as full_softmax; logits [B, H, Lk, r].
 // Cost     2 B H (D + Dv) operations for every token and compressed key it goes into, and for every pair of query and
-//          key it sees. Scratch a head under way: about Lk / 256 r (D + Dv) numbers, causal 2 Lk / segment r (D + Dv);
-//          a thread: about (2 (left + right) + 500) (D + Dv).
+//          key it sees. Scratch a head under way: about n r (D + Dv) numbers, n = Lk / 256 + 2, causal 2 Lk / segment
+//          and, for segments above 256, Lk / 256 more; a thread: about (2 (left + right) + 3 block + 500) (D + Dv), with
+//          a local norm twice that.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -96,7 +97,7 @@ struct long_short_call {
   const long_short_options<S>& options;
   attention_shape shape;
   sequence_lengths lengths;
-  score_terms<T, const no_score> terms;
+  score_terms<T, no_score> terms;
   index left, right, block, chunk;  // the window, cut to what can occur; queries a task takes
 
   index rank() const { return logits.extent(3); }
@@ -146,9 +147,9 @@ struct long_short_call {
     if (count > 0 && local_norm()) {
       for (index j = 0; j < count; ++j) {
         norm_row<T>(key.row(first + j), key.col_stride, shape.dim, options.local_gamma, options.local_beta,
-                      options.norm_eps, s.keys + j * shape.dim);
+                    options.norm_eps, s.keys + j * shape.dim);
         norm_row<T>(value.row(first + j), value.col_stride, shape.dim_v, options.local_gamma, options.local_beta,
-                      options.norm_eps, s.values + j * shape.dim_v);
+                    options.norm_eps, s.values + j * shape.dim_v);
       }
       s.window.where = {0, 1, nullptr};
       s.window.pack(matrix_view<const T>{s.keys, count, shape.dim, shape.dim, 1},
@@ -200,8 +201,8 @@ struct long_short_call {
       const index rows = finished_of(b) * rank();
       key_slab<T> slab = head.compressed;
       if (rows > 0)
-        slab.pack(matrix_view<const T>{head.sums.all_keys, rows, shape.dim, shape.dim, 1},
-                  matrix_view<const T>{head.sums.all_values, rows, shape.dim_v, shape.dim_v, 1}, 0, rows);
+        slab.pack(matrix_view<const T>{head.sums.all_keys, rows, shape.dim, head.sums.padded(), 1},
+                  matrix_view<const T>{head.sums.all_values, rows, shape.dim_v, head.sums.padded_v(), 1}, 0, rows);
     });
     each(ceil_div(shape.queries, chunk), [&](const long_short_head<T>& head, index b, index h, index part, int worker) {
       const index from = part * chunk, queries = lengths.queries(b), to = std::min(from + chunk, queries);
@@ -230,27 +231,26 @@ struct long_short_call {
   }
 };
 
-template <class S>
-void check_norm(const door& at, const char* gamma, std::span<const S> scales, const char* beta,
-                std::span<const S> shifts, const attention_shape& shape) {
+template <class T>
+void check_norm(const door& at, const char* gamma, std::span<const T> scales, const char* beta,
+                std::span<const T> shifts, const attention_shape& shape, const memory_layout& out,
+                const memory_layout& lse) {
   if (scales.empty() && shifts.empty()) return;
   if (scales.empty()) at.refuse(text({gamma, " where ", beta, " is given"}), "none");
   at.equal("value dim = key dim where keys and values are normed,", shape.dim, shape.dim_v);
   at.one_per(gamma, "dim", shape.dim, static_cast<index>(scales.size()));
   if (!shifts.empty()) at.one_per(beta, "dim", shape.dim, static_cast<index>(shifts.size()));
+  check_apart(at, gamma, scales, out, lse);
+  check_apart(at, beta, shifts, out, lse);
 }
 
 template <class S>
 void long_short(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
                 const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<const S>& logits,
                 const long_short_options<S>& options, execution& where) {
-  using T = compute_type<S>;
   const attention_shape shape = check_attention(at, q, k, v, out);
   const sequence_lengths lengths = check_lengths(at, shape, options);
-  struct with_no_slopes : long_short_options<S> {
-    std::span<const T> alibi_slopes{};
-  };
-  check_softmax_options(at, shape, with_no_slopes{options, {}}, q, k, v, out);
+  check_softmax_options(at, shape, options, q, k, v, out);
   at.at_least("left", 0, options.left);
   at.at_least("right", 0, options.right);
   at.at_least("block", 0, options.block);
@@ -265,18 +265,17 @@ void long_short(const door& at, const tensor_view<const S>& q, const tensor_view
   at.fits("compressed keys", {shape.keys, logits.extent(3), shape.dim + shape.dim_v + 1});
   at.apart("out", out, "logits", logits);
   at.apart("lse", options.lse, "logits", logits);
-  check_norm(at, "local_gamma", options.local_gamma, "local_beta", options.local_beta, shape);
-  check_norm(at, "global_gamma", options.global_gamma, "global_beta", options.global_beta, shape);
+  check_norm(at, "local_gamma", options.local_gamma, "local_beta", options.local_beta, shape, out, options.lse);
+  check_norm(at, "global_gamma", options.global_gamma, "global_beta", options.global_beta, shape, out, options.lse);
   if (!(options.norm_eps >= 0 && std::isfinite(options.norm_eps)))
     at.refuse("a finite norm_eps >= 0", static_cast<double>(options.norm_eps));
 
   const index all = shape.queries + shape.keys, left = std::min(options.left, all);
   const index right = options.causal ? 0 : std::min(options.right, all), block = std::min(options.block, all);
   const index chunk = round_up(std::clamp<index>(left + right + block, 4 * max_rows, 20 * max_rows), max_rows);
-  const no_score none;
   long_short_call<S>{q,     k,       v,
                      out,   logits,  options,
-                     shape, lengths, {options.softcap, {}, {}, &none, scale_or_default(options.scale, shape.dim)},
+                     shape, lengths, {options.softcap, {}, {}, nullptr, scale_or_default(options.scale, shape.dim)},
                      left,  right,   block,
                      chunk}
       .run(where);

@@ -71,8 +71,7 @@ struct iterative_inverse {
       for (index j = 0; j < m; ++j) *a.at(i, j) = matrix[i * m + j], *z.at(j, i) = start * matrix[i * m + j];
     for (index n = 0; n < iterations; ++n) {
       product(a, z, T(0), T(1), az);
-      std::copy_n(az.data, az.size(), t.data);
-      for (index k = 0; k < t.size(); ++k) t.data[k] = -t.data[k];
+      for (index k = 0; k < t.size(); ++k) t.data[k] = -az.data[k];
       for (index i = 0; i < m; ++i) *t.at(i, i) += T(7);
       product(az, t, T(15), T(-1), u);
       product(az, u, T(13), T(-1), t);

@@ -5,9 +5,8 @@
 // fixed places and may be summed by any thread.
 #pragma once
 
-#include <attn/core/execution.hpp>
 #include <attn/core/exp.hpp>
-#include <attn/core/tile_product.hpp>
+#include <attn/low_rank/panel_product.hpp>
 
 namespace attn::detail {
 
@@ -34,14 +33,14 @@ struct token_sums {
   T* part_values = nullptr;  // [part][rank][padded dim_v]
   T* top = nullptr;          // [part][rank]: the maximum
   T* sum = nullptr;          // [part][rank]: of the weights
-  T* all_keys = nullptr;     // [segment][rank][dim]: the result
-  T* all_values = nullptr;   // [segment][rank][dim_v]
+  T* all_keys = nullptr;     // [segment][rank][padded dim]: the result; where a segment is one part, in its place
+  T* all_values = nullptr;   // [segment][rank][padded dim_v]
 
   static index parts(index segment) { return ceil_div(segment, part_size); }
   index padded() const { return round_up(dim, panel_width<T>); }
   index padded_v() const { return round_up(dim_v, panel_width<T>); }
-  T* keys(index segment, index c) const { return all_keys + (segment * rank + c) * dim; }
-  T* values(index segment, index c) const { return all_values + (segment * rank + c) * dim_v; }
+  T* keys(index segment, index c) const { return all_keys + (segment * rank + c) * padded(); }
+  T* values(index segment, index c) const { return all_values + (segment * rank + c) * padded_v(); }
 
   static token_sums layout(carver& memory, index segments, index segment, index rank, index dim, index dim_v) {
     token_sums s{rank, dim, dim_v};
@@ -50,8 +49,9 @@ struct token_sums {
     s.part_values = memory.take<T>(rows * s.padded_v());
     s.top = memory.take<T>(rows);
     s.sum = memory.take<T>(rows);
-    s.all_keys = memory.take<T>(segments * rank * dim);
-    s.all_values = memory.take<T>(segments * rank * dim_v);
+    const bool merged = parts(segment) > 1;
+    s.all_keys = merged ? memory.take<T>(segments * rank * s.padded()) : s.part_keys;
+    s.all_values = merged ? memory.take<T>(segments * rank * s.padded_v()) : s.part_values;
     return s;
   }
 
@@ -77,24 +77,28 @@ struct token_sums {
     for (index c = 0; c < rank; ++c) {
       constexpr T nothing = -std::numeric_limits<T>::infinity();
       T highest = nothing, total = 0;
-      for (index p = first; p < first + count; ++p) highest = std::max(highest, top[p * rank + c]);
-      std::fill_n(keys(n, c), dim, T(0));
-      std::fill_n(values(n, c), dim_v, T(0));
-      if (highest == nothing) continue;  // no token has a weight
-      for (index p = first; p < first + count; ++p) total += sum[p * rank + c] * std::exp(top[p * rank + c] - highest);
+      for (index p = first; p < first + count; ++p) {
+        const T t = top[p * rank + c];
+        highest = t > highest || t != t ? t : highest;  // NaN stays
+      }
+      for (index p = first; p < first + count && highest != nothing; ++p)
+        total += sum[p * rank + c] * std::exp(top[p * rank + c] - highest);
       for (index p = first; p < first + count; ++p) {
         const index row = p * rank + c;
-        const T factor = std::exp(top[row] - highest) / total;
-        if (factor == T(0)) continue;
-        add_scaled(keys(n, c), part_keys + row * padded(), dim, factor);
-        add_scaled(values(n, c), part_values + row * padded_v(), dim_v, factor);
+        const T factor = highest == nothing ? T(0) : std::exp(top[row] - highest) / total;
+        take_scaled(keys(n, c), part_keys + row * padded(), dim, factor, p == first);
+        take_scaled(values(n, c), part_values + row * padded_v(), dim_v, factor, p == first);
       }
     }
   }
 
  private:
-  static void add_scaled(T* to, const T* from, index count, T factor) {
-    for (index d = 0; d < count; ++d) to[d] += from[d] * factor;
+  /// to += factor from, or to = factor from; a factor of 0 takes nothing, not even NaN.
+  static void take_scaled(T* to, const T* from, index count, T factor, bool first) {
+    if (factor != T(0))
+      for (index d = 0; d < count; ++d) to[d] = (first ? T(0) : to[d]) + from[d] * factor;
+    else if (first)
+      std::fill_n(to, count, T(0));
   }
 
   /// weights[n][m] = e^(logit - maximum) of `columns` columns from c on; columns beyond them repeat the last.
@@ -122,13 +126,10 @@ struct token_sums {
   /// out[m] = sum over tokens of weights[n][m] panel rows n, for `columns` rows m.
   static void multiply(const T* weights, const T* panels, index count, index columns, index cols, T* out,
                        index out_stride) {
-    for (index col = 0; col < cols; col += panel_width<T>)
-      with_tile_height(columns, [&](auto M) {
-        tile_product<T, M.value, 2>(packed_rows<T>{weights}, panels + col * part_size, count,
-                                    [&](auto m, auto half, const auto& x) {
-                                      if (m < columns) store<T>(out + m * out_stride + col + half * width<T>, x);
-                                    });
-      });
+    panel_product<T>([&](index) { return packed_rows<T>{weights}; }, columns, panels, part_size, cols, count,
+                     [&](index m, index col, const auto& x) {
+                       if (m < columns) store<T>(out + m * out_stride + col, x);
+                     });
   }
 };
 

@@ -140,9 +140,13 @@ void check_softmax_options(const door& at, const attention_shape& s, const Optio
   check_scale(at, options.scale);
   if (options.softcap && !(*options.softcap > 0 && std::isfinite(*options.softcap)))
     at.refuse("a finite softcap > 0", *options.softcap);
-  check_per_head(at, "alibi_slopes", options.alibi_slopes, s.heads);
-  check_per_head(at, "sinks", options.sinks, s.heads);
   check_lse<S>(at, s, options.lse, q, k, v, out);
+  const auto check_list = [&](const char* what, std::span<const compute_type<S>> list) {
+    check_per_head(at, what, list, s.heads);
+    check_apart(at, what, list, out, options.lse);
+  };
+  if constexpr (requires { options.alibi_slopes; }) check_list("alibi_slopes", options.alibi_slopes);
+  check_list("sinks", options.sinks);
 }
 
 }  // namespace detail
