@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <random>
 
+#include "inputs.hpp"
 #include "table.hpp"
 
 namespace bench {
@@ -48,9 +49,27 @@ struct biases {
 };
 
 runner prepare_full(const problem& p) {
-  return [w = std::make_shared<biases>(1, p.length, p.length), causal = p.causal](input q, input k, input v, output out,
-                                                                                  attn::execution& exec) {
-    attn::aft_full(q, k, v, out, w->view(), {.causal = causal}, exec);
+  auto w = std::make_shared<biases>(1, p.length, p.length);
+  if (p.set.far == 0)
+    return [=, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+      attn::aft_full(q, k, v, out, w->view(), {.causal = causal}, exec);
+    };
+  // Row and key maxima that miss each other: a key far above the others in one channel of each head, and in some blocks
+  // a row whose bias for another key is as far above its others.
+  constexpr float far_above = 200;
+  const float* const normal = normal_numbers(role::key, static_cast<std::size_t>(p.heads * p.length * p.dim));
+  auto keys = std::make_shared<std::vector<float>>(normal, normal + p.heads * p.length * p.dim);
+  for (index h = 0; h < p.heads; ++h) (*keys)[static_cast<std::size_t>(h * p.length * p.dim)] = far_above;
+  constexpr index rows = attn::detail::block_rows;
+  double due = 1;  // at least one block
+  for (index row = 0; row < p.length; row += rows, due += p.set.far) {
+    if (due < 1) continue;
+    due -= 1;
+    const index last = std::min(row + rows, p.length) - 1;
+    w->numbers[static_cast<std::size_t>(last * p.length + last)] = far_above;
+  }
+  return [=, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+    attn::aft_full(q, input(keys->data(), k.extents()), v, out, w->view(), {.causal = causal}, exec);
   };
 }
 
@@ -157,7 +176,7 @@ family aft_family() {
                      .cost = growth::quadratic,
                      .has_causal = true,
                      .exact = false,
-                     .uses = {},
+                     .uses = {"far"},
                      .flops = [](const problem& p) { return seen_flops(p, all_pairs(p)); },
                      .prepare = prepare_full,
                      .parameter_bytes =
@@ -184,7 +203,9 @@ family aft_family() {
                      .uses = {},
                      .flops = [](const problem& p) { return seen_flops(p, static_cast<double>(p.length)); },
                      .prepare = prepare_simple,
-                     .approximates = false},
+                     .approximates = false,
+                     .moved_bytes =
+                         [](const problem& p) { return 4 * static_cast<double>(p.length) * column_bytes(p); }},
                     {.name = "aft_conv",
                      .cost = growth::linear,
                      .has_causal = true,
@@ -214,9 +235,10 @@ family aft_family() {
                     .exact = false,
                     .uses = {},
                     .flops = [](const problem& p) { return step_flops(p, 1); },
-                    .cache_bytes = [](const problem& p) { return 3 * column_bytes(p); },
+                    .cache_bytes = [](const problem& p) { return 2 * 3 * column_bytes(p); },
                     .prepare = make_stream<simple_stream>,
-                    .approximates = false},
+                    .approximates = false,
+                    .rewritten = true},
                    {.name = "aft_conv_decode",
                     .exact = false,
                     .uses = {"window"},

@@ -11,6 +11,8 @@ struct flags {
   using index = std::ptrdiff_t;
   index heads = 8, dim = 64, threads = 1;
   index window = 128, block = 128, stride = 64, rounds = 4, rank = 256, landmarks = 64, features = 256;
+  bool exact_inverse = false;
+  double far = 0;
   std::string input;  // folder with q.npy, k.npy, v.npy instead of the shipped data
   index min_length = 256;
   index max_length = 0;    // 0: what the operator's growth suggests

@@ -21,11 +21,13 @@ double linformer_flops(const problem& p) {
   return 2 * pair_flops(p, static_cast<double>(p.length) * static_cast<double>(p.set.rank));
 }
 
-// Landmarks over the keys, queries over the landmarks, and between them the inverse: four products an iteration.
+// Landmarks over the keys, queries over the landmarks, and between them the inverse: four products an iteration, or a
+// singular value decomposition.
 double nystrom_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), m = static_cast<double>(p.set.landmarks);
   if (n <= m) return pair_flops(p, n * n);
-  const double inverse = static_cast<double>(attn::nystrom_options<float>{}.iterations) * 4 * 2 * m * m * m;
+  const auto iterations = static_cast<double>(attn::nystrom_options<float>{}.iterations);
+  const double inverse = (p.set.exact_inverse ? 21 : iterations * 4 * 2) * m * m * m;
   return 2 * pair_flops(p, n * m) + pair_flops(p, m * m) + inverse * static_cast<double>(p.heads);
 }
 
@@ -54,8 +56,9 @@ runner prepare_linformer(const problem& p) {
 }
 
 runner prepare_nystrom(const problem& p) {
-  return [m = p.set.landmarks](input q, input k, input v, output out, attn::execution& exec) {
-    attn::nystrom(q, k, v, out, {.landmarks = m}, exec);
+  const auto inverse = p.set.exact_inverse ? attn::pseudo_inverse::exact : attn::pseudo_inverse::per_head;
+  return [inverse, m = p.set.landmarks](input q, input k, input v, output out, attn::execution& exec) {
+    attn::nystrom(q, k, v, out, {.landmarks = m, .inverse = inverse}, exec);
   };
 }
 
@@ -101,7 +104,7 @@ family low_rank_family() {
                      .cost = growth::linear,
                      .has_causal = false,
                      .exact = false,
-                     .uses = {"landmarks"},
+                     .uses = {"landmarks", "exact-inverse"},
                      .flops = nystrom_flops,
                      .prepare = prepare_nystrom},
                     {.name = "long_short",

@@ -5,6 +5,7 @@
 #include <attn/softmax/strided.hpp>
 
 #include <algorithm>
+#include <cmath>
 
 #include "table.hpp"
 
@@ -55,10 +56,21 @@ runner prepare_bigbird(const problem& p) {
 
 constexpr index lsh_buckets = 64, lsh_chunk = 64;
 
+/// Share of the keys of the chunk before that a causal query sees. Tokens are sorted by bucket, then position: so many
+/// places back a key stands earlier, unless a bucket has begun in between and it is farther on in its own.
+double earlier(double chunk, double bucket) {
+  double share = 0;
+  for (double back = 1; back < 2 * chunk; ++back)
+    share += (chunk - std::abs(back - chunk)) / (chunk * chunk) * (1 - std::fmod(back / bucket, 1));
+  return share;
+}
+
 /// Hashes, and for every round the pairs of a chunk with itself, but for a query's own key, and with the one before.
+/// Causal: one direction of each pair of a chunk, and what is earlier in the chunk before.
 double lsh_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), c = static_cast<double>(std::min(lsh_chunk, p.length));
-  const double pairs = n * c + (n - c) * c, seen = p.causal ? pairs / 2 : pairs - n;
+  const double before = p.causal ? earlier(c, n / lsh_buckets) : 1;
+  const double seen = n * (c - 1) * (p.causal ? 0.5 : 1) + (n - c) * c * before;
   const double hashes = n * static_cast<double>(p.dim * lsh_buckets / 2);
   return 2.0 * static_cast<double>(p.set.rounds * p.heads) * (seen * static_cast<double>(p.dim + p.dim_v) + hashes);
 }

@@ -65,8 +65,8 @@ class Curve:
         self.at = {}  # length -> row
 
     def add(self, length, row):
-        if "of_read_bandwidth" in row:  # the counter is of the mean time; here as everywhere the best counts
-            row["of_read_bandwidth"] *= row["real_time"] / row["best_ms"]
+        if "of_bandwidth" in row:  # the counter is of the mean time; here as everywhere the best counts
+            row["of_bandwidth"] *= row["real_time"] / row["best_ms"]
         if length not in self.at or row["best_ms"] < self.at[length]["best_ms"]:
             self.at[length] = row
 
@@ -340,7 +340,7 @@ def decode_picture(context, curves, folder):
     figure = plt.figure(figsize=(11, 4.8))
     left, right = figure.add_axes((0.075, 0.12, 0.36, 0.68)), figure.add_axes((0.52, 0.12, 0.36, 0.68))
     for axes, key, name in ((left, "best_ms", "time of one token"),
-                            (right, "of_read_bandwidth", "cache read, as a share of memory bandwidth")):
+                            (right, "of_bandwidth", "state read or rewritten, as a share of memory bandwidth")):
         ends = []
         for c in sorted(curves, key=lambda c: c.line(key)[1][-1]):
             x, y = c.line(key)
@@ -362,7 +362,7 @@ def decode_picture(context, curves, folder):
                               textcoords="offset points", fontsize=9, fontweight="bold", va="center")
     title(figure, "Decoding: one more token", context)
     heads = context.get("heads", "8")
-    remark(figure, f"{4 * int(heads)} query heads over {heads} key/value heads")
+    remark(figure, f"{4 * int(heads)} query heads over {heads} key/value heads, aft {heads} over {heads}")
     save(figure, folder, "decode")
 
 

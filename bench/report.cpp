@@ -85,10 +85,8 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
       lines += text("%-32s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
                     time_text(r->median()).c_str(), r->of->flops(r->length) * per_second * 1e-9, of_peak(*r, m, set),
                     memory_text(static_cast<double>(r->scratch_bytes)).c_str(), r->seconds.size());
-      if (r->of->cache_bytes) {
-        const double rate = r->of->cache_bytes(r->length) * per_second;
-        lines += text("   cache %.1f GB/s = %.2f of read bandwidth", rate * 1e-9, rate / m.read_bandwidth);
-      }
+      if (const auto moved = traffic_of(*r->of, r->length, r->best(), m))
+        lines += text("   %.1f GB/s = %.2f of %s", moved->bytes_per_second * 1e-9, moved->share, moved->of);
       lines += '\n';
     }
   return lines;
@@ -99,7 +97,8 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
   if (groups.empty()) return "";
   std::size_t datasets = 0;
   for (const points& all : groups) datasets = std::max(datasets, s.errors_of(*all[0]->of).operators.size());
-  std::string table = text("\n%-26s %9s %17s %8s %10s", "operator", "exponent", "time at 4096", "of_peak", "scratch");
+  std::string table =
+      text("\n%-26s %9s %17s %8s %8s %10s", "operator", "exponent", "time at 4096", "of full", "of_peak", "scratch");
   for (std::size_t i = 0; i < datasets; ++i)
     table += text("%10s", datasets == 1 ? "error" : ("error " + std::to_string(i)).c_str());
   table += "  beats full from\n";
@@ -116,7 +115,10 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
     const variant& x = *shown->of;
     const auto slope = exponent(all);
     const auto from = beats_from(all, s);
-    table += text("%-26s %9s %17s %8.2f %10s", x.name.c_str(), slope ? text("%.2f", *slope).c_str() : "-", time.c_str(),
+    const record* rival = s.find(x.rival + "/" + std::to_string(shown->length));
+    const bool compared = rival && rival != shown && !rival->seconds.empty();
+    table += text("%-26s %9s %17s %8s %8.2f %10s", x.name.c_str(), slope ? text("%.2f", *slope).c_str() : "-",
+                  time.c_str(), compared ? text("%.3f", shown->best() / rival->best()).c_str() : "-",
                   of_peak(*shown, m, set), memory_text(static_cast<double>(shown->scratch_bytes)).c_str());
     table += error_text(s.errors_of(x).operators, datasets);
     table += text("  %15s\n", x.name == x.rival ? "" : from ? std::to_string(*from).c_str() : "-");
@@ -125,15 +127,16 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
     for (const points& all : groups)
       if (all[0]->of->name == name)
         table +=
-            text("%-26s %9s %17s %8s %10s",
-                 all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "") +
+            text("%-26s %9s %17s %8s %8s %10s",
+                 all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "", "") +
             error_text(s.errors_of(*all[0]->of).mean_of_values, datasets) + "\n";
   table += "\nBest times, " +
            text("%td heads of %td, %td thread%s", set.heads, set.dim, set.threads, set.threads == 1 ? "" : "s") +
-           text("; decoders: one token, %td query heads over %td.\n", 4 * set.heads, set.heads) +
+           text("; decoders: one token, %td query heads over %td, aft %td over %td.\n", 4 * set.heads, set.heads,
+                set.heads, set.heads) +
            "exponent: slope of log time over log length." +
            (elsewhere ? " @: the longest length, where 4096 was not run.\n" : "\n") +
-           "of_peak: useful operations over the peak of the threads used.\n"
+           "of full: that time over full_softmax's. of_peak: useful operations over the peak of the threads used.\n"
            "error: against full softmax in double on real data, relative.\n";
   return table;
 }

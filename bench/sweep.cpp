@@ -177,10 +177,9 @@ void sweep::time(benchmark::State& state, record& r) {
   state.counters["of_peak"] = flops / (machine_.peak_flops * static_cast<double>(flags_.threads));
   state.counters["best_ms"] = 1e3 * *std::ranges::min_element(seconds);
   state.counters["scratch_bytes"] = static_cast<double>(r.scratch_bytes);
-  if (r.of->cache_bytes) {
-    const double rate = r.of->cache_bytes(r.length) / mean;
-    state.counters["cache_bytes_per_second"] = rate;
-    state.counters["of_read_bandwidth"] = rate / machine_.read_bandwidth;
+  if (const auto moved = traffic_of(*r.of, r.length, mean, machine_)) {
+    state.counters["moved_bytes_per_second"] = moved->bytes_per_second;
+    state.counters["of_bandwidth"] = moved->share;
   }
   for (std::size_t i = 0; i < error.operators.size(); ++i) {
     const std::string suffix = i == 0 ? std::string() : '_' + std::to_string(i);

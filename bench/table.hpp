@@ -42,6 +42,7 @@ struct operator_entry {
   runner (*prepare)(const problem&);  // parameters (projections, features) are made here, outside the timing
   double (*parameter_bytes)(const problem&) = nullptr;
   bool approximates = true;  // stands in for full softmax on the same q, k, v: its distance from it says something
+  double (*moved_bytes)(const problem&) = nullptr;  // read and written at least, where memory is what bounds it
 };
 
 /// Decoding: a state that has seen some tokens and is fed one more at a time.
@@ -63,6 +64,7 @@ struct decode_entry {
   double (*cache_bytes)(const problem&);  // of the state that one step has to read, or to read and write
   std::unique_ptr<stream> (*prepare)(const problem&);
   bool approximates = true;
+  bool rewritten = false;  // the state is written as well as read: copying memory is the yardstick, not reading it
 };
 
 struct family {

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "inputs.hpp"
-#include "machine.hpp"
 
 namespace bench {
 namespace {
@@ -42,6 +41,13 @@ variant make_variant(const operator_entry& entry, bool causal, const flags& set)
     const problem p = at(length);
     return bytes(p) + (entry.parameter_bytes ? entry.parameter_bytes(p) : 0);
   };
+  if (entry.moved_bytes) {
+    x.moved_bytes = [&entry, at](index length) {
+      const double moved = entry.moved_bytes(at(length));
+      return moved > 2 * static_cast<double>(last_level_cache_bytes()) ? moved : 0;
+    };
+    x.rewrites = true;
+  }
   x.prepare = [&entry, at](index length) -> workload {
     const problem p = at(length);
     const input q = random_view(role::query, p.heads, length, p.dim),
@@ -84,7 +90,8 @@ variant make_variant(const decode_entry& entry, const flags& set) {
   x.approximates = entry.approximates;
   x.longest = longest_cache;
   x.flops = [&entry, at](index length) { return entry.flops(at(length)); };
-  x.cache_bytes = [&entry, at](index length) { return entry.cache_bytes(at(length)); };
+  x.moved_bytes = [&entry, at](index length) { return entry.cache_bytes(at(length)); };
+  x.rewrites = entry.rewritten;
   x.memory_bytes = [at](index length) {
     return 4 * (bytes(at(length)) + static_cast<double>(last_level_cache_bytes()));
   };
@@ -107,6 +114,13 @@ variant make_variant(const decode_entry& entry, const flags& set) {
 }
 
 }  // namespace
+
+std::optional<traffic> traffic_of(const variant& x, index length, double seconds, const machine& m) {
+  const double bytes_moved = x.moved_bytes ? x.moved_bytes(length) : 0;
+  if (bytes_moved == 0) return {};
+  const double rate = bytes_moved / seconds, most = x.rewrites ? m.copy_bandwidth : m.read_bandwidth;
+  return traffic{rate, rate / most, x.rewrites ? "copy bandwidth" : "read bandwidth"};
+}
 
 std::vector<variant> make_variants(const flags& set) {
   static const std::vector<family> all = families();

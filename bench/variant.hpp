@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "accuracy.hpp"
+#include "machine.hpp"
 #include "table.hpp"
 
 namespace bench {
@@ -23,11 +25,20 @@ struct variant {
   bool exact = false, approximates = true;
   index longest = 0;
   std::function<double(index length)> flops;
-  std::function<double(index length)> cache_bytes;  // decoders only
+  std::function<double(index length)> moved_bytes;  // where memory is the bound: of decoders, that of the state
+  bool rewrites = false;                            // what it moves is written as well as read
   std::function<double(index length)> memory_bytes;
   std::function<workload(index length)> prepare;
   std::function<double(const dataset&)> error, mean_error;
 };
+
+/// What a run of so many seconds moves, and its share of what the memory can give; none where memory is not the bound, or
+/// the caches hold it all.
+struct traffic {
+  double bytes_per_second, share;
+  const char* of;  // the yardstick
+};
+std::optional<traffic> traffic_of(const variant&, index length, double seconds, const machine&);
 
 /// `set` must outlive them.
 std::vector<variant> make_variants(const flags& set);

@@ -61,4 +61,9 @@ TEMPLATE_LIST_TEST_CASE("aft_conv: options combined", "[aft_conv]", all_types) {
       }
 }
 
+TEMPLATE_LIST_TEST_CASE("aft_conv: the promised accuracy at length 4096", "[aft_conv][long]", exact_types) {
+  for (bool causal : {false, true})
+    check<TestType>({.batch = 1, .heads = 1, .length = 4096, .dim = 3}, {.width = 301}, causal);
+}
+
 }  // namespace testing

@@ -57,4 +57,9 @@ TEMPLATE_LIST_TEST_CASE("aft_local: keys far away outweigh the window, and the w
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("aft_local: the promised accuracy at length 4096", "[aft_local][long]", exact_types) {
+  for (bool causal : {false, true})
+    check<TestType>({.batch = 1, .heads = 1, .length = 4096, .dim = 3}, 200, true, causal);
+}
+
 }  // namespace testing

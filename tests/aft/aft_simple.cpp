@@ -52,4 +52,8 @@ TEST_CASE("aft_simple: keys of -infinity are masked, whatever their values", "[a
   }
 }
 
+TEMPLATE_LIST_TEST_CASE("aft_simple: the promised accuracy at length 4096", "[aft_simple][long]", exact_types) {
+  for (bool causal : {false, true}) check<TestType>({.batch = 1, .heads = 1, .length = 4096, .dim = 3}, causal);
+}
+
 }  // namespace testing

@@ -67,6 +67,29 @@ double attention_error(index features, feature_rows rows, std::uint64_t seed) {
   return relative_error(out, reference::full_softmax(q, k, v).out);
 }
 
+tensor<double> of_norm_one(tensor<double> x) {
+  for (index i = 0; i < x.length(); ++i) {
+    double square = 0;
+    for (index d = 0; d < x.dim(); ++d) square += x(0, 0, i, d) * x(0, 0, i, d);
+    for (index d = 0; d < x.dim(); ++d) x(0, 0, i, d) /= std::sqrt(square);
+  }
+  return x;
+}
+
+// rfa against what it stands for: softmax over queries and keys of norm 1, unscaled.
+double rfa_error(index features, std::uint64_t seed) {
+  const auto q = of_norm_one(random_normal(1, 1, 1, 40, 8)), k = of_norm_one(random_normal(2, 1, 1, 60, 8)),
+             v = random_normal(3, 1, 1, 60, 8);
+  const auto q_given = cast<number>(q), k_given = cast<number>(k), v_given = cast<number>(v);
+  tensor<number> out(1, 1, 40, 8);
+  attn::execution serial;
+  compiled_rfa<number>::call(view(q_given), view(k_given), view(v_given), view(out),
+                             attn::draw_features<number>(features, 8, {.seed = seed}), {}, serial);
+  reference::full_softmax_options unscaled;
+  unscaled.scale = 1;
+  return relative_error(out, reference::full_softmax(q, k, v, unscaled).out);
+}
+
 }  // namespace
 
 TEST_CASE("draw_features: blocks are orthogonal, lengths as promised", "[random_features]") {
@@ -176,6 +199,15 @@ TEST_CASE("performer comes near softmax at the rate 1/sqrt(m), orthogonal featur
   CAPTURE(few, many, independent);
   CHECK(std::abs(few / many / 4 - 1) <= 0.2);
   CHECK(few <= 1.05 * independent);
+}
+
+TEST_CASE("rfa comes near softmax of unit vectors at the rate 1/sqrt(m)", "[random_features]") {
+  const auto mean_error = [](index features) {
+    return over_draws(60, [&](std::uint64_t seed) { return rfa_error(features, seed); }).mean;
+  };
+  const double few = mean_error(64), many = mean_error(1024);
+  CAPTURE(few, many);
+  CHECK(std::abs(few / many / 4 - 1) <= 0.2);
 }
 
 // What is known of trained attention: FAVOR+ as published does not approximate it, centred keys bring it nearer.

@@ -26,7 +26,7 @@ TEMPLATE_LIST_TEST_CASE("law 11: no allocation once scratch has grown", "[alloca
   for (const auto& op : operators<TestType>()) {
     attn::execution serial;
     for (bool grown : {false, true})
-      for (law_shape shape : law_shapes()) {
+      for (law_shape shape : law_shapes({0, 7, 64, 65, 130, 257})) {
         shape = fitted(op, shape);
         const law_inputs<TestType> in = random_inputs<TestType>(shape);
         law_result<TestType> r = fresh_result(op, shape);

@@ -5,7 +5,8 @@
 namespace testing {
 
 TEMPLATE_LIST_TEST_CASE("law 2: each head stands alone", "[independence]", exact_types) {
-  for (const auto& op : operators<TestType>())
+  for (const auto& op : operators<TestType>()) {
+    if (!op.independent) continue;
     for (law_shape shape : law_shapes()) {
       shape = fitted(op, shape);
       INFO(op.name << ", " << text(shape));
@@ -25,6 +26,7 @@ TEMPLATE_LIST_TEST_CASE("law 2: each head stands alone", "[independence]", exact
         }
       CHECK(same);
     }
+  }
 }
 
 }  // namespace testing

@@ -83,12 +83,15 @@ struct laid_out {
 TEMPLATE_LIST_TEST_CASE("law 3: any layout gives the same bits", "[layout]", exact_types) {
   using T = TestType;
   for (const auto& op : operators<T>())
-    for (law_shape shape : law_shapes({0, 1, 7, 64, 65, 130})) {
+    // Few lengths: layouts are a matter of reading rows and writing them, not of how many blocks there are.
+    for (index n = 0; law_shape shape : law_shapes({7, 64, 65, 130, 0, 1})) {
       shape = fitted(op, shape);
+      ++n;
       const law_inputs<T> in = random_inputs<T>(shape);
       const law_result<T> plain = attend(op, shape, in);
       const bound<T> call = op.bind(shape);
       for (const layout& as : layouts) {
+        if (few_shapes && (&as - layouts + n) % 3 != 0) continue;
         INFO(op.name << ", " << text(shape) << ", " << as.name);
         law_result<T> fresh = fresh_result(op, shape);
         laid_out<T> q(in.q, as), k(in.k, as), v(in.v, as), out(fresh.out, as), lse(fresh.lse, as);

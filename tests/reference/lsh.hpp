@@ -66,6 +66,8 @@ inline result lsh(const tensor<double>& q, const tensor<double>& v, lsh_options 
     for (index h = 0; h < q.heads(); ++h) {
       const index n = true_length(o.lengths, {}, b, q.length());
       const index chunks = (n + o.chunk - 1) / o.chunk, ring = chunks * o.rounds;
+      const index back = o.wrap ? std::min(o.lookback, ring - 1) : o.lookback;  // no chunk twice
+      const index ahead = o.wrap ? std::min(o.lookahead, ring - 1 - back) : o.lookahead;
       std::vector<std::vector<index>> order(static_cast<std::size_t>(o.rounds));
       for (index round = 0; round < o.rounds; ++round) {
         std::vector<index> bucket;
@@ -84,7 +86,7 @@ inline result lsh(const tensor<double>& q, const tensor<double>& v, lsh_options 
       for (index round = 0; round < o.rounds; ++round)
         for (index t = 0; t < n; ++t) {
           const index i = order[static_cast<std::size_t>(round)][static_cast<std::size_t>(t)], own = t / o.chunk;
-          for (index c = own - o.lookback; c <= own + o.lookahead; ++c) {
+          for (index c = own - back; c <= own + ahead; ++c) {
             if (!o.wrap && (c < 0 || c >= chunks)) continue;
             const index place = ((round * chunks + c) % ring + ring) % ring;
             const auto& from = order[static_cast<std::size_t>(place / chunks)];

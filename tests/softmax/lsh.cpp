@@ -107,6 +107,43 @@ TEMPLATE_LIST_TEST_CASE("lsh: odd lengths, dims, chunks and buckets", "[lsh]", e
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("lsh: sequences of many stretches", "[lsh]", exact_types) {
+  const index chunks[] = {7, 64, 100, 600};
+  for (index n = 0; n < 4; ++n)
+    for (bool causal : {false, true}) {
+      reference::lsh_options o;
+      o.rounds = 2, o.buckets = 40, o.chunk = chunks[n], o.causal = causal, o.wrap = n % 2;
+      o.lookback = n, o.lookahead = causal;
+      CAPTURE(o.chunk, causal);
+      check<TestType>(1300 + n, 8, n % 2 ? 16 : 5, o, 40);
+    }
+}
+
+TEMPLATE_LIST_TEST_CASE("lsh: more chunks asked for than there are", "[lsh]", exact_types) {
+  for (index rounds : {1, 2})
+    for (index length : {3, 9, 20})
+      for (index both = 1; both < 9; ++both) {
+        reference::lsh_options o;
+        o.rounds = rounds, o.buckets = 4, o.chunk = 4, o.wrap = true, o.lookback = both, o.lookahead = both / 2;
+        CAPTURE(rounds, length, both);
+        check<TestType>(length, 5, 6, o, 3);
+      }
+}
+
+TEST_CASE("lsh: a query sees a key that is not a number, wherever it stands", "[lsh]") {
+  for (index rounds : {1, 3})
+    for (index length : {2, 5, 40}) {
+      tensor<float> q = cast<float>(random_normal(1, 1, 1, length, 4)),
+                    v = cast<float>(random_normal(2, 1, 1, length, 3));
+      tensor<float> out(1, 1, length, 3);
+      q(0, 0, length / 2, 0) = std::numeric_limits<float>::quiet_NaN();
+      attn::execution serial;
+      compiled_lsh<float>::call(view(q), view(v), view(out), {.rounds = rounds, .buckets = 2, .chunk = length}, {},
+                                serial);
+      for (index i = 0; i < length; ++i) CHECK(std::isnan(out(0, 0, i, 2)));
+    }
+}
+
 TEST_CASE("lsh: a seed gives what the rotations drawn from it give", "[lsh]") {
   const tensor<float> q = cast<float>(random_normal(1, 2, 3, 70, 16)), v = cast<float>(random_normal(2, 2, 3, 70, 8));
   tensor<float> by_seed(2, 3, 70, 8), by_rotations(2, 3, 70, 8), other(2, 3, 70, 8);

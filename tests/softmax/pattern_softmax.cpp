@@ -67,6 +67,18 @@ void check(listed_problem p, const Pattern& pattern, attn::execution& execution)
   CHECK(relative_error(lse, wanted.lse) <= tolerance<S>::lse);
 }
 
+// A query sees every step-th key from 2 on, of those in a range that begins at `begin`.
+struct from_anywhere {
+  index begin, step;
+  index groups(const attn::sequence&) const { return 1; }
+  attn::position_range queries(const attn::sequence& s, index) const { return {0, s.keys, 1}; }
+  void keys(const attn::sequence&, index, auto&& see) const {
+    see(attn::position_range{2, attn::unlimited, step}, [b = begin](index p) {
+      return attn::position_range{b, p + 1};
+    });
+  }
+};
+
 std::string refused_pattern(const listed_pattern& pattern) {
   tensor<float> q(1, 1, 10, 4, 1), out(1, 1, 10, 4, 7);
   attn::execution serial;
@@ -109,7 +121,8 @@ TEMPLATE_LIST_TEST_CASE("pattern_softmax: joined patterns", "[pattern_softmax]",
   attn::execution serial;
   for (int choice = 0; choice < 32; ++choice) {
     CAPTURE(choice);
-    listed_problem p = random_problem<listed_problem>({.queries = 150, .keys = 150, .dim = 9, .value_dim = 37});
+    listed_problem p = random_problem<listed_problem>(
+        {.queries = 150, .keys = 150, .dim = 9, .value_dim = choice % 3 ? 37 : 48});  // 48: rows of out hold the states
     choose(p.options, choice, 150, 150);
     listed_pattern near, far;
     for (index g = 0; g < 3; ++g) near.all.push_back({{50 * g, 50 * g + 50}, {{.range = {50 * g, 50 * g + 50}}}});
@@ -119,6 +132,13 @@ TEMPLATE_LIST_TEST_CASE("pattern_softmax: joined patterns", "[pattern_softmax]",
     check<TestType>(p, joined_listed_pattern{near, far}, serial);
     check<TestType>(p, joined_listed_pattern{far, near}, serial);
   }
+}
+
+TEST_CASE("pattern_softmax: a query's range may begin anywhere", "[pattern_softmax]") {
+  constexpr index least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
+  for (index begin : {least, least + 1, index(-1), index(2)})
+    CHECK(attn::draw_pattern(from_anywhere{begin, 1}, 4) == "....\n....\n..#.\n..##\n");
+  CHECK(attn::draw_pattern(from_anywhere{least, most}, 4) == "....\n....\n..#.\n..#.\n");
 }
 
 TEST_CASE("pattern_softmax refuses patterns that do not fit, out untouched", "[pattern_softmax]") {
@@ -131,11 +151,14 @@ TEST_CASE("pattern_softmax refuses patterns that do not fit, out untouched", "[p
   CHECK(refused_pattern({{{{0, 10}, {{.range = {0, 10}}}}}}) == "");
   refused({}, "groups that hold each query once: 10 in all; found 0");
   refused({{{{0, 9}, {}}}}, "found 9");
-  refused({{{{0, 10}, {}}, {{3, 4}, {}}}}, "found 11");
+  refused({{{{0, 10}, {}}, {{3, 4}, {}}}}, "found the one at position 3 twice");
+  refused({{{{0, 5}, {}}, {{0, 5}, {}}}}, "found the one at position 0 twice");
   refused({{{{0, 10, 0}, {}}}}, "step");
   refused({{{{0, 10}, {{.range = {0, 10, -1}}}}}}, "step");
   refused({{{{0, 10}, {{.list = {-1, 3}}}}}}, "listed keys >= 0; found -1");
   refused({{{{0, 10}, {{.list = {2, 3, 3}}}}}}, "listed keys that ascend; found 3 before 3");
+  const std::string drawn = refusal([] { attn::draw_pattern(listed_pattern{{{{0, 10}, {{.list = {-20, 3}}}}}}, 10); });
+  CHECK(well_formed(drawn, "draw_pattern"));
   refused({{{{0, 10}, {{.list = {2, 50, 1}}}}}}, "listed keys that ascend; found 50 before 1");
 }
 

@@ -59,7 +59,7 @@ struct bigbird_pattern {
       tell(low, high);
     }
     tell(std::max(last, first), count);
-    if (!random || block < 0) return;
+    if (!random || block < 0 || block >= random.extent(1)) return;
     const index h = random.extent(0) == 1 ? 0 : s.head;
     for (index n = 0; n < random.extent(2); ++n) {
       const index a = random(h, block, n);
@@ -101,6 +101,7 @@ inline random_block_table draw_random_blocks(index heads, index blocks, index co
   at.at_least("blocks", 0, blocks);
   at.at_least("random blocks", 0, count);
   at.at_least("window blocks", 1, options.window_blocks);
+  if (options.window_blocks % 2 == 0) at.refuse("an odd number of window blocks", options.window_blocks);
   at.at_least("global blocks", 0, options.global_blocks);
   at.fits("a table", {heads, blocks, count});
   random_block_table table(heads, blocks, count);

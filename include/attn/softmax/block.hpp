@@ -9,7 +9,7 @@
 //
 // Shapes   as full_softmax; permutation [H or 1, blocks], blocks = Lk / b rounded up.
 // Cost     2 B H (D + Dv) operations for every pair of query and key it sees, (2 n + 1) b keys a query. Scratch as
-//          pattern_softmax: about Lk (D + Dv) numbers.
+//          pattern_softmax: about Lk (D + Dv) numbers, less where blocks see only themselves.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -47,7 +47,7 @@ struct block_pattern {
         const index of_query = detail::floor_div(p, b);
         return position_range{(of_query - n) * b, (of_query + n + 1) * b};
       });
-    } else if (block >= 0) {
+    } else if (block >= 0 && block < permutation.extent(1)) {
       const index named = permutation(permutation.extent(0) == 1 ? 0 : s.head, block);
       if (named >= 0) see(position_range{named * b, (named + 1) * b});
     }

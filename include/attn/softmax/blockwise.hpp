@@ -69,13 +69,23 @@ struct row_block {
   }
 };
 
-/// Step 1: scores of M rows against the panels of slots [first, first + count).
+/// Step 1: scores of M rows against slots [first, first + count), both multiples of a vector; a panel at either end may
+/// be half.
 template <class T, int M>
 void tile_scores(const T* queries, const key_slab<T>& slab, index first, index count, T* scores) {
-  for (index n = 0; n < count; n += panel_width<T>)
-    tile_product<T, M, 2>(
-        packed_rows<T>{queries}, slab.key_panel(first + n), slab.dim,
-        [&](auto m, auto half, const auto& x) { store<T>(scores + m * score_stride + n + half * width<T>, x); });
+  for (index n = 0; n < count;) {
+    const index slot = first + n, half = slot % panel_width<T>;
+    const auto put = [&](auto m, auto vector, const auto& x) {
+      store<T>(scores + m * score_stride + n + vector * width<T>, x);
+    };
+    if (half == 0 && count - n >= panel_width<T>) {
+      tile_product<T, M, 2>(packed_rows<T>{queries}, slab.key_panel(slot), slab.dim, put);
+      n += panel_width<T>;
+    } else {
+      tile_product<T, M, 1>(packed_rows<T>{queries}, slab.key_panel(slot - half) + half, slab.dim, put);
+      n += width<T>;
+    }
+  }
 }
 
 /// Step 4: out[m] = out[m] * rescale[m] + weights of M rows times the values of slots [low, high).
@@ -119,8 +129,10 @@ template <class T>
 ATTN_INLINE T row_maximum(const T* row, index count, T& top, T& reference) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   packet<T> highest = broadcast<T>(minus_infinity);
-  for (index n = 0; n < count; n += panel_width<T>)
+  index n = 0;
+  for (; n + panel_width<T> <= count; n += panel_width<T>)
     highest = max(highest, max(load<T>(row + n), load<T>(row + n + width<T>)));
+  if (n < count) highest = max(highest, load<T>(row + n));
   const T old = top;
   top = std::max(old, max_lanes(highest));
   reference = top == minus_infinity ? T(0) : top;  // a row that has seen no key: 2^(-infinity - 0) = 0
@@ -131,7 +143,6 @@ ATTN_INLINE T row_maximum(const T* row, index count, T& top, T& reference) {
 template <class T, class Terms>
 void attend_tile(const row_block<T>& block, index r0, const key_slab<T>& slab, index from, index to,
                  const Terms& terms) {
-  constexpr index wide = panel_width<T>;
   const index rows = std::min<index>(tile_rows, block.rows - r0);
   const key_span* span = block.span + r0;
   index low = to, high = from, all_from = from, all_to = to;
@@ -143,7 +154,7 @@ void attend_tile(const row_block<T>& block, index r0, const key_slab<T>& slab, i
     high = std::max(high, std::min(span[m].end, to));
   }
   if (low >= high) return;
-  const index first = low / wide * wide, count = round_up(high, wide) - first;
+  const index first = low / width<T> * width<T>, count = round_up(high, width<T>) - first;
   const bool masked = first < all_from || first + count > all_to;
   T* const s = block.scores;
 
@@ -185,9 +196,14 @@ void attend_tile(const row_block<T>& block, index r0, const key_slab<T>& slab, i
     careful_output(weights, rescale, slab, low, high, rows, out, block.out_stride);
 }
 
-/// Takes the block through the slots of `slab` its rows' spans name.
-template <class T, class Terms>
-void attend(const row_block<T>& block, const key_slab<T>& slab, const Terms& terms) {
+struct no_ahead {
+  void operator()(index, index) const {}
+};
+
+/// Takes the block through the slots of `slab` its rows' spans name. ahead(r, n) is called before rows r ... r + n - 1
+/// are: it may ask for memory that will be needed when they are done.
+template <class T, class Terms, class Ahead = no_ahead>
+void attend(const row_block<T>& block, const key_slab<T>& slab, const Terms& terms, const Ahead& ahead = {}) {
   index begin = slab.capacity, end = 0;
   for (index r = 0; r < block.rows; ++r) {
     if (block.span[r].begin >= block.span[r].end) continue;
@@ -196,9 +212,11 @@ void attend(const row_block<T>& block, const key_slab<T>& slab, const Terms& ter
   }
   if (begin >= end) return;
   begin = begin / panel_width<T> * panel_width<T>;
-  for (; begin < end; begin += key_block)
-    for (index r = 0; r < block.rows; r += tile_rows)
+  for (bool first = true; begin < end; begin += key_block, first = false)
+    for (index r = 0; r < block.rows; r += tile_rows) {
+      if (first) ahead(r, std::min<index>(tile_rows, block.rows - r));
       attend_tile(block, r, slab, begin, std::min(begin + key_block, end), terms);
+    }
 }
 
 /// Ends one row: o, the sum of weights `sum` and the maximum `top` (base 2) of the keys seen become output and natural

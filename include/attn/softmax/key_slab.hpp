@@ -47,8 +47,16 @@ struct key_slab {
   /// Fills slots [begin, end) from the rows `where` names; begin is a multiple of the panel width.
   template <class K, class V>
   void pack(const matrix_view<K>& k, const matrix_view<V>& v, index begin, index end) {
-    const auto key_row = [&](index slot) { return k.row(where[begin + slot]); };
-    pack_panels_across<T>(key_row, end - begin, dim, k.col_stride, keys + begin * dim);
+    pack_keys([&](index slot) { return k.row(where[begin + slot]); }, k.col_stride, begin, end);
+    pack_values(v, begin, end);
+  }
+  /// The keys of these slots are key_row(0), key_row(1), ...
+  template <class Row>
+  void pack_keys(Row&& key_row, index col_stride, index begin, index end) {
+    pack_panels_across<T>(key_row, end - begin, dim, col_stride, keys + begin * dim);
+  }
+  template <class V>
+  void pack_values(const matrix_view<V>& v, index begin, index end) {
     const auto value_row = [&](index slot) { return v.row(where[slot]); };
     for (index slot = begin; slot < end; slot += wide)
       finite[slot / wide] =

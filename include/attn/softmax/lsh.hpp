@@ -12,16 +12,18 @@
 //
 // Shapes   q [B, H, L, D], v [B, Hkv, L, Dv], out [B, H, L, Dv]; Hkv divides H; rotations
 //          [H or 1, rounds, D, buckets / 2].
-// Cost     2 B H L rounds (2 chunk (D + Dv) + D buckets / 2) operations. Scratch a head under way: about
-//          L (2 D + 2 Dv + 1.5 rounds) numbers.
+// Cost     2 B H L rounds (2 chunk (D + Dv) + D buckets / 2) operations. Scratch: 4 L rounds numbers and the packed
+//          rotations a head under way (L Dv more where rows of out cannot hold what is known so far: 16-bit types,
+//          strides, dims of no whole vectors), and the keys of 512 tokens, or more for long chunks, a thread.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// With causal, a query sees no key after its position; but which earlier ones it meets depends on how all tokens sort,
+// Norms between 1e-18 and 1e18 are told apart from 0 and infinity (float). With causal, a query sees no key after its position; but which earlier ones it meets depends on how all tokens sort,
 // the later ones too, as in the original.
 #pragma once
 
 #include <attn/core/random.hpp>
 #include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/lsh_chunks.hpp>
 #include <attn/softmax/lsh_hashing.hpp>
 #include <attn/softmax/row_states.hpp>
 
@@ -39,7 +41,7 @@ struct lsh_options {
   index buckets = 64;
   /// Tokens of a chunk, >= 1.
   index chunk = 64;
-  /// Chunks seen before and after the own one.
+  /// Chunks seen before and after the own one; each once at most, those before first.
   index lookback = 1, lookahead = 0;
   /// The chunks of all rounds on one ring, as published: the first of a round looks back to the last of the round
   /// before.
@@ -68,87 +70,41 @@ struct lsh_options {
 
 namespace detail {
 
-/// The chunks of one round over n sorted tokens, and where a token's keys lie in the round's slab: `before` slots of
-/// earlier rounds' chunks, the n tokens, `after` slots of later rounds' chunks. Without `wrap` there are none of those.
-struct lsh_ring {
-  index n = 0, chunk = 1, chunks = 0, rounds = 1;
-  index lookback = 0, lookahead = 0;
-  bool wrap = false;
-
-  lsh_ring(index length, index rounds_, index chunk_, index back, index ahead, bool wrap_)
-      : n(length), chunk(std::clamp<index>(chunk_, 1, std::max<index>(1, length))), rounds(rounds_), wrap(wrap_) {
-    chunks = ceil_div(n, chunk);
-    const index all = wrap ? chunks * rounds : chunks;  // once around is enough
-    lookback = std::min(back, all);
-    lookahead = std::min(ahead, all);
-  }
-
-  /// Tokens before chunk c, counted from chunk 0 of this round; c may lie in another round.
-  index tokens_before(index c) const {
-    const index round = floor_div(c, chunks);
-    return round * n + (c - round * chunks) * chunk;
-  }
-  index before() const { return wrap && n ? -tokens_before(-lookback) : 0; }
-  index after() const { return wrap && n ? tokens_before(chunks + lookahead) - n : 0; }
-  index slots() const { return before() + n + after(); }
-  /// Slots of this or any shorter length.
-  index most_slots() const { return n + (wrap ? (lookback + lookahead) * chunk : 0); }
-
-  /// The slots the sorted token t sees.
-  key_span span(index t) const {
-    const index own = t / chunk;
-    index first = own - lookback, last = own + lookahead;
-    if (!wrap) first = std::max<index>(first, 0), last = std::min(last, chunks - 1);
-    return {before() + tokens_before(first), before() + tokens_before(last + 1)};
-  }
-
-  /// The round and the place in its order of a slot of round r.
-  std::pair<index, index> source(index r, index slot) const {
-    const index at = slot - before(), turn = floor_div(at, n), round = r + turn;
-    return {round - floor_div(round, rounds) * rounds, at - turn * n};
-  }
-};
-
-/// The terms of a score; then the keys that are not for the query: its own and, if causal, later ones.
-template <class T, class Score>
-struct lsh_terms {
-  score_terms<T, Score> terms;
-  const index* place;  // of every token: its slot
-  key_span tokens;     // slots outside stand for earlier or later rounds
-  bool causal;
-
-  static constexpr bool any() { return true; }
-  void apply(T* s, index count, index i, const index_map& where, index slot) const {
-    constexpr T hidden = -std::numeric_limits<T>::infinity();
-    if (terms.any()) terms.apply(s, count, i, where, slot);
-    const index* const token = where.list + slot;
-    if (causal)
-      for (index n = 0; n < count; ++n) s[n] = token[n] >= i ? hidden : s[n];
-    else if (slot < tokens.begin || slot + count > tokens.end)
-      for (index n = 0; n < count; ++n) s[n] = token[n] == i ? hidden : s[n];
-    else if (const index own = place[i] - slot; own >= 0 && own < count)
-      s[own] = hidden;
-  }
-};
-
 /// What the threads share of one head under way.
 template <class T>
 struct lsh_head {
-  T* rotations;          // packed: lsh_hashes
-  T* keys;               // [L][D]: q made unit
-  std::int32_t* bucket;  // [rounds][L]
-  index* order;          // [rounds][L]: tokens by (bucket, position)
-  index* place;          // [L]: the slot of a token in this round
-  index* token;          // of every slot in this round
-  key_slab<T> slab;
+  T* rotations;  // packed: lsh_hashes
+  T* factor;     // [L]: of q, to make it a key
+  index* place;  // [rounds][L]: the bucket of a token; once sorted, its place in the order
+  index* order;  // [rounds][L]: tokens by (bucket, position)
   row_states<T> states;
+};
+
+/// Scratch of one thread: the rows under way, and the keys they see.
+template <class T>
+struct lsh_scratch {
+  row_block<T> block;
+  key_slab<T> slab;
+  index* token;  // of every slot
+  T* unit;       // [panel_width][D]: keys to be packed
+  T* panel;      // the same, packed, to be hashed
+  index* first;  // [buckets + 1]: of every bucket, the place of its next token
+
+  static lsh_scratch layout(carver& memory, index slots, index dim, index dim_v, index buckets) {
+    return {row_block<T>::layout(memory, dim, dim_v),
+            key_slab<T>::layout(memory, slots, dim, dim_v),
+            memory.take<index>(slots),
+            memory.take<T>(panel_width<T> * dim),
+            memory.take<T>(panel_width<T> * dim),
+            memory.take<index>(buckets + 1)};
+  }
 };
 
 /// One call, after its checks.
 template <class S, class Score>
 struct lsh_call {
   using T = compute_type<S>;
-  static constexpr index stretch = 512;  // tokens a task hashes or packs
+  static constexpr index stretch = 512;  // tokens of a task
 
   const tensor_view<const S>&q, &v;
   const tensor_view<S>& out;
@@ -158,71 +114,123 @@ struct lsh_call {
   score_terms<T, Score> terms;
 
   index half() const { return options.buckets / 2; }
-  lsh_ring ring(index b) const {
-    return {lengths.keys(b), options.rounds, options.chunk, options.lookback, options.lookahead, options.wrap};
+  lsh_ring ring(index n) const {
+    return {n, options.rounds, options.chunk, options.lookback, options.lookahead, options.wrap};
   }
-  lsh_ring longest() const {
-    return {shape.keys, options.rounds, options.chunk, options.lookback, options.lookahead, options.wrap};
+  /// Sorted tokens a task attends: whole chunks, so many that what it packs is mostly seen by its own queries, yet
+  /// stays in the second-level cache.
+  index attended() const {
+    const lsh_ring on = ring(shape.keys);
+    return on.chunk * std::max<index>(ceil_div(stretch, on.chunk), 2 * (on.lookback + on.lookahead));
   }
 
   lsh_head<T> layout(carver& memory) const {
-    const index slots = longest().most_slots(), all = options.rounds * shape.keys;
-    return {memory.take<T>(lsh_hashes<T>::packed_size(options.rounds, half(), shape.dim)),
-            memory.take<T>(shape.keys * shape.dim),
-            memory.take<std::int32_t>(all),
-            memory.take<index>(all),
-            memory.take<index>(shape.keys),
-            memory.take<index>(slots),
-            key_slab<T>::layout(memory, slots, shape.dim, shape.dim_v),
-            row_states<T>::layout(memory, shape.queries, shape.dim_v)};
+    const index all = options.rounds * shape.keys;
+    return {memory.take<T>(lsh_hashes<T>::packed_size(options.rounds, half(), shape.dim)), memory.take<T>(shape.keys),
+            memory.take<index>(all), memory.take<index>(all), row_states<T>::layout(memory, out)};
+  }
+  lsh_scratch<T> scratch(execution& where, int worker) const {
+    const lsh_ring on = ring(shape.keys);
+    const index slots = std::min(on.most_slots(), attended() + (on.lookback + on.lookahead) * on.chunk);
+    return where.scratch(worker, [&](carver& memory) {
+      return lsh_scratch<T>::layout(memory, slots, shape.dim, shape.dim_v, options.buckets);
+    });
   }
 
-  /// Keys and buckets of tokens [begin, end).
-  void hash(const lsh_head<T>& head, index b, index h, index begin, index end, T* panel) const {
+  /// Factors and buckets of tokens [begin, end).
+  void hash(const lsh_head<T>& head, index b, index h, index begin, index end, const lsh_scratch<T>& s) const {
     const auto x = head_of(q, b, h);
-    for (index i = begin; i < end; ++i)
-      make_unit<T>(x.row(i), x.col_stride, shape.dim, options.norm_eps, head.keys + i * shape.dim);
     const lsh_hashes<T> hashes{head.rotations, options.rounds, half(), shape.dim};
-    hashes.hash(head.keys, begin, end, panel, head.bucket, shape.keys);
+    const auto unit = [&](index n) { return s.unit + n * shape.dim; };
+    for (index i = begin; i < end; i += panel_width<T>) {
+      const index count = std::min<index>(panel_width<T>, end - i);
+      for (index n = 0; n < count; ++n) {
+        head.factor[i + n] = key_factor<T>(x.row(i + n), x.col_stride, shape.dim, options.norm_eps);
+        make_key(x.row(i + n), x.col_stride, shape.dim, head.factor[i + n], unit(n));
+      }
+      pack_panels_across<T>(unit, count, shape.dim, 1, s.panel);
+      hashes.hash(s.panel, count, head.place + i, shape.keys);
+    }
   }
 
   /// Tokens of one round by (bucket, position).
   void sort(const lsh_head<T>& head, index b, index round, index* first) const {
     const index n = lengths.keys(b);
-    const std::int32_t* const bucket = head.bucket + round * shape.keys;
+    index* const bucket = head.place + round * shape.keys;
     std::fill_n(first, options.buckets + 1, index(0));
     for (index i = 0; i < n; ++i) ++first[bucket[i] + 1];
     for (index x = 0; x < options.buckets; ++x) first[x + 1] += first[x];
-    for (index i = 0; i < n; ++i) head.order[round * shape.keys + first[bucket[i]]++] = i;
-  }
-
-  /// Slots [begin, end) of one round.
-  void pack(const lsh_head<T>& head, const lsh_ring& on, index b, index h, index round, index begin, index end) const {
-    for (index slot = begin; slot < end; ++slot) {
-      const auto [from, at] = on.source(round, slot);
-      head.token[slot] = head.order[from * shape.keys + at];
-      if (slot >= on.before() && slot < on.before() + on.n) head.place[head.token[slot]] = slot;
+    for (index i = 0; i < n; ++i) {
+      const index at = first[bucket[i]]++;
+      head.order[round * shape.keys + at] = i;
+      bucket[i] = at;
     }
-    const matrix_view<const T> keys{head.keys, shape.keys, shape.dim, shape.dim, 1};
-    key_slab<T> slab = head.slab;
-    slab.where = {0, 1, head.token};
-    slab.pack(keys, head_of(v, b, h / shape.group()), begin, end);
   }
 
-  /// Sorted tokens [begin, end) of one round, at most max_rows.
-  void attend_rows(const lsh_head<T>& head, const lsh_ring& on, index b, index h, index round, index begin, index end,
-                   row_block<T>& block) const {
-    key_slab<T> slab = head.slab;
-    slab.where = {0, 1, head.token};
-    block.begin(head_of(q, b, h), {0, 1, head.order + round * shape.keys + begin}, end - begin, terms.query_factor());
-    if (round > 0) head.states.resume(block);
-    for (index t = begin; t < end; ++t) block.span[t - begin] = on.span(t);
+  /// Packs the slots [begin, end) of one round.
+  key_slab<T> pack(const lsh_head<T>& head, const lsh_ring& on, index b, index h, index round, key_span slots,
+                   const lsh_scratch<T>& s) const {
+    key_slab<T> slab = s.slab;
+    slab.where = {0, 1, s.token};
+    for (index slot = slots.begin; slot < slots.end; ++slot) {
+      const auto [from, at] = on.source(round, slot);
+      s.token[slot - slots.begin] = head.order[from * shape.keys + at];
+    }
+    const auto x = head_of(q, b, h), values = head_of(v, b, h / shape.group());
+    const index count = slots.end - slots.begin;
+    for (index slot = 0; slot < count; slot += panel_width<T>) {
+      const index some = std::min<index>(panel_width<T>, count - slot);
+      for (index n = 0; n < some; ++n) {
+        const index i = s.token[slot + n];
+        make_key(x.row(i), x.col_stride, shape.dim, head.factor[i], s.unit + n * shape.dim);
+      }
+      slab.pack_keys([&](index n) { return s.unit + n * shape.dim; }, 1, slot, slot + some);
+      slab.pack_values(values, slot, slot + some);
+    }
+    return slab;
+  }
+
+  /// Sorted tokens [begin, end) of one round, whole chunks.
+  void attend_stretch(const lsh_head<T>& head, index b, index h, index round, index begin, index end,
+                      const lsh_scratch<T>& s) const {
+    const lsh_ring on = ring(lengths.keys(b));
+    const key_span slots{on.span(begin).begin, on.span(end - 1).end};
+    const key_slab<T> slab = pack(head, on, b, h, round, slots, s);
+    const auto x = head_of(q, b, h), values = head_of(v, b, h / shape.group());
+    const row_states<T> states = head.states.of(out, b, h);
     const auto head_terms = terms.for_head(b, h, 0);
-    attend(block, slab, lsh_terms<T, Score>{head_terms, head.place, {on.before(), on.before() + on.n}, options.causal});
-    if (round + 1 < options.rounds) return head.states.save(block);
-    for (index row = 0; row < block.rows; ++row)
-      if (block.top[row] == -std::numeric_limits<T>::infinity()) see_itself(head, head_terms, b, h, row, block);
-    finish(block, head_of(out, b, h), per_head(options.sinks, h), row_of(options.lse, b, h), options.lse.stride(2));
+    const index own = on.before() - slots.begin;  // the slot of this round's first token
+    const lsh_terms<T, Score> seen{head_terms, head.place + round * shape.keys, {own, own + on.n}, options.causal};
+    row_block<T> block = s.block;
+    const row_blocks blocks(on.chunk);
+    for (index part = 0; part < blocks.count(end - begin); ++part) {
+      const auto [from, to] = blocks.rows(part, end - begin);
+      if (from >= to) continue;
+      block.begin(x, {0, 1, head.order + round * shape.keys + begin + from}, to - from, terms.query_factor());
+      if (round > 0) states.resume(block);
+      for (index t = from; t < to; ++t) {
+        const key_span span = on.span(begin + t);
+        block.span[t - from] = {span.begin - slots.begin, span.end - slots.begin};
+      }
+      attend(block, slab, seen, [&](index r, index n) {  // what comes next, sorted, lies anywhere in memory
+        const index* const order = head.order + round * shape.keys;
+        for (index t = begin + from + r; t < begin + from + r + n; ++t) {
+          if (const index next = t + blocks.unit; round > 0 && next < on.n)
+            prefetch_early(states.row(order[next]), states.cols);
+          if (const index next = t + attended(); next < on.n) {
+            prefetch_early(x.row(order[next]), x.cols);
+            prefetch_early(values.row(order[next]), values.cols);
+          }
+        }
+      });
+      if (round + 1 < options.rounds) {
+        states.save(block);
+        continue;
+      }
+      for (index row = 0; row < block.rows; ++row)
+        if (sum_lanes(load<T>(block.sum + row * width<T>)) == T(0)) see_itself(head, head_terms, b, h, row, block);
+      finish(block, head_of(out, b, h), per_head(options.sinks, h), row_of(options.lse, b, h), options.lse.stride(2));
+    }
   }
 
   /// A row that no round offered another key.
@@ -232,11 +240,12 @@ struct lsh_call {
     const auto x = head_of(q, b, h), value = head_of(v, b, h / shape.group());
     T score = 0;
     for (index d = 0; d < shape.dim; ++d)
-      score += static_cast<T>(x.row(i)[d * x.col_stride]) * terms.query_factor() * head.keys[i * shape.dim + d];
+      score += static_cast<T>(x.row(i)[d * x.col_stride]) * terms.query_factor() *
+               (static_cast<T>(x.row(i)[d * x.col_stride]) * head.factor[i]);
     if (head_terms.any()) head_terms.apply(&score, 1, i, {i, 1, nullptr}, 0);
     if (score == -std::numeric_limits<T>::infinity()) return;
     block.top[row] = score;
-    block.sum[row * width<T>] = T(1);
+    block.sum[row * width<T>] = T(1) + (score - score);  // not a number where the score is not finite
     for (index d = 0; d < shape.dim_v; ++d)
       block.out[row * block.out_stride + d] = static_cast<T>(value.row(i)[d * value.col_stride]);
   }
@@ -264,45 +273,33 @@ struct lsh_call {
         body(heads[n], at / shape.heads, at % shape.heads, task / count, worker);
       });
     };
-    const index stretches = ceil_div(shape.keys, stretch);
     each(1, [&](const lsh_head<T>& head, index, index h, index, int) {
       lsh_hashes<T>::pack(rotations, rotations.extent(0) == 1 ? 0 : h, head.rotations);
     });
-    each(stretches, [&](const lsh_head<T>& head, index b, index h, index part, int worker) {
-      T* const panel =
-          where.scratch(worker, [&](carver& memory) { return memory.take<T>(shape.dim * panel_width<T>); });
-      hash(head, b, h, std::min(part * stretch, lengths.keys(b)), std::min((part + 1) * stretch, lengths.keys(b)),
-           panel);
+    each(ceil_div(shape.keys, stretch), [&](const lsh_head<T>& head, index b, index h, index part, int worker) {
+      const index n = lengths.keys(b);
+      hash(head, b, h, std::min(part * stretch, n), std::min((part + 1) * stretch, n), scratch(where, worker));
     });
     each(options.rounds, [&](const lsh_head<T>& head, index b, index, index round, int worker) {
-      sort(head, b, round,
-           where.scratch(worker, [&](carver& memory) { return memory.take<index>(options.buckets + 1); }));
+      sort(head, b, round, scratch(where, worker).first);
     });
-    for (index round = 0; round < options.rounds; ++round) {
-      each(ceil_div(longest().most_slots(), stretch), [&](const lsh_head<T>& head, index b, index h, index part, int) {
-        const lsh_ring on = ring(b);
-        const index from = part * stretch, to = std::min(from + stretch, on.slots());
-        if (from < to) pack(head, on, b, h, round, from, to);
+    const index step = attended();
+    for (index round = 0; round < options.rounds; ++round)
+      each(ceil_div(shape.keys, step), [&](const lsh_head<T>& head, index b, index h, index part, int worker) {
+        const index from = part * step, to = std::min(from + step, lengths.keys(b));
+        if (from < to) attend_stretch(head, b, h, round, from, to, scratch(where, worker));
       });
-      const row_blocks blocks(longest().chunk);
-      each(blocks.count(shape.keys), [&](const lsh_head<T>& head, index b, index h, index part, int worker) {
-        const lsh_ring on = ring(b);
-        const auto [from, to] = blocks.rows(part, on.n);
-        if (from >= to) return;
-        auto block =
-            where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
-        attend_rows(head, on, b, h, round, from, to, block);
-      });
-    }
     each(1, [&](const lsh_head<T>&, index b, index h, index, int) {
       clear_rows(head_of(out, b, h), lengths.keys(b), shape.keys, row_of(options.lse, b, h), options.lse.stride(2));
     });
   }
 
   void run(execution& where) const {
-    // A wave of heads keeps the threads busy; serial, it is one head.
-    const index all = shape.batch * shape.heads,
-                wave = std::min<index>(all, where.threads() == 1 ? 1 : 2 * where.threads());
+    // A wave of heads keeps the threads busy, more of them where they are short: what is under way shares the caches.
+    // Serial, it is one head.
+    const index all = shape.batch * shape.heads, threads = where.threads();
+    const index wave = std::min(
+        all, threads == 1 ? 1 : threads * std::clamp<index>(4 * stretch / std::max<index>(1, shape.keys), 1, 4));
     const index drawn = options.rotations ? 0 : options.rounds * shape.dim * half();
     T* numbers = nullptr;
     const lsh_head<T>* heads = where.shared_scratch([&](carver& memory) {
@@ -337,8 +334,7 @@ std::pair<attention_shape, sequence_lengths> check_lsh(const door& at, const ten
   at.at_least("rounds", 1, options.rounds);
   at.at_least("buckets", 2, options.buckets);
   if (options.buckets % 2 != 0) at.refuse("an even number of buckets", options.buckets);
-  if (options.buckets > std::numeric_limits<std::int32_t>::max() / 2)
-    at.refuse("buckets that fit into 30 bits", options.buckets);
+  if (options.buckets > max_buckets) at.refuse(text({"buckets <= ", max_buckets}), options.buckets);
   at.at_least("chunk", 1, options.chunk);
   at.at_least("lookback", 0, options.lookback);
   at.at_least("lookahead", 0, options.lookahead);

@@ -15,9 +15,9 @@ struct lsh_ring {
   lsh_ring(index length, index rounds_, index chunk_, index back, index ahead, bool wrap_)
       : n(length), chunk(std::clamp<index>(chunk_, 1, std::max<index>(1, length))), rounds(rounds_), wrap(wrap_) {
     chunks = ceil_div(n, chunk);
-    const index all = wrap ? chunks * rounds : chunks;  // once around is enough
-    lookback = std::min(back, all);
-    lookahead = std::min(ahead, all);
+    const index others = std::max<index>(0, (wrap ? chunks * rounds : chunks) - 1);
+    lookback = std::min(back, others);
+    lookahead = std::min(ahead, wrap ? others - lookback : others);
   }
 
   /// Tokens before chunk c, counted from chunk 0 of this round; c may lie in another round.

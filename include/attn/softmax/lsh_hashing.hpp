@@ -12,6 +12,9 @@
 namespace attn {
 namespace detail {
 
+/// Buckets are counted in the type computed in: float holds these numbers.
+inline constexpr index max_buckets = index(1) << 24;
+
 /// Unit normal numbers of one head.
 template <class T>
 void draw_rotations_into(T* numbers, index count, std::uint64_t seed, index head) {
@@ -19,17 +22,24 @@ void draw_rotations_into(T* numbers, index count, std::uint64_t seed, index head
   for (index n = 0; n < count; ++n) numbers[n] = static_cast<T>(random.normal());
 }
 
-/// unit = x / sqrt(|x|^2 + dim eps); 0 where that is 0 / 0.
+/// 1 / sqrt(|x|^2 + dim eps), the factor that makes x a key; 0 where that is 1 / 0.
 template <class T, class S>
-void make_unit(const S* x, index stride, index dim, T eps, T* unit) {
+T key_factor(const S* x, index stride, index dim, T eps) {
   packet<T> squares = zero<T>();
   for (index d = 0; d < dim; d += width<T>) {
     const packet<T> part = load_part<T>(x + d * stride, stride, dim - d);
     squares = fma(part, part, squares);
   }
   const T square = sum_lanes(squares) + static_cast<T>(dim) * eps;
-  const T factor = square > T(0) ? T(1) / std::sqrt(square) : square == T(0) ? T(0) : square;
-  for (index d = 0; d < dim; ++d) unit[d] = static_cast<T>(x[d * stride]) * factor;
+  return square > T(0) ? T(1) / std::sqrt(square) : square == T(0) ? T(0) : square;
+}
+
+template <class T, class S>
+void make_key(const S* x, index stride, index dim, T factor, T* key) {
+  if (stride == 1)
+    for (index d = 0; d < dim; ++d) key[d] = static_cast<T>(x[d]) * factor;
+  else
+    for (index d = 0; d < dim; ++d) key[d] = static_cast<T>(x[d * stride]) * factor;
 }
 
 /// The rotations of one head, packed as rows for tile_product: [round][tile of columns][dim][tile_rows].
@@ -53,19 +63,14 @@ struct lsh_hashes {
     }
   }
 
-  /// bucket[round * stride + i] = argmax [x R; -x R] of rows x of `keys`, i from begin to end; the first of equals.
-  void hash(const T* keys, index begin, index end, T* panel, std::int32_t* bucket, index stride) const {
-    constexpr index wide = panel_width<T>;
-    for (index i = begin; i < end; i += wide) {
-      const index count = std::min(wide, end - i);
-      pack_panels_across<T>([&](index n) { return keys + (i + n) * dim; }, count, dim, 1, panel);
-      for (index round = 0; round < rounds; ++round)
-        hash_panel(rotations + round * round_up(half, tile_rows) * dim, panel, count, bucket + round * stride + i);
-    }
+  /// bucket[round * stride + i] = argmax [x R; -x R] for the `count` keys x of a panel; the first of equals.
+  void hash(const T* panel, index count, index* bucket, index stride) const {
+    for (index round = 0; round < rounds; ++round)
+      hash_panel(rotations + round * round_up(half, tile_rows) * dim, panel, count, bucket + round * stride);
   }
 
  private:
-  void hash_panel(const T* rotation, const T* panel, index count, std::int32_t* bucket) const {
+  void hash_panel(const T* rotation, const T* panel, index count, index* bucket) const {
     constexpr T infinity = std::numeric_limits<T>::infinity();
     // Largest and smallest product so far, and of which column, lane by lane.
     packet<T> high[2] = {broadcast<T>(-infinity), broadcast<T>(-infinity)}, high_at[2] = {zero<T>(), zero<T>()};
@@ -89,8 +94,8 @@ struct lsh_hashes {
     }
     for (index i = 0; i < count; ++i) {
       const bool up = best[0][i] >= -best[2][i];
-      const index column = std::min(static_cast<index>(best[up ? 1 : 3][i]), half - 1);  // a tile repeats the last one
-      bucket[i] = static_cast<std::int32_t>(up ? column : half + column);
+      const auto column = static_cast<index>(best[up ? 1 : 3][i]);  // a tile repeats the last one, which is not more
+      bucket[i] = up ? column : half + column;
     }
   }
 };
@@ -124,6 +129,7 @@ lsh_rotations<T> draw_rotations(index heads, index rounds, index dim, index buck
   at.at_least("dim", 0, dim);
   at.at_least("buckets", 2, buckets);
   if (buckets % 2 != 0) at.refuse("an even number of buckets", buckets);
+  if (buckets > detail::max_buckets) at.refuse(detail::text({"buckets <= ", detail::max_buckets}), buckets);
   at.fits("rotations", {heads, rounds, dim, buckets});
   lsh_rotations<T> rotations(heads, rounds, dim, buckets);
   for (index h = 0; h < heads; ++h)

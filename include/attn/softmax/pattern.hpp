@@ -13,11 +13,12 @@
 // Queries that share keys form a group; every query is in one group. keys() calls `see` for what a group sees:
 //   see(range)                       keys at range.begin, + step, ... below range.end
 //   see(list)                        keys of a list, ascending
-//   see(range or list, of_query)     of which the query at position p sees those in the range of_query(p) only
+//   see(range or list, of_query)     of which the query at position p sees those in the range of_query(p), of
+//                                    step 1, only
 //   see.others(range or list)        but for the one at the query's own position
 // What lies outside the sequence is cut off, and with `causal` what lies after the query: a pattern need not care. A
-// key told twice counts twice. The work is that of the keys told: ranges of step 1 are read in place from keys packed
-// once for all groups, other sets are gathered once a group.
+// key told twice counts twice. The work is that of the keys told: where several groups see the same ranges of step 1,
+// keys are packed once for all of them; what else a group sees, it gathers.
 //
 // Queries stand at positions: query i at i + Lk - Lq, the last one at the last key, the first maybe below 0. Both
 // lengths are true ones. draw_pattern shows who sees whom.
@@ -61,10 +62,12 @@ namespace detail {
 inline position_range cut(position_range r, index low, index high) {
   if (r.step < 1) door("pattern").refuse("ranges of a step >= 1", r.step);
   if (r.begin < low) {
-    const index beyond = (r.begin % r.step - low % r.step) % r.step;  // no difference of positions: that may overflow
-    r.begin = low + (beyond < 0 ? beyond + r.step : beyond);
+    index beyond = (r.begin % r.step - low % r.step) % r.step;  // no difference of positions: that may overflow
+    if (beyond < 0) beyond += r.step;
+    r.begin = low + std::min(beyond, high - low);
   }
   r.end = std::max(r.begin, std::min(r.end, high));
+  r.step = std::min(r.step, std::max<index>(1, high - low));  // one that leads beyond the end
   return r;
 }
 constexpr index count_of(const position_range& r) { return ceil_div(r.end - r.begin, r.step); }
@@ -81,7 +84,16 @@ struct key_set {
   /// Slots whose keys lie before `position`.
   index slots_before(index position) const {
     if (where.list) return std::lower_bound(where.list, where.list + count, position) - where.list;
+    if (position <= where.first) return 0;
     return std::clamp(ceil_div(position - where.first, where.step), index(0), count);
+  }
+
+  /// Lists are only read where they ascend from 0 on.
+  void check_list(const door& at) const {
+    if (given.empty()) return;
+    if (given[0] < 0) at.refuse("listed keys >= 0", given[0]);
+    const auto fall = std::adjacent_find(given.begin(), given.end(), std::greater_equal<index>());
+    if (fall != given.end()) at.refuse("listed keys that ascend", text({fall[0], " before ", fall[1]}));
   }
 
   /// The slots the query at position p sees.
@@ -190,6 +202,7 @@ index count_pairs(const P& pattern, const sequence& s) {
     for (index g = 0, groups = part.groups(s); g < groups; ++g) {
       const position_range queries = detail::queries_of(part, s, g);
       detail::visit_keys(part, s, g, [&](const detail::key_set& set, const auto& of_query) {
+        set.check_list(detail::door("count_pairs"));
         for (index p = queries.begin; p < queries.end; p += queries.step) {
           const auto [begin, end] = set.span_of(s, p, of_query);
           if (begin >= end) continue;
@@ -213,6 +226,7 @@ std::string draw_pattern(const P& pattern, index length, bool causal = false, in
     for (index g = 0; g < part.groups(s); ++g) {
       const position_range queries = detail::queries_of(part, s, g);
       detail::visit_keys(part, s, g, [&](const detail::key_set& set, const auto& of_query) {
+        set.check_list(detail::door("draw_pattern"));
         for (index p = queries.begin; p < queries.end; p += queries.step) {
           const auto [begin, end] = set.span_of(s, p, of_query);
           for (index slot = begin; slot < end; ++slot)

@@ -5,13 +5,14 @@
 // pattern.hpp says how a pattern is written.
 //
 //   attn::pattern_softmax(q, k, v, out, paragraphs{starts});
-//   attn::pattern_softmax(q, k, v, out, attn::joined_patterns{attn::window_pattern{64, 64}, mine}, {.causal = true});
+//   attn::pattern_softmax(q, k, v, out, attn::joined_patterns{paragraphs{starts}, mine}, {.causal = true});
 //
 // Shapes   as full_softmax.
 // Cost     2 (D + Dv) operations for every pair of query and key the pattern names, and one pass over the keys.
-//          Scratch: packed keys and values of one key head (or of as many as fill the threads), about Lk (D + Dv)
-//          numbers, and what a group gathers; for joined patterns the results so far of the heads under way, about Lq
-//          Dv numbers each.
+//          Scratch: the packed keys and values of a group, a thread; where groups share most of their keys, those of
+//          one key head (or of as many as fill the threads), about Lk (D + Dv) numbers. For joined patterns, where
+//          rows of out cannot hold what is known so far (16-bit types, strides, dims of no whole vectors), Lq Dv more
+//          for every head under way.
 // Throws   std::invalid_argument for shapes or options that do not fit, for a pattern whose groups do not hold every
 //          query once, and for lists that do not ascend from 0 on, before anything is written.
 #pragma once
@@ -89,34 +90,57 @@ struct pattern_call {
   attention_shape shape;
   sequence_lengths lengths;
   score_terms<T, Score> terms;
-  index gathered = 0;  // slots of the group that gathers most
+  index gathered = 0;   // slots of the group that gathers most
+  bool shared = false;  // are keys packed once for all groups? Else every group packs what it sees.
 
   sequence sequence_of(index b, index h) const { return {b, h, lengths.queries(b), lengths.keys(b), options.causal}; }
 
-  /// Asks for every group once: refuses what cannot be attended, and learns how much is gathered.
-  void survey(const door& at) {
-    for (index b = 0; b < shape.batch; ++b)
+  /// What the groups of a call ask for.
+  struct demand {
+    index told = 0;                            // keys in ranges of step 1
+    index slots_of_all = 0, slots_of_few = 0;  // of the group that sees most: with and without those
+  };
+
+  /// Asks for every group once: refuses what cannot be attended, and learns what is best packed by whom.
+  void survey(const door& at, execution& where) {
+    bool* const grouped = where.shared_scratch([&](carver& memory) { return memory.take<bool>(shape.queries); });
+    demand sum;
+    index keys = 0;
+    for (index b = 0; b < shape.batch; ++b) {
+      keys += shape.kv_heads * lengths.keys(b);
       for (index h = 0; h < shape.heads; ++h)
-        for_each_part(pattern, [&](const auto& part, bool, bool) { survey_part(at, part, sequence_of(b, h)); });
+        for_each_part(pattern,
+                      [&](const auto& part, bool, bool) { survey_part(at, part, sequence_of(b, h), sum, grouped); });
+    }
+    shared = sum.told > keys + keys / 2;  // what several groups see is packed once for all
+    gathered = shared ? sum.slots_of_few : sum.slots_of_all;
   }
   template <class Part>
-  void survey_part(const door& at, const Part& part, const sequence& s) {
+  void survey_part(const door& at, const Part& part, const sequence& s, demand& sum, bool* grouped) const {
+    std::fill_n(grouped, s.queries, false);
     index held = 0;
     for (index g = 0, groups = part.groups(s); g < groups; ++g) {
-      held += count_of(queries_of(part, s, g));
-      index slots = 0;
-      visit_keys(part, s, g, [&](const key_set& set, const auto&) {
-        if (!set.contiguous()) slots += round_up(set.count, panel_width<T>);
-        const auto list = set.given;
-        if (list.empty()) return;
-        if (list[0] < 0) at.refuse("listed keys >= 0", list[0]);
-        const auto fall = std::adjacent_find(list.begin(), list.end(), std::greater_equal<index>());
-        if (fall != list.end()) at.refuse("listed keys that ascend", text({fall[0], " before ", fall[1]}));
+      const position_range queries = queries_of(part, s, g);
+      for (index p = queries.begin; p < queries.end; p += queries.step, ++held)
+        if (std::exchange(grouped[p - s.first()], true))
+          at.refuse("groups that hold each query once", text({"the one at position ", p, " twice"}));
+      index slots[2] = {};
+      visit_keys(part, s, g, [&](const key_set& set, const auto& of_query) {
+        slots[set.contiguous()] += round_up(set.count, panel_width<T>);
+        if (set.contiguous()) sum.told += set.count;
+        set.check_list(at);
+        if (queries.begin < queries.end)
+          if (const position_range seen = of_query(queries.begin); seen.step != 1)
+            at.refuse("a query's range of step 1", seen.step);
       });
-      gathered = std::max(gathered, slots);
+      sum.slots_of_few = std::max(sum.slots_of_few, slots[0]);
+      sum.slots_of_all = std::max(sum.slots_of_all, slots[0] + slots[1]);
     }
     if (held != s.queries) at.refuse(text({"groups that hold each query once: ", s.queries, " in all"}), held);
   }
+
+  /// Is a set read where all keys of its head lie packed? Else its group packs it.
+  bool in_place(const key_set& set) const { return shared && set.contiguous(); }
 
   /// Which stretches of pack_step keys of batch item b the groups of the heads of key head kv read in place.
   void mark(index b, index kv, bool* needed) const {
@@ -126,7 +150,7 @@ struct pattern_call {
       for_each_part(pattern, [&](const auto& part, bool, bool) {
         for (index g = 0, groups = part.groups(s); g < groups; ++g)
           visit_keys(part, s, g, [&](const key_set& set, const auto&) {
-            if (set.contiguous())
+            if (in_place(set))
               for (index n = set.where.first / pack_step; n * pack_step < set.where.first + set.count; ++n)
                 needed[n] = true;
           });
@@ -134,17 +158,36 @@ struct pattern_call {
     }
   }
 
+  /// Asks for the memory of a group that comes next: of its rows, and of what it packs, the part from `begin` to `end`
+  /// of `count`.
+  template <class Part>
+  void ask_for(const Part& part, const sequence& s, index g, index begin, index end, index count) const {
+    if (g >= part.groups(s)) return;
+    const auto x = head_of(q, s.batch, s.head);
+    const auto key = head_of(k, s.batch, s.head / shape.group()), value = head_of(v, s.batch, s.head / shape.group());
+    const position_range queries = queries_of(part, s, g);
+    for (index r = begin; r < std::min(end, count_of(queries)); ++r)
+      prefetch_early(x.row(queries.begin + r * queries.step - s.first()), x.cols);
+    visit_keys(part, s, g, [&](const key_set& set, const auto&) {
+      if (in_place(set)) return;
+      for (index n = set.count * begin / count; n < set.count * end / count; ++n) {
+        prefetch_early(key.row(set.where[n]), key.cols);
+        prefetch_early(value.row(set.where[n]), value.cols);
+      }
+    });
+  }
+
   /// Attends the queries of one group.
   template <class Part>
-  void attend_group(const Part& part, bool first, bool last, index b, index h, index g, const key_slab<T>& all,
+  void attend_group(const Part& part, bool first, bool last, const sequence& s, index g, const key_slab<T>& all,
                     const row_states<T>& states, const pattern_scratch<T>& scratch) const {
-    const sequence s = sequence_of(b, h);
+    const index b = s.batch, h = s.head, kv = h / shape.group();
     const position_range queries = queries_of(part, s, g);
-    const index count = count_of(queries), kv = h / shape.group();
+    const index count = count_of(queries);
     if (count == 0) return;
     index used = 0;
     visit_keys(part, s, g, [&](const key_set& set, const auto&) {
-      if (set.contiguous()) return;
+      if (in_place(set)) return;
       scratch.gathered.from(used, set.where).pack(head_of(k, b, kv), head_of(v, b, kv), 0, set.count);
       used += round_up(set.count, panel_width<T>);
     });
@@ -156,10 +199,15 @@ struct pattern_call {
       block.begin(head_of(q, b, h), {p0 - s.first(), queries.step, nullptr}, rows, terms.query_factor());
       if (!first) states.resume(block);
       used = 0;
+      bool asked = false;
+      const auto ahead = [&](index r, index n) {
+        if (!asked) ask_for(part, s, g + 1, row + r, row + r + n, count);
+        asked |= r + n == rows;
+      };
       visit_keys(part, s, g, [&](const key_set& set, const auto& of_query) {
         for (index r = 0; r < rows; ++r) block.span[r] = set.span_of(s, p0 + r * queries.step, of_query);
         const pattern_terms<T, Score> seen{terms.for_head(b, h, s.first()), &set};
-        if (set.contiguous()) {
+        if (in_place(set)) {
           for (index r = 0; r < rows; ++r) {
             block.span[r].begin += set.where.first;
             block.span[r].end += set.where.first;
@@ -169,7 +217,7 @@ struct pattern_call {
           of_all.count = shape.keys;
           return attend(block, all, pattern_terms<T, Score>{seen.terms, &of_all});
         }
-        attend(block, scratch.gathered.from(used, set.where), seen);
+        attend(block, scratch.gathered.from(used, set.where), seen, ahead);
         used += round_up(set.count, panel_width<T>);
       });
       if (last)
@@ -181,36 +229,42 @@ struct pattern_call {
 
   /// What the threads share while some pairs of batch item and key head are under way.
   struct pairs_under_way {
-    key_slab<T>* slabs;
-    row_states<T>* states;  // one a query head
+    key_slab<T>* slabs;     // where keys are packed once for all groups
+    row_states<T>* states;  // one a query head, for joined patterns
     bool* needed;           // [pair][stretches]
   };
   pairs_under_way layout(carver& memory, index pairs) const {
-    const index heads = joined ? pairs * shape.group() : 0;
-    const pairs_under_way shared{memory.take<key_slab<T>>(pairs), memory.take<row_states<T>>(heads),
-                                 memory.take<bool>(pairs * ceil_div(shape.keys, pack_step))};
-    for (index n = 0; n < pairs; ++n) {
+    const index heads = joined ? pairs * shape.group() : 0, slabs = shared ? pairs : 0;
+    const pairs_under_way held{memory.take<key_slab<T>>(slabs), memory.take<row_states<T>>(heads),
+                               memory.take<bool>(slabs * ceil_div(shape.keys, pack_step))};
+    for (index n = 0; n < slabs; ++n) {
       const auto slab = key_slab<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
-      if (shared.slabs) shared.slabs[n] = slab;
+      if (held.slabs) held.slabs[n] = slab;
     }
     for (index n = 0; n < heads; ++n) {
-      const auto states = row_states<T>::layout(memory, shape.queries, shape.dim_v);
-      if (shared.states) shared.states[n] = states;
+      const auto states = row_states<T>::layout(memory, out);
+      if (held.states) held.states[n] = states;
     }
-    return shared;
+    return held;
+  }
+
+  /// Packs what the groups of `count` pairs from `begin` on read in place.
+  void pack_pairs(index begin, index count, const pairs_under_way& held, execution& where) const {
+    const index stretches = ceil_div(shape.keys, pack_step);
+    for (index n = 0; n < count; ++n)
+      mark((begin + n) / shape.kv_heads, (begin + n) % shape.kv_heads, held.needed + n * stretches);
+    where.for_each(count * stretches, [&](index task, int) {
+      const index n = task / stretches, b = (begin + n) / shape.kv_heads, kv = (begin + n) % shape.kv_heads;
+      const index from = task % stretches * pack_step, to = std::min(from + pack_step, lengths.keys(b));
+      if (from < to && held.needed[task]) held.slabs[n].pack(head_of(k, b, kv), head_of(v, b, kv), from, to);
+    });
   }
 
   /// Pairs [begin, begin + count) of batch item and key head.
   void attend_pairs(index begin, index count, execution& where) const {
-    const index group = shape.group(), stretches = ceil_div(shape.keys, pack_step);
-    const pairs_under_way shared = where.shared_scratch([&](carver& memory) { return layout(memory, count); });
-    for (index n = 0; n < count; ++n)
-      mark((begin + n) / shape.kv_heads, (begin + n) % shape.kv_heads, shared.needed + n * stretches);
-    where.for_each(count * stretches, [&](index task, int) {
-      const index n = task / stretches, b = (begin + n) / shape.kv_heads, kv = (begin + n) % shape.kv_heads;
-      const index from = task % stretches * pack_step, to = std::min(from + pack_step, lengths.keys(b));
-      if (from < to && shared.needed[task]) shared.slabs[n].pack(head_of(k, b, kv), head_of(v, b, kv), from, to);
-    });
+    const index group = shape.group();
+    const pairs_under_way held = where.shared_scratch([&](carver& memory) { return layout(memory, count); });
+    if (shared) pack_pairs(begin, count, held, where);
     for_each_part(pattern, [&](const auto& part, bool first, bool last) {
       index groups = 0;
       for (index n = 0; n < count * group; ++n) groups = std::max(groups, part.groups(head(begin, n)));
@@ -221,8 +275,8 @@ struct pattern_call {
         const auto scratch = where.scratch(worker, [&](carver& memory) {
           return pattern_scratch<T>::layout(memory, gathered, shape.dim, shape.dim_v);
         });
-        attend_group(part, first, last, s.batch, s.head, g, shared.slabs[n / group],
-                     joined ? shared.states[n] : row_states<T>{}, scratch);
+        attend_group(part, first, last, s, g, shared ? held.slabs[n / group] : key_slab<T>{},
+                     joined ? held.states[n].of(out, s.batch, s.head) : row_states<T>{}, scratch);
       });
     });
   }
@@ -274,7 +328,7 @@ void run_pattern_softmax(const door& at, const tensor_view<const S>& q, const te
       q,     k,       v,
       out,   pattern, options,
       shape, lengths, {options.softcap, {}, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim)}};
-  call.survey(at);
+  call.survey(at, where);
   call.run(where);
 }
 

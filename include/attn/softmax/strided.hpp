@@ -10,8 +10,7 @@
 //
 // Shapes   as full_softmax.
 // Cost     2 B H (D + Dv) operations for every pair of query and key it sees: about 2 l + Lk / l keys a query for
-//          strided, l + c Lk / l for fixed, half of it when causal. Scratch as pattern_softmax: about Lk (D + Dv)
-//          numbers, and for strided Lq Dv more.
+//          strided, l + c Lk / l for fixed, half of it when causal. Scratch as pattern_softmax.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -23,10 +22,13 @@ namespace attn {
 struct window_pattern {
   index left = 128, right = 128;
 
-  index groups(const sequence& s) const { return detail::ceil_div(s.queries, detail::max_rows); }
+  /// Several blocks of rows share the keys between them.
+  static constexpr index rows = 4 * detail::max_rows;
+
+  index groups(const sequence& s) const { return detail::ceil_div(s.queries, rows); }
   position_range queries(const sequence& s, index group) const {
-    const index begin = s.first() + group * detail::max_rows;
-    return {begin, begin + detail::max_rows};
+    const index begin = s.first() + group * rows;
+    return {begin, begin + rows};
   }
   void keys(const sequence& s, index group, auto&& see) const {
     const index all = s.queries + s.keys, before = std::min(left, all), after = std::min(right, all);
@@ -87,7 +89,7 @@ struct fixed_pattern {
 
 /// What strided attends by.
 constexpr auto strided_pattern(index stride) {
-  return joined_patterns<residue_pattern, window_pattern>{{stride}, {stride - 1, stride - 1}};
+  return joined_patterns<window_pattern, residue_pattern>{{stride - 1, stride - 1}, {stride}};
 }
 
 enum class strided_kind { strided, fixed };

@@ -6,8 +6,17 @@ namespace {
 struct aft_conv_entry {
   std::string name;
   index height = 1, width = 9;
-  bool image = false, causal = false, gate = true;  // an image of one column: a shorter sequence is a smaller one
+  bool image = false, causal = false, gate = true;
+  index most_columns = 1;  // of an image; of one column: a shorter sequence is a smaller one
+  bool one_key = false;    // for all channels of a head
 };
+
+// As many as divide the length.
+index columns(const aft_conv_entry& entry, index length) {
+  index most = entry.most_columns;
+  while (length % most != 0) --most;
+  return most;
+}
 
 template <class T>
 T kernel_value(const aft_conv_entry& entry, index h, index down, index right) {
@@ -18,8 +27,16 @@ T kernel_value(const aft_conv_entry& entry, index h, index down, index right) {
 }
 
 template <class T>
-T bias_of(const aft_conv_entry& entry, index h, index i, index j) {
-  return entry.image ? kernel_value<T>(entry, h, j - i, 0) : kernel_value<T>(entry, h, 0, j - i);
+T bias_of(const aft_conv_entry& entry, index length, index h, index i, index j) {
+  if (!entry.image) return kernel_value<T>(entry, h, 0, j - i);
+  const index across = columns(entry, length);
+  return kernel_value<T>(entry, h, j / across - i / across, j % across - i % across);
+}
+
+// The key of a head's first channel, for one or all of them.
+template <class T>
+in_view<T> one_key(const in_view<T>& k, index channels) {
+  return {k.data(), {k.extent(0), k.extent(1), k.extent(2), channels}, {k.stride(0), k.stride(1), k.stride(2), 0}};
 }
 
 template <class T>
@@ -36,9 +53,11 @@ template <class T>
 bound<T> bind_aft_conv(const aft_conv_entry& entry, const law_shape& s, bool zero = false) {
   return [entry, w = kernels<T>(entry, s, zero)](const law_call<T>& call) {
     attn::aft_conv_options<T> options;
-    options.causal = entry.causal, options.gate = entry.gate, options.lengths = call.lengths;
-    if (entry.image) options.grid = attn::token_grid{call.q.extent(2), 1};
-    compiled_aft_conv<T>::call(call.q, call.k, call.v, call.out, kernel_view(std::as_const(*w), entry.image), options,
+    options.causal = entry.causal, options.gate = entry.gate, call.set_lengths(options);
+    const index length = call.q.extent(2), across = columns(entry, length);
+    if (entry.image) options.grid = attn::token_grid{length / across, across};
+    const in_view<T> k = entry.one_key ? one_key(call.k, 1) : call.k;
+    compiled_aft_conv<T>::call(call.q, k, call.v, call.out, kernel_view(std::as_const(*w), entry.image), options,
                                *call.execution);
   };
 }
@@ -51,20 +70,29 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
                                       {"aft_conv ungated", 1, 41, false, false, false},
                                       {"aft_conv causal", 1, 41, false, true, true},
                                       {"aft_conv causal, ungated", 1, 9, false, true, false},
-                                      {"aft_conv of an image", 5, 3, true, false, true}}) {
+                                      {"aft_conv of an image of one column", 5, 3, true, false, true},
+                                      {"aft_conv of an image", 5, 7, true, false, true, 16},
+                                      {"aft_conv, one key a head", 1, 15, false, false, true, 1, true}}) {
     auto op = aft_operator<T>(entry.name, entry.causal, entry.gate);
+    op.padding = entry.most_columns == 1;
     op.bind = [=](const law_shape& s) { return bind_aft_conv<T>(entry, s); };
     op.sees = [=](const law_shape& s, index, index h, index i, index j) {
-      return (!entry.causal || j <= i) && !std::isinf(bias_of<T>(entry, s.first_head + h, i, j));
+      return (!entry.causal || j <= i) && !std::isinf(bias_of<T>(entry, s.keys, s.first_head + h, i, j));
     };
     if (entry.gate)
-      op.limits = {{"as full", [=](const law_shape& s) { return bind_aft_conv<T>(entry, s); },
-                    [=](const law_shape& s) {
-                      return bind_aft_full<T>(s, entry.causal,
-                                              [=](index h, index i, index j) { return bias_of<T>(entry, h, i, j); });
-                    }},
-                   {"no biases", [=](const law_shape& s) { return bind_aft_conv<T>(entry, s, true); },
-                    [=](const law_shape&) { return bind_aft_simple<T>(entry.causal, true); }}};
+      op.limits = {{"as full", op.bind, [=](const law_shape& s) -> bound<T> {
+                      const bound<T> full = bind_aft_full<T>(s, entry.causal, [=](index h, index i, index j) {
+                        return bias_of<T>(entry, s.keys, h, i, j);
+                      });
+                      if (!entry.one_key) return full;
+                      return [full](law_call<T> call) {
+                        call.k = one_key(call.k, call.v.extent(3));
+                        full(call);
+                      };
+                    }}};
+    if (entry.gate && !entry.one_key)
+      op.limits.push_back({"no biases", [=](const law_shape& s) { return bind_aft_conv<T>(entry, s, true); },
+                           [=](const law_shape&) { return bind_aft_simple<T>(entry.causal, true); }});
     if (entry.causal)
       op.stream = [=](const law_shape& s) -> bound<T> {
         auto state = std::make_shared<attn::aft_window_state<T>>(s.batch, s.heads, s.dim, entry.width / 2 + 1);

@@ -30,7 +30,7 @@ bound<T> bind_aft_local(const aft_local_entry& entry, const law_shape& s, bool z
   return [entry, w = local_biases<T>(entry, s, zero)](const law_call<T>& call) {
     attn::aft_local_options<T> options;
     options.window = entry.window, options.band = entry.band;
-    options.causal = entry.causal, options.gate = entry.gate, options.lengths = call.lengths;
+    options.causal = entry.causal, options.gate = entry.gate, call.set_lengths(options);
     compiled_aft_local<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)), options, *call.execution);
   };
 }

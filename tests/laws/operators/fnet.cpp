@@ -9,7 +9,7 @@ void add_fnet(std::vector<law_operator<T>>& all) {
   law_operator<T> op;
   op.name = "fnet";
   op.averages = op.grouped = op.cross = op.lse = false;
-  op.square = true;
+  op.square = op.tied = true;
   op.bind = [](const law_shape&) -> bound<T> {
     return [](const law_call<T>& call) {
       compiled_fnet<T>::call(call.q, call.out, {.lengths = call.lengths}, *call.execution);

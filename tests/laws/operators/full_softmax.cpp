@@ -22,7 +22,7 @@ attn::full_softmax_options<T> options_of(const full_softmax_entry& entry, const 
                                          const tensor<T>& bias) {
   attn::full_softmax_options<T> options;
   options.causal = entry.causal;
-  options.lengths = call.lengths;
+  call.set_lengths(options);
   options.lse = call.lse;
   if (entry.softcap) options.softcap = T(2);
   if (entry.alibi) options.alibi_slopes = slopes;

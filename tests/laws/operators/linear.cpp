@@ -32,7 +32,7 @@ law_operator<T> operator_of(const linear_entry& entry) {
       attn::linear_options<T> options;
       options.causal = p->entry.causal;
       options.normalise = p->entry.normalise;
-      options.lengths = call.lengths;
+      call.set_lengths(options);
       options.eps = 0;  // a part of what the weights sum up to
       options.decay = gate_view(p->gate);
       compiled_linear<T>::call(call.q, call.k, call.v, call.out, options, p->entry.feature, *call.execution);
@@ -52,6 +52,7 @@ law_operator<T> operator_of(const linear_entry& entry) {
       return [shared](const law_call<T>& call) {
         attn::linear_step_options<T> options;
         options.eps = 0;
+        options.normalise = shared->p.entry.normalise;
         if (shared->p.entry.gated) options.decay = gate_view(shared->p.gate).slice(2, shared->tokens, call.k.extent(2));
         compiled_linear<T>::step(shared->state, call.q, call.k, call.v, call.out, options, shared->p.entry.feature,
                                  *call.execution);
@@ -72,6 +73,7 @@ void add_linear(std::vector<law_operator<T>>& all) {
        {linear_entry{.name = "linear"},
         {.name = "linear causal", .causal = true},
         {.name = "linear causal with decay", .causal = true, .gated = true},
+        {.name = "linear causal, unnormalised", .causal = true, .normalise = false},
         {.name = "linear unnormalised", .normalise = false, .feature = reference::linear_feature::square},
         {.name = "linear of token features, causal", .causal = true, .feature = reference::linear_feature::pairs}})
     all.push_back(operator_of<T>(entry));

@@ -29,7 +29,7 @@ bound<T> bind_projections(tensor<T> keys, tensor<T> values) {
   };
   return [p = std::make_shared<pair>(pair{std::move(keys), std::move(values)})](const law_call<T>& call) {
     attn::linformer_options<T> options;
-    options.lengths = call.lengths;
+    call.set_lengths(options);
     options.lse = call.lse;
     const projection_view<T> e = heads_view(p->e), f = p->f.empty() ? e : heads_view(p->f);
     compiled_linformer<T>::call(call.q, call.k, call.v, call.out, e, f, options, *call.execution);

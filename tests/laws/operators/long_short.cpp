@@ -36,7 +36,8 @@ bound<T> bind_long_short(const long_short_entry& entry, const law_shape& s) {
     o.causal = entry.segment > 0, o.segment = entry.segment;
     if (entry.norms) o.local_gamma = p->gamma, o.global_gamma = p->gamma, o.global_beta = p->beta;
     if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = p->sinks;
-    o.lengths = call.lengths, o.lse = call.lse;
+    call.set_lengths(o);
+    o.lse = call.lse;
     compiled_long_short<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(p->logits)), o, *call.execution);
   };
 }
@@ -47,18 +48,17 @@ law_operator<T> operator_of(const long_short_entry& entry) {
   op.name = entry.name;
   op.causal = entry.segment > 0;
   op.averages = !entry.softcap_and_sinks && !entry.norms;
-  op.cross = false;  // lengths differ in its own tests
+  op.cross = !entry.norms;
   op.square = entry.norms;
   op.bind = [entry](const law_shape& s) { return bind_long_short<T>(entry, s); };
   // Compressed keys mix the tokens of all, or of their segment.
-  if (!entry.norms)
-    op.sees = [entry](const law_shape& s, index, index, index i, index j) {
-      const index position = i + s.keys - s.queries;
-      if (entry.segment == 0) return true;
-      const index end = (j / entry.segment + 1) * entry.segment;
-      if (end <= s.keys && end - 1 <= position) return true;
-      return position - entry.left <= j && j <= position;
-    };
+  op.sees = [entry](const law_shape& s, index, index, index i, index j) {
+    const index position = i + s.keys - s.queries;
+    if (entry.segment == 0) return true;
+    const index end = (j / entry.segment + 1) * entry.segment;
+    if (end <= s.keys && end - 1 <= position) return true;
+    return position - entry.left <= j && j <= position;
+  };
   return op;
 }
 

@@ -10,6 +10,9 @@ struct lsh_entry {
   std::string name;
   index rounds, buckets, chunk;
   bool causal = false, wrap = false, softcap_and_sinks = false, unrotated = false;
+  index lookahead = 0;
+  bool scaled = true;
+  double norm_eps = 0;
 };
 
 template <class T>
@@ -31,8 +34,10 @@ bound<T> bind_lsh(const lsh_entry& entry, const law_shape& s) {
     attn::lsh_options<T> o;
     o.rounds = entry.rounds, o.buckets = entry.buckets, o.chunk = entry.chunk;
     o.causal = entry.causal, o.wrap = entry.wrap, o.rotations = view(std::as_const(p->rotations));
+    o.lookahead = entry.lookahead, o.scaled = entry.scaled, o.norm_eps = static_cast<T>(entry.norm_eps);
     if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = p->sinks;
-    o.lengths = call.lengths, o.lse = call.lse;
+    call.set_lengths(o);
+    o.lse = call.lse;
     compiled_lsh<T>::call(call.q, call.v, call.out, o, {}, *call.execution);
   };
 }
@@ -70,9 +75,12 @@ template <class T>
 law_operator<T> operator_of(const lsh_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
-  // Law 5 is not for it: how early tokens sort into chunks depends on later ones. So do laws 9 and 10 on who sees whom.
+  // Law 5 is not for it: how early tokens sort into chunks depends on later ones.
   op.averages = !entry.softcap_and_sinks;
   op.cross = false;
+  op.tied = true;
+  if (entry.chunk >= 257)  // all that law 10 asks for share it; otherwise the hashes say who sees whom
+    op.sees = [](const law_shape& s, index, index, index i, index j) { return i != j || s.keys == 1; };
   op.bind = [entry](const law_shape& s) { return bind_lsh<T>(entry, s); };
   return op;
 }
@@ -98,6 +106,14 @@ void add_lsh(std::vector<law_operator<T>>& all) {
                                 .causal = true,
                                 .wrap = true,
                                 .softcap_and_sinks = true}));
+  all.push_back(operator_of<T>({.name = "lsh, all in a chunk", .rounds = 2, .buckets = 4, .chunk = 257}));
+  all.push_back(operator_of<T>({.name = "lsh that looks ahead, unscaled",
+                                .rounds = 2,
+                                .buckets = 8,
+                                .chunk = 12,
+                                .lookahead = 1,
+                                .scaled = false,
+                                .norm_eps = 1e-3}));
 }
 template void add_lsh(std::vector<law_operator<float>>&);
 #if !defined(ATTN_TEST_FEW_TYPES)

@@ -1,7 +1,5 @@
 // A pattern of one's own: groups of queries by twos, windows, lists and steps.
-#include "laws/law.hpp"
-#include "support/call_patterns.hpp"
-#include "support/run.hpp"
+#include "laws/operators/patterns.hpp"
 
 namespace testing {
 namespace {
@@ -21,13 +19,39 @@ listed_pattern own_pattern(const law_shape& s) {
   listed_pattern p;
   listed_pattern::group near{{even, s.keys, 2}, {{.list = common}}};
   const attn::position_range between[] = {{1, 64}, {65, 101}, {102, s.keys}};
-  for (const auto& range : between)
-    near.pieces.push_back({.range = range, .left = 6, .right = 3});
+  for (const auto& range : between) near.pieces.push_back({.range = range, .left = 6, .right = 3});
   p.all.push_back(near);
   listed_pattern::group far{{even + 1, s.keys, 2}, {{.list = common}}};
   if (!others.empty()) far.pieces.push_back({.list = others, .others = true});
   p.all.push_back(far);
   return p;
+}
+
+// Everything there is, in one piece for even positions and in two for odd ones.
+listed_pattern whole(const law_shape& s) {
+  listed_pattern p;
+  p.all.push_back({{0, s.keys, 2}, {{.range = {0, s.keys}}}});
+  p.all.push_back({{1, s.keys, 2}, {{.range = {0, s.keys / 3}}, {.range = {s.keys / 3, s.keys}}}});
+  return p;
+}
+
+// Two patterns: keys at even positions, and those at odd ones.
+joined_listed_pattern joined(const law_shape& s) {
+  joined_listed_pattern p;
+  p.first.all.push_back({{0, s.keys}, {{.range = {0, s.keys, 2}}}});
+  p.second.all.push_back({{0, s.keys}, {{.range = {1, s.keys, 2}}}});
+  return p;
+}
+
+template <class T, class Pattern>
+bound<T> bind_own(const Pattern& pattern, bool causal) {
+  return [pattern, causal](const law_call<T>& call) {
+    attn::pattern_softmax_options<T> options;
+    options.causal = causal;
+    options.lse = call.lse;
+    call.set_lengths(options);
+    compiled_pattern_softmax<T>::call(call.q, call.k, call.v, call.out, pattern, options, {}, *call.execution);
+  };
 }
 
 }  // namespace
@@ -38,19 +62,15 @@ void add_pattern_softmax(std::vector<law_operator<T>>& all) {
     law_operator<T> op;
     op.name = causal ? "own pattern, causal" : "own pattern";
     op.causal = causal;
-    op.bind = [causal](const law_shape& shape) {
-      return [causal, pattern = own_pattern(shape)](const law_call<T>& call) {
-        attn::pattern_softmax_options<T> options;
-        options.causal = causal;
-        options.lengths = call.lengths;
-        options.lse = call.lse;
-        compiled_pattern_softmax<T>::call(call.q, call.k, call.v, call.out, pattern, options, {}, *call.execution);
-      };
-    };
+    op.bind = [causal](const law_shape& s) { return bind_own<T>(own_pattern(s), causal); };
     op.sees = [causal](const law_shape& s, index, index, index i, index j) {
       const index position = i + s.keys - s.queries;
       return !(causal && j > position) && own_pattern_sees(position, j);
     };
+    op.limits = {{"a pattern of everything", [=](const law_shape& s) { return bind_own<T>(whole(s), causal); },
+                  full_binder<T>(causal)},
+                 {"two patterns joined", [=](const law_shape& s) { return bind_own<T>(joined(s), causal); },
+                  full_binder<T>(causal)}};
     all.push_back(op);
   }
 }

@@ -23,7 +23,7 @@ bound<T> bind_pattern(const options_for<Options>& options, const law_shape& shap
     o.causal = p->given.causal;
     if (p->given.softcap) o.softcap = static_cast<T>(*p->given.softcap);
     o.sinks = p->sinks;
-    o.lengths = call.lengths;
+    call.set_lengths(o);
     o.lse = call.lse;
     form::call(call.q, call.k, call.v, call.out, o, {}, *call.execution);
   };
@@ -63,7 +63,7 @@ binder<T> full_binder(bool causal) {
     return [causal](const law_call<T>& call) {
       attn::full_softmax_options<T> options;
       options.causal = causal;
-      options.lengths = call.lengths;
+      call.set_lengths(options);
       options.lse = call.lse;
       compiled_full_softmax<T>::call(call.q, call.k, call.v, call.out, options, {}, *call.execution);
     };

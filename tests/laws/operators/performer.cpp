@@ -45,7 +45,7 @@ law_operator<T> operator_of(const performer_entry& entry) {
   op.lse = false;
   op.error_factor = 4;  // exponents are about |q|^2 / 2 larger than scores, and their rounding is that of weights
   if (entry.kernel == attn::performer_kernel::trigonometric)
-    op.averages = false, op.error_factor = 30;  // some weights are negative: what is left of a sum has fewer digits
+    op.positive = false, op.error_factor = 30;  // some weights are negative: what is left of a sum has fewer digits
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
       attn::performer_options<T> options;
@@ -54,7 +54,7 @@ law_operator<T> operator_of(const performer_entry& entry) {
       options.center_keys = p->entry.centred;
       options.scale = p->entry.template scale<T>(call.q.extent(3));
       if (p->entry.feature_eps > 0) options.feature_eps = static_cast<T>(p->entry.feature_eps);
-      options.lengths = call.lengths;
+      call.set_lengths(options);
       compiled_performer<T>::call(call.q, call.k, call.v, call.out, p->view(call.q.extent(1)), options,
                                   *call.execution);
     };

@@ -26,14 +26,13 @@ law_operator<T> operator_of(const rfa_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
   op.causal = entry.causal;
-  op.averages = false;  // they sum to 1, but some are negative: what is left of a sum has fewer digits
-  op.lse = false;
-  op.error_factor = 30;  // for the same reason
+  op.lse = op.positive = false;
+  op.error_factor = 30;  // some weights are negative: what is left of a sum has fewer digits
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
       attn::rfa_options<T> options;
       options.causal = p->entry.causal;
-      options.lengths = call.lengths;
+      call.set_lengths(options);
       options.gate = gate_view(p->gate);
       compiled_rfa<T>::call(call.q, call.k, call.v, call.out, p->features, options, *call.execution);
     };

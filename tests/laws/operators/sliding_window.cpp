@@ -51,7 +51,7 @@ struct parameters {
     attn::sliding_window_options<T> o;
     o.left = entry.left, o.right = entry.right, o.causal = entry.causal;
     o.dilation = dilation, o.global_positions = entry.globals;
-    o.lengths = call.lengths;
+    call.set_lengths(o);
     o.lse = call.lse;
     if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
     if (entry.own_projections) o.q_global = view(q_global), o.k_global = view(k_global), o.v_global = view(v_global);
@@ -83,7 +83,7 @@ bound<T> bind_full(bool causal) {
   return [causal](const law_call<T>& call) {
     attn::full_softmax_options<T> options;
     options.causal = causal;
-    options.lengths = call.lengths;
+    call.set_lengths(options);
     options.lse = call.lse;
     compiled_full_softmax<T>::call(call.q, call.k, call.v, call.out, options, {}, *call.execution);
   };
