@@ -32,8 +32,8 @@ struct variant {
   std::function<double(const dataset&)> error, mean_error;
 };
 
-/// What a run of so many seconds moves, and its share of what the memory can give; none where memory is not the bound, or
-/// the caches hold it all.
+/// What a run of so many seconds moves, and its share of what the memory can give; none where memory is not the bound,
+/// or the caches hold it all.
 struct traffic {
   double bytes_per_second, share;
   const char* of;  // the yardstick

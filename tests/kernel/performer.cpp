@@ -144,8 +144,8 @@ TEMPLATE_LIST_TEST_CASE("performer: queries and keys of norm 100 lose digits, no
       }
 }
 
-// From norm 1e5 on logarithms in float round to steps of hundreds: of the weights nothing is right, but they are weights.
-// At 1e16 all of them lie below every level, and rows are 0.
+// From norm 1e5 on logarithms in float round to steps of hundreds: of the weights nothing is right, but they are
+// weights. At 1e16 all of them lie below every level, and rows are 0.
 TEMPLATE_LIST_TEST_CASE("performer: keys of any norm give a mean of the values", "[performer]", exact_types) {
   for (kernel chosen : {kernel::positive, kernel::hyperbolic})
     for (bool causal : {false, true})

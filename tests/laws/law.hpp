@@ -68,8 +68,8 @@ struct law_operator {
   bool positive = true;     // law 9: weights are not negative, so that a mean lies between its values
   bool tied = false;        // queries are keys: k is not read
   double error_factor = 1;  // of the tolerance, where an operator loses more than a softmax: the entry says why
-  // Laws 9, 10: does row i of item b and head h see row j of k and v? Empty: it is not known, and a NaN may go anywhere in
-  // its head.
+  // Laws 9, 10: does row i of item b and head h see row j of k and v? Empty: it is not known, and a NaN may go anywhere
+  // in its head.
   std::function<bool(const law_shape&, index b, index h, index i, index j)> sees;
   binder<T> stream{};  // law 6: a fresh state; each call feeds the next tokens
   std::vector<law_limit<T>> limits{};
@@ -148,7 +148,8 @@ inline constexpr bool few_shapes = true;
 inline constexpr bool few_shapes = false;
 #endif
 
-// Every length meets two pairs of dims, and four lengths all dims of keys and of values; or one pair, and eight lengths.
+// Every length meets two pairs of dims, and four lengths all dims of keys and of values; or one pair, and eight
+// lengths.
 inline std::vector<law_shape> law_shapes(std::vector<index> lengths = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}) {
   constexpr index dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
   std::vector<law_shape> shapes;

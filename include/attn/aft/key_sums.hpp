@@ -5,9 +5,9 @@
 // e^k and e^w are taken apart into factor and power of two (split_exp); a weight is the product of the factors, and the
 // powers meet as whole numbers. So nothing overflows, and since a change of `top` is a change by powers of two, it
 // changes no digit. In float, k + w is not rounded up to a size of 10^7, where whole numbers end, and beyond that no
-// more than any sum is; from 5e37 on all sizes count as one. (Double: 5 10^15, 3e307. Without fused multiply-adds e^k and
-// e^w lose about what rounding k and w would cost.) This is the exact form of everything in this family; its fast form
-// is aft_block.hpp.
+// more than any sum is; from 5e37 on all sizes count as one. (Double: 5 10^15, 3e307. Without fused multiply-adds e^k
+// and e^w lose about what rounding k and w would cost.) This is the exact form of everything in this family; its fast
+// form is aft_block.hpp.
 //
 // A key of -infinity, or a w of -infinity, masks: it contributes nothing, whatever its value, not even NaN.
 #pragma once

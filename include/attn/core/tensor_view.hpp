@@ -187,8 +187,8 @@ class tensor_view {
 
 /// What every operator takes: a view or anything a view can be made of.
 template <class X>
-concept viewable = detail::is_view<std::remove_cvref_t<X>> || detail::eigen_memory<X> || detail::gives_view<X> ||
-                   detail::is_mdspan<X>;
+concept viewable =
+    detail::is_view<std::remove_cvref_t<X>> || detail::eigen_memory<X> || detail::gives_view<X> || detail::is_mdspan<X>;
 
 /// The view of a viewable argument; its element type is const where the argument is.
 template <viewable X>

@@ -75,7 +75,7 @@ ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T
 /// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width],
 /// the last row again to fill it. Takes round_up(rows, panel_width) * cols elements.
 template <class T, class Row>
-[[gnu::noinline]] void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* panels) {
+void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* panels) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
   constexpr int w = width<T>, wide = panel_width<T>;
   for (index r = 0; r < rows; r += wide, panels += cols * wide)
@@ -97,7 +97,7 @@ template <class T, class Row>
 /// p * panel_width ... of all rows. `panels` takes capacity * round_up(cols, panel_width) elements. Tells whether every
 /// number packed is finite.
 template <class T, class Row>
-[[gnu::noinline]] bool pack_panels(Row&& row, index first, index rows, index cols, index col_stride, T* panels, index capacity) {
+bool pack_panels(Row&& row, index first, index rows, index cols, index col_stride, T* panels, index capacity) {
   constexpr int w = width<T>, wide = panel_width<T>;
   packet<T> trace = zero<T>();  // 0 * x is NaN for an x that is not finite, and stays
   const index whole = col_stride == 1 ? cols / w * w : 0;

@@ -11,10 +11,10 @@
 // Shapes   x and out [B, H, L, D]; every [b, h] is transformed on its own, so give the whole dim of a model as D. Any L
 //          and D, primes too. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     5/4 B H L D log2(L D) operations, a quarter of two complex transforms. A direction whose length has a prime
-//          factor above 41 takes five times its share: the whole then takes two to three times as long. Scratch, in rows
-//          of two vectors (32 floats with AVX-512): L for every row's width of the channels 0 to D / 2, for one [b, h] or
-//          for as many as fill the threads; a thread D, and for such a prime factor 2 L or 2 D more. Tables: about
-//          8 L + 5 D numbers, twice that for such a prime factor.
+//          factor above 41 takes five times its share: the whole then takes two to three times as long. Scratch, in
+//          rows of two vectors (32 floats with AVX-512): L for every row's width of the channels 0 to D / 2, for one
+//          [b, h] or for as many as fill the threads; a thread D, and for such a prime factor 2 L or 2 D more. Tables:
+//          about 8 L + 5 D numbers, twice that for such a prime factor.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

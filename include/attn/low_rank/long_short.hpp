@@ -13,8 +13,8 @@
 // Shapes   as full_softmax; logits [B, H, Lk, r].
 // Cost     2 B H (D + Dv) operations for every token and compressed key it goes into, and for every pair of query and
 //          key it sees. Scratch a head under way: about n r (D + Dv) numbers, n = Lk / 256 + 2, causal 2 Lk / segment
-//          and, for segments above 256, Lk / 256 more; a thread: about (2 (left + right) + 3 block + 500) (D + Dv), with
-//          a local norm twice that.
+//          and, for segments above 256, Lk / 256 more; a thread: about (2 (left + right) + 3 block + 500) (D + Dv),
+//          with a local norm twice that.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

@@ -17,8 +17,8 @@
 //          strides, dims of no whole vectors), and the keys of 512 tokens, or more for long chunks, a thread.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// Norms between 1e-18 and 1e18 are told apart from 0 and infinity (float). With causal, a query sees no key after its position; but which earlier ones it meets depends on how all tokens sort,
-// the later ones too, as in the original.
+// Norms between 1e-18 and 1e18 are told apart from 0 and infinity (float). With causal, a query sees no key after its
+// position; but which earlier ones it meets depends on how all tokens sort, the later ones too, as in the original.
 #pragma once
 
 #include <attn/core/random.hpp>
