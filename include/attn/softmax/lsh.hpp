@@ -215,7 +215,7 @@ struct lsh_call {
       attend(block, slab, seen, [&](index r, index n) {  // what comes next, sorted, lies anywhere in memory
         const index* const order = head.order + round * shape.keys;
         for (index t = begin + from + r; t < begin + from + r + n; ++t) {
-          if (const index next = t + blocks.unit; round > 0 && next < on.n)
+          if (const index next = round > 0 ? t + blocks.unit : t; next < on.n)  // to go on with, or to begin
             prefetch_early(states.row(order[next]), states.cols);
           if (const index next = t + attended(); next < on.n) {
             prefetch_early(x.row(order[next]), x.cols);

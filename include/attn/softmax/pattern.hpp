@@ -85,7 +85,7 @@ struct key_set {
   index slots_before(index position) const {
     if (where.list) return std::lower_bound(where.list, where.list + count, position) - where.list;
     if (position <= where.first) return 0;
-    return std::clamp(ceil_div(position - where.first, where.step), index(0), count);
+    return position > where[count - 1] ? count : ceil_div(position - where.first, where.step);
   }
 
   /// Lists are only read where they ascend from 0 on.

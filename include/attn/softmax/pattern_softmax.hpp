@@ -158,16 +158,20 @@ struct pattern_call {
     }
   }
 
-  /// Asks for the memory of a group that comes next: of its rows, and of what it packs, the part from `begin` to `end`
-  /// of `count`.
+  /// Asks for the memory of a group that comes next: of its rows, of what is known of them if anything is, and of what
+  /// it packs, the part from `begin` to `end` of `count`.
   template <class Part>
-  void ask_for(const Part& part, const sequence& s, index g, index begin, index end, index count) const {
+  void ask_for(const Part& part, const sequence& s, index g, index begin, index end, index count, bool known) const {
     if (g >= part.groups(s)) return;
     const auto x = head_of(q, s.batch, s.head);
+    const auto result = head_of(out, s.batch, s.head);
     const auto key = head_of(k, s.batch, s.head / shape.group()), value = head_of(v, s.batch, s.head / shape.group());
     const position_range queries = queries_of(part, s, g);
-    for (index r = begin; r < std::min(end, count_of(queries)); ++r)
-      prefetch_early(x.row(queries.begin + r * queries.step - s.first()), x.cols);
+    for (index r = begin; r < std::min(end, count_of(queries)); ++r) {
+      const index i = queries.begin + r * queries.step - s.first();
+      prefetch_early(x.row(i), x.cols);
+      if (known) prefetch_early(result.row(i), result.cols);
+    }
     visit_keys(part, s, g, [&](const key_set& set, const auto&) {
       if (in_place(set)) return;
       for (index n = set.count * begin / count; n < set.count * end / count; ++n) {
@@ -193,6 +197,7 @@ struct pattern_call {
     });
 
     row_block<T> block = scratch.block;
+    const auto result = head_of(out, b, h);
     const index step = round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows);
     for (index row = 0; row < count; row += step) {
       const index rows = std::min(step, count - row), p0 = queries.begin + row * queries.step;
@@ -201,8 +206,10 @@ struct pattern_call {
       used = 0;
       bool asked = false;
       const auto ahead = [&](index r, index n) {
-        if (!asked) ask_for(part, s, g + 1, row + r, row + r + n, count);
-        asked |= r + n == rows;
+        if (asked) return;
+        ask_for(part, s, g + 1, row + r, row + r + n, count, !first);
+        for (index i = r; first && i < r + n; ++i) prefetch_early(result.row(block.where[i]), result.cols);
+        asked = r + n == rows;
       };
       visit_keys(part, s, g, [&](const key_set& set, const auto& of_query) {
         for (index r = 0; r < rows; ++r) block.span[r] = set.span_of(s, p0 + r * queries.step, of_query);
@@ -221,7 +228,7 @@ struct pattern_call {
         used += round_up(set.count, panel_width<T>);
       });
       if (last)
-        finish(block, head_of(out, b, h), per_head(options.sinks, h), row_of(options.lse, b, h), options.lse.stride(2));
+        finish(block, result, per_head(options.sinks, h), row_of(options.lse, b, h), options.lse.stride(2));
       else
         states.save(block);
     }
