@@ -35,9 +35,10 @@ array read_npy(const std::string& path) {
   if (end == std::string::npos || !has("'fortran_order': False") ||
       std::sscanf(bytes.c_str() + at, "'shape': (%td, %td, %td, %td)", &b, &h, &l, &d) != 4)
     throw std::runtime_error(path + " is no .npy file of [batch, heads, length, dim] in C order");
+  const double numbers = double(b) * double(h) * double(l) * double(d);  // may be more than an index holds
   const auto take = [&](auto number) {
     const std::size_t left = bytes.size() - end - 1;
-    if (double(b) * double(h) * double(l) * double(d) * sizeof number != double(left))
+    if (double(sizeof number) * numbers != double(left))
       throw std::runtime_error(path + " does not hold as many numbers as its shape says");
     for (std::size_t n = end + 1; n < bytes.size(); n += sizeof number) {
       std::memcpy(&number, bytes.data() + n, sizeof number);

@@ -280,9 +280,11 @@ TEST_CASE("merging refuses a state of another kind or shape, and changes nothing
                             attn::linear_state<float>(batch, kv_heads, dim + 1, value_dim),
                             attn::linear_state<float>(batch, kv_heads, dim, value_dim + 1)})
     CHECK(well_formed(refusal([&] { one.state().merge(other); }), "linear_state"));
-  for (auto& [name, other] : all)
-    if (!(other->state().kind() == one.state().kind()))
-      CHECK(well_formed(refusal([&] { one.state().merge(other->state()); }), "linear_state"));
+  for (auto& named : all) {
+    auto& other = named.second->state();
+    if (!(other.kind() == one.state().kind()))
+      CHECK(well_formed(refusal([&] { one.state().merge(other); }), "linear_state"));
+  }
   CHECK(written(one) == before);
 }
 

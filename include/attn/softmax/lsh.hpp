@@ -206,7 +206,8 @@ struct lsh_call {
     for (index part = 0; part < blocks.count(end - begin); ++part) {
       const auto [from, to] = blocks.rows(part, end - begin);
       if (from >= to) continue;
-      block.begin(x, {0, 1, head.order + round * shape.keys + begin + from}, to - from, terms.query_factor());
+      const index first = begin + from;
+      block.begin(x, {0, 1, head.order + round * shape.keys + first}, to - from, terms.query_factor());
       if (round > 0) states.resume(block);
       for (index t = from; t < to; ++t) {
         const key_span span = on.span(begin + t);
@@ -214,7 +215,7 @@ struct lsh_call {
       }
       attend(block, slab, seen, [&](index r, index n) {  // what comes next, sorted, lies anywhere in memory
         const index* const order = head.order + round * shape.keys;
-        for (index t = begin + from + r; t < begin + from + r + n; ++t) {
+        for (index t = first + r; t < first + r + n; ++t) {
           if (const index next = round > 0 ? t + blocks.unit : t; next < on.n)  // to go on with, or to begin
             prefetch_early(states.row(order[next]), states.cols);
           if (const index next = t + attended(); next < on.n) {
