@@ -357,7 +357,7 @@ TEST_CASE("a caller's map is called for the numbers there are, and asked once ho
 
     struct one_more_every_time {
       index* asked;
-      index features(index dim) const { return dim + (*asked)++; }
+      index features(index channels) const { return channels + (*asked)++; }
       void operator()(std::span<const float> token, std::span<float> phi) const {
         REQUIRE(phi.size() == token.size());
         std::copy(token.begin(), token.end(), phi.begin());

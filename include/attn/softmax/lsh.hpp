@@ -119,8 +119,7 @@ struct lsh_call {
   }
   /// Sorted tokens a task attends: whole chunks, so many that what it packs is mostly seen by its own queries, yet
   /// stays in the second-level cache.
-  index attended() const {
-    const lsh_ring on = ring(shape.keys);
+  static index attended(const lsh_ring& on) {
     return on.chunk * std::max<index>(ceil_div(stretch, on.chunk), 2 * (on.lookback + on.lookahead));
   }
 
@@ -131,7 +130,7 @@ struct lsh_call {
   }
   lsh_scratch<T> scratch(execution& where, int worker) const {
     const lsh_ring on = ring(shape.keys);
-    const index slots = std::min(on.most_slots(), attended() + (on.lookback + on.lookahead) * on.chunk);
+    const index slots = std::min(on.most_slots(), attended(on) + (on.lookback + on.lookahead) * on.chunk);
     return where.scratch(worker, [&](carver& memory) {
       return lsh_scratch<T>::layout(memory, slots, shape.dim, shape.dim_v, options.buckets);
     });
@@ -218,7 +217,7 @@ struct lsh_call {
         for (index t = first + r; t < first + r + n; ++t) {
           if (const index next = round > 0 ? t + blocks.unit : t; next < on.n)  // to go on with, or to begin
             prefetch_early(states.row(order[next]), states.cols);
-          if (const index next = t + attended(); next < on.n) {
+          if (const index next = t + attended(on); next < on.n) {
             prefetch_early(x.row(order[next]), x.cols);
             prefetch_early(values.row(order[next]), values.cols);
           }
@@ -284,10 +283,10 @@ struct lsh_call {
     each(options.rounds, [&](const lsh_head<T>& head, index b, index, index round, int worker) {
       sort(head, b, round, scratch(where, worker).first);
     });
-    const index step = attended();
     for (index round = 0; round < options.rounds; ++round)
-      each(ceil_div(shape.keys, step), [&](const lsh_head<T>& head, index b, index h, index part, int worker) {
-        const index from = part * step, to = std::min(from + step, lengths.keys(b));
+      each(ceil_div(shape.keys, stretch), [&](const lsh_head<T>& head, index b, index h, index part, int worker) {
+        const index step = attended(ring(lengths.keys(b))), from = part * step,
+                    to = std::min(from + step, lengths.keys(b));
         if (from < to) attend_stretch(head, b, h, round, from, to, scratch(where, worker));
       });
     each(1, [&](const lsh_head<T>&, index b, index h, index, int) {

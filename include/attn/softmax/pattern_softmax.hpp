@@ -126,7 +126,7 @@ struct pattern_call {
           at.refuse("groups that hold each query once", text({"the one at position ", p, " twice"}));
       index slots[2] = {};
       visit_keys(part, s, g, [&](const key_set& set, const auto& of_query) {
-        slots[set.contiguous()] += round_up(set.count, panel_width<T>);
+        slots[set.contiguous()] += round_up(set.count + (set.contiguous() ? lead_of(set) : 0), panel_width<T>);
         if (set.contiguous()) sum.told += set.count;
         set.check_list(at);
         if (queries.begin < queries.end)
@@ -141,6 +141,16 @@ struct pattern_call {
 
   /// Is a set read where all keys of its head lie packed? Else its group packs it.
   bool in_place(const key_set& set) const { return shared && set.contiguous(); }
+
+  /// A range is packed from the beginning of a panel of its head on: whoever packs it, sums come out the same.
+  static index lead_of(const key_set& range) { return range.where.first % panel_width<T>; }
+  key_set as_packed(key_set set) const {
+    if (!set.contiguous()) return set;
+    const index lead = shared ? set.where.first : lead_of(set);
+    set.where.first -= lead;
+    set.count = shared ? shape.keys : set.count + lead;
+    return set;
+  }
 
   /// Which stretches of pack_step keys of batch item b the groups of the heads of key head kv read in place.
   void mark(index b, index kv, bool* needed) const {
@@ -192,8 +202,9 @@ struct pattern_call {
     index used = 0;
     visit_keys(part, s, g, [&](const key_set& set, const auto&) {
       if (in_place(set)) return;
-      scratch.gathered.from(used, set.where).pack(head_of(k, b, kv), head_of(v, b, kv), 0, set.count);
-      used += round_up(set.count, panel_width<T>);
+      const key_set packed = as_packed(set);
+      scratch.gathered.from(used, packed.where).pack(head_of(k, b, kv), head_of(v, b, kv), 0, packed.count);
+      used += round_up(packed.count, panel_width<T>);
     });
 
     row_block<T> block = scratch.block;
@@ -212,20 +223,16 @@ struct pattern_call {
         asked = r + n == rows;
       };
       visit_keys(part, s, g, [&](const key_set& set, const auto& of_query) {
-        for (index r = 0; r < rows; ++r) block.span[r] = set.span_of(s, p0 + r * queries.step, of_query);
-        const pattern_terms<T, Score> seen{terms.for_head(b, h, s.first()), &set};
-        if (in_place(set)) {
-          for (index r = 0; r < rows; ++r) {
-            block.span[r].begin += set.where.first;
-            block.span[r].end += set.where.first;
-          }
-          key_set of_all = set;
-          of_all.where.first = 0;
-          of_all.count = shape.keys;
-          return attend(block, all, pattern_terms<T, Score>{seen.terms, &of_all});
+        const key_set packed = as_packed(set);
+        const index lead = set.contiguous() ? set.where.first - packed.where.first : 0;
+        for (index r = 0; r < rows; ++r) {
+          const key_span span = set.span_of(s, p0 + r * queries.step, of_query);
+          block.span[r] = {span.begin + lead, span.end + lead};
         }
-        attend(block, scratch.gathered.from(used, set.where), seen, ahead);
-        used += round_up(set.count, panel_width<T>);
+        const pattern_terms<T, Score> seen{terms.for_head(b, h, s.first()), &packed};
+        if (in_place(set)) return attend(block, all, seen);
+        attend(block, scratch.gathered.from(used, packed.where), seen, ahead);
+        used += round_up(packed.count, panel_width<T>);
       });
       if (last)
         finish(block, result, per_head(options.sinks, h), row_of(options.lse, b, h), options.lse.stride(2));
