@@ -37,7 +37,7 @@ struct lsh_options {
 
   /// Hashes of every token, >= 1: more find more of the keys that matter.
   index rounds = 4;
-  /// Even, >= 2.
+  /// Even, from 2 to 2^24.
   index buckets = 64;
   /// Tokens of a chunk, >= 1.
   index chunk = 64;

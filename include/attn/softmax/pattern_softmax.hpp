@@ -14,7 +14,8 @@
 //          rows of out cannot hold what is known so far (16-bit types, strides, dims of no whole vectors), Lq Dv more
 //          for every head under way.
 // Throws   std::invalid_argument for shapes or options that do not fit, for a pattern whose groups do not hold every
-//          query once, and for lists that do not ascend from 0 on, before anything is written.
+//          query once, for lists that do not ascend from 0 on, and for queries' ranges of a step (asked of the first
+//          query of a group), before anything is written.
 #pragma once
 
 #include <attn/softmax/full_softmax.hpp>
