@@ -1,7 +1,7 @@
 // attn_bench: how far an operator's answer on real queries, keys and values lies from full softmax.
 #pragma once
 
-#include <attn/core/eigen.hpp>
+#include <attn/core/detail/eigen.hpp>
 
 #include <string>
 #include <vector>

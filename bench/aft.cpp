@@ -1,7 +1,7 @@
 // Attention-free mixing: a softmax over tokens for every channel on its own.
 #include <attn/aft/aft_full_step.hpp>
-#include <attn/aft/aft_simple_state.hpp>
-#include <attn/aft/aft_window_state.hpp>
+#include <attn/aft/aft_simple_step.hpp>
+#include <attn/aft/aft_window_step.hpp>
 
 #include <algorithm>
 #include <random>

@@ -1,6 +1,6 @@
 #include "inputs.hpp"
 
-#include <attn/core/eigen.hpp>
+#include <attn/core/detail/eigen.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Kernel attention: feature maps instead of softmax, a state of constant size.
-#include <attn/kernel/linear_state.hpp>
-#include <attn/kernel/performer_state.hpp>
-#include <attn/kernel/rfa_state.hpp>
+#include <attn/kernel/linear_step.hpp>
+#include <attn/kernel/performer_step.hpp>
+#include <attn/kernel/rfa_step.hpp>
 
 #include <algorithm>
 

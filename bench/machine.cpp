@@ -2,7 +2,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include <attn/core/eigen.hpp>
+#include <attn/core/detail/eigen.hpp>
 
 #include <algorithm>
 #include <chrono>

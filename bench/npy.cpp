@@ -1,6 +1,6 @@
 #include "npy.hpp"
 
-#include <attn/core/eigen.hpp>
+#include <attn/core/detail/eigen.hpp>
 
 #include <cstdint>
 #include <cstring>

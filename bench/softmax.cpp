@@ -1,8 +1,8 @@
 // Exact softmax over a set of keys.
 #include <attn/softmax/full_softmax.hpp>
-#include <attn/softmax/kv_cache.hpp>
+#include <attn/softmax/full_softmax_step.hpp>
 #include <attn/softmax/sliding_window.hpp>
-#include <attn/softmax/sliding_window_cache.hpp>
+#include <attn/softmax/sliding_window_step.hpp>
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // Decoding: a prompt in one call, then token by token from the key/value cache; equal to one pass over all.
-#include <attn/softmax/kv_cache.hpp>
+#include <attn/softmax/full_softmax_step.hpp>
 
 #include <algorithm>
 #include <chrono>

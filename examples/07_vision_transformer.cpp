@@ -55,9 +55,9 @@ using sequence_out = attn::tensor_view<float, 3>;
 using mixer = std::function<void(const block&, sequence, sequence_out, attn::execution&)>;
 
 mixer attention(auto attend) {
-  return [attend](const block& w, sequence x, sequence_out out, attn::execution& where) {
+  return [attend](const block& w, sequence x, sequence_out out, attn::execution& exec) {
     attn::multi_head(x, out, {.query = w.query, .key = w.key, .value = w.value, .output = w.output}, attend,
-                     {.heads = head_count}, where);
+                     {.heads = head_count}, exec);
   };
 }
 
@@ -117,11 +117,11 @@ int main(int argc, char** argv) {
   attn::project(patches_of_image(side), embedding, embedded);
   embedded += place;
 
-  const auto encode = [&](const mixer& mix, matrix& x, attn::execution& where) {
+  const auto encode = [&](const mixer& mix, matrix& x, attn::execution& exec) {
     x = embedded;
     for (const block& w : blocks)
-      attn::encoder_block(x, x, std::bind_front(mix, std::cref(w)), {.feed = {.up = w.up, .down = w.down}}, {}, where);
-    attn::layer_norm(x, x, {}, where);
+      attn::encoder_block(x, x, std::bind_front(mix, std::cref(w)), {.feed = {.up = w.up, .down = w.down}}, {}, exec);
+    attn::layer_norm(x, x, {}, exec);
   };
 
   const auto table = operators(side / patch);
@@ -141,16 +141,16 @@ int main(int argc, char** argv) {
   for (const auto& [name, mix] : table) {
     if (wanted != "all" && wanted != name) continue;
     matrix x;
-    attn::execution where;
+    attn::execution exec;
     double best = 1e9;
     for (int n = 0; n < 3; ++n) {
       const auto start = std::chrono::steady_clock::now();
-      encode(mix, x, where);
+      encode(mix, x, exec);
       best =
           std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
     }
     const double distance = (x - exact).norm() / exact.norm();
-    std::printf("%-16s %7.1f ms %8.1f MiB %30.3f\n", name.c_str(), best, double(where.scratch_bytes()) / (1 << 20),
+    std::printf("%-16s %7.1f ms %8.1f MiB %30.3f\n", name.c_str(), best, double(exec.scratch_bytes()) / (1 << 20),
                 distance);
     right &= name == "full_softmax" ? distance == 0 : std::isfinite(distance);
   }

@@ -1,5 +1,5 @@
 // A million tokens through linear attention, one at a time: memory and time a token stay what they were at the start.
-#include <attn/kernel/linear_state.hpp>
+#include <attn/kernel/linear_step.hpp>
 
 #include <chrono>
 #include <cmath>
@@ -23,10 +23,10 @@ int main() {
              out = view(out_memory.data());
 
   attn::linear_state<float> state(heads, dim, dim);
-  attn::execution where;  // keeps its scratch memory from step to step
+  attn::execution exec;  // keeps its scratch memory from step to step
   const auto feed = [&](attn::index first, attn::index count) {
     const auto rows = [&](const auto& x) { return x.slice(2, first % period, count); };
-    attn::linear_step(state, rows(q), rows(k), rows(v), rows(out), {}, where);
+    attn::linear_step(state, rows(q), rows(k), rows(v), rows(out), {}, exec);
   };
 
   std::printf("%9s  %12s  %s\n", "tokens", "tokens/s", "bytes of state and scratch");
@@ -36,7 +36,7 @@ int main() {
     if (token + 1 != 100'000 * (shown == 0 ? 1 : 3 * shown + 1)) continue;
     ++shown;
     std::printf("%9td  %12.0f  %zu\n", state.tokens(), double(state.tokens()) / (seconds() - start),
-                state.bytes() + where.scratch_bytes());
+                state.bytes() + exec.scratch_bytes());
   }
   const std::vector<float> one_by_one = out_memory;
 
@@ -45,7 +45,7 @@ int main() {
   start = seconds();
   for (attn::index token = 0; token < tokens; token += period) feed(token, period);
   std::printf("%9td  %12.0f  %zu, in chunks of %td\n", state.tokens(), double(tokens) / (seconds() - start),
-              state.bytes() + where.scratch_bytes(), period);
+              state.bytes() + exec.scratch_bytes(), period);
 
   double difference = 0, size = 0;
   for (std::size_t n = 0; n < one_by_one.size(); ++n) {

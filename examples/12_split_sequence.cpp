@@ -1,6 +1,6 @@
 // One long sequence, split in two: each worker sums up its half, the states travel as bytes and are merged. The same
 // sums as in one pass, and so the same answers.
-#include <attn/kernel/linear_state.hpp>
+#include <attn/kernel/linear_step.hpp>
 
 #include <algorithm>
 #include <cmath>

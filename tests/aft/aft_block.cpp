@@ -33,9 +33,9 @@ outcome mean_of_two(float gap, float size, const particulars& more = {}) {
   float out[] = {7};
   const aft_head<float> head{{q, 1, 1, 1, 1}, {k, 3, 1, 1, 1}, {v, 3, 1, 1, 1}, {out, 1, 1, 1, 1}};
   attn::execution serial;
-  packed_keys<float> keys;
-  auto block = serial.scratch(0, [&](carver& memory) {
-    keys = packed_keys<float>::layout(memory, 1, 3);
+  packed_piece<float> keys;
+  auto block = serial.scratch(0, [&](arena& memory) {
+    keys = packed_piece<float>::layout(memory, 1, 3);
     return aft_block<float>::layout(memory, 1, false);
   });
   const full_bias<float> bias{{w, 1, 3, 3, 1}, 0, 3, false};

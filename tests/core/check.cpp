@@ -1,5 +1,5 @@
 // Views that share memory are always found out; views people lay side by side in one buffer are not suspected.
-#include <attn/core/check.hpp>
+#include <attn/core/detail/check.hpp>
 
 #include <set>
 #include <vector>

@@ -75,7 +75,7 @@ TEST_CASE("an exception reaches the caller, and the execution can be used again"
 TEST_CASE("scratch memory grows once and is reused, aligned", "[execution]") {
   execution run;
   CHECK(run.scratch_bytes() == 0);
-  const auto floats = [](index count) { return [count](auto& pieces) { return pieces.template take<float>(count); }; };
+  const auto floats = [](index count) { return [count](auto& pieces) { return pieces.template allocate<float>(count); }; };
   float* first = run.scratch(0, floats(1000));
   const std::size_t held = run.scratch_bytes();
   CHECK(held >= 4000);
@@ -90,7 +90,7 @@ TEST_CASE("scratch memory grows once and is reused, aligned", "[execution]") {
 
 TEST_CASE("workers have scratch of their own, and one they share", "[execution]") {
   execution run(3);
-  const auto one = [](auto& pieces) { return pieces.template take<double>(1); };
+  const auto one = [](auto& pieces) { return pieces.template allocate<double>(1); };
   std::vector<double*> places{run.scratch(0, one), run.scratch(1, one), run.scratch(2, one), run.shared_scratch(one)};
   std::sort(places.begin(), places.end());
   CHECK(std::adjacent_find(places.begin(), places.end()) == places.end());
@@ -98,7 +98,7 @@ TEST_CASE("workers have scratch of their own, and one they share", "[execution]"
 
 TEST_CASE("an execution moves with its threads and scratch", "[execution]") {
   execution first(3);
-  first.scratch(1, [](auto& pieces) { return pieces.template take<char>(100); });
+  first.scratch(1, [](auto& pieces) { return pieces.template allocate<char>(100); });
   const std::size_t held = first.scratch_bytes();
   execution second = std::move(first);
   CHECK(second.threads() == 3);

@@ -1,5 +1,5 @@
 // The exponential is within 2 ulp of the true value, at every width and at the edges.
-#include <attn/core/exp.hpp>
+#include <attn/core/detail/exp.hpp>
 
 #include <array>
 #include <bit>

@@ -1,5 +1,5 @@
 // Sine and cosine are as near as promised, and every lane is its own affair.
-#include <attn/core/sin_cos.hpp>
+#include <attn/core/detail/sin_cos.hpp>
 
 #include <algorithm>
 #include <cmath>

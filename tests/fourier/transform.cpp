@@ -1,5 +1,5 @@
 // The transform beneath: roots of unity, any length, and channels that do not touch each other.
-#include <attn/fourier/hartley.hpp>
+#include <attn/fourier/detail/hartley.hpp>
 
 #include <cfloat>
 
@@ -11,7 +11,7 @@
 namespace testing {
 namespace {
 
-using attn::detail::carver;
+using attn::detail::arena;
 using attn::detail::fourier_plan;
 template <class T>
 constexpr index wide = attn::detail::row_width<T>;
@@ -24,11 +24,11 @@ struct planned {
   fourier_plan<T> plan;
 
   explicit planned(index n) {
-    carver count;
+    arena count;
     plan = fourier_plan<T>::layout(count, n);
     memory.resize(count.used() + 64);
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
-    carver pieces(memory.data() + (64 - begin % 64) % 64);
+    arena pieces(memory.data() + (64 - begin % 64) % 64);
     plan = fourier_plan<T>::layout(pieces, n);
     rows.resize(static_cast<std::size_t>((n + plan.spare_rows()) * wide<T>));
     plan.fill(spare());

@@ -21,17 +21,17 @@ struct function {
   }
 
   template <class S>
-  void run(in_sequence<S> x, out_sequence<S> out, attn::execution& where) const {
+  void run(in_sequence<S> x, out_sequence<S> out, attn::execution& exec) const {
     const tensor<S> w = cast<S>(weight), b = cast<S>(bias);
     if (attention) {
       const auto attend = full_attention<S>({.causal = causal});
       tensor<S> v(x.extent(0), 1, x.extent(1), x.extent(2));
-      compiled_layers<S>::project(x, matrix(w), sequence(v), {}, where);
+      compiled_layers<S>::project(x, matrix(w), sequence(v), {}, exec);
       attend(attn::split_heads(x, 1), attn::split_heads(x, 1), view(std::as_const(v)), attn::split_heads(out, 1),
-             where);
+             exec);
       return;
     }
-    compiled_layers<S>::project(x, matrix(w), out, vector(b), where);
+    compiled_layers<S>::project(x, matrix(w), out, vector(b), exec);
     for (index n = 0; n < out.extent(0); ++n)
       for (index i = 0; i < out.extent(1); ++i)
         for (index d = 0; d < out.extent(2); ++d) out(n, i, d) = std::tanh(out(n, i, d));
@@ -72,7 +72,7 @@ reference::result run_there_and_back(const golden_case& golden) {
   tensor<S> y = x;
   attn::execution serial;
   const auto mixer = [](const function& f) -> mixer_of<S> {
-    return [&f](in_sequence<S> s, out_sequence<S> out, attn::execution& where) { f.run<S>(s, out, where); };
+    return [&f](in_sequence<S> s, out_sequence<S> out, attn::execution& exec) { f.run<S>(s, out, exec); };
   };
   for (std::size_t n = 0; n < p.f.size(); ++n)
     compiled_layers<S>::reversible_block(sequence(std::as_const(y)), sequence(y), mixer(p.f[n]), mixer(p.g[n]), {},

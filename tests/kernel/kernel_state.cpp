@@ -1,5 +1,5 @@
 // States: feeding, merging, copying, writing and reading, and what a million tokens do to them.
-#include <attn/kernel/linear_state.hpp>
+#include <attn/kernel/linear_step.hpp>
 
 #include <sstream>
 

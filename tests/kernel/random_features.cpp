@@ -1,5 +1,5 @@
 // Drawn features: their geometry, their bits, and, as statistics, what they are for.
-#include <attn/kernel/random_features.hpp>
+#include <attn/kernel/draw_features.hpp>
 
 #include <bit>
 #include <filesystem>

@@ -80,9 +80,9 @@ TEMPLATE_LIST_TEST_CASE("encoder_block: two blocks with attention", "[encoder_bl
   heads.value = heads.output = rounded<TestType>(random_weight(7, 32, 32));
   const encoder_store<TestType> stored(w);
   const multi_head_store<TestType> stored_heads(heads);
-  const mixer_of<TestType> mix = [&](auto s, auto out, attn::execution& where) {
+  const mixer_of<TestType> mix = [&](auto s, auto out, attn::execution& exec) {
     compiled_layers<TestType>::multi_head(s, s, out, stored_heads.views(), full_attention<TestType>(), {.heads = 4},
-                                          where);
+                                          exec);
   };
   tensor<TestType> out = cast<TestType>(x);
   tensor<double> wanted = x;

@@ -101,8 +101,8 @@ inline reference::feed_forward_weights random_feed_forward(index inputs, index h
 
 template <class S>
 attention_of<S> full_attention(const attn::full_softmax_options<S>& options = {}) {
-  return [options](in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, attn::execution& where) {
-    compiled_full_softmax<S>::call(q, k, v, out, options, {}, where);
+  return [options](in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, attn::execution& exec) {
+    compiled_full_softmax<S>::call(q, k, v, out, options, {}, exec);
   };
 }
 

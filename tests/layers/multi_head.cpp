@@ -103,9 +103,9 @@ TEST_CASE("multi_head: the operator sees views of what was projected, and out wh
   attn::execution serial;
   int calls = 0;
   const attention_of<float> op = [&](in_view<float> q, in_view<float> k, in_view<float> v, out_view<float> to,
-                                     attn::execution& where) {
+                                     attn::execution& exec) {
     ++calls;
-    CHECK(&where == &serial);
+    CHECK(&exec == &serial);
     CHECK(q.extents() == std::array<index, 4>{2, 4, 30, 6});
     CHECK(k.extents() == std::array<index, 4>{2, 2, 30, 6});
     CHECK(v.extents() == std::array<index, 4>{2, 2, 30, 5});
@@ -123,8 +123,8 @@ TEST_CASE("multi_head: Eigen matrices, default arguments, padding by the operato
   const matrix x = matrix::Random(12, 8), w = matrix::Random(8, 8), eye = matrix::Identity(8, 8);
   matrix out(12, 8), by_hand(12, 8);
   const attn::index length[] = {9};
-  const auto attend = [&](auto q, auto k, auto v, auto to, attn::execution& where) {
-    compiled_full_softmax<float>::call(q, k, v, to, {.lengths = length}, {}, where);
+  const auto attend = [&](auto q, auto k, auto v, auto to, attn::execution& exec) {
+    compiled_full_softmax<float>::call(q, k, v, to, {.lengths = length}, {}, exec);
   };
   attn::multi_head(x, out, {.query = w, .key = w, .value = w, .output = eye}, attend, {.heads = 2});
   const matrix p = x * w.transpose();

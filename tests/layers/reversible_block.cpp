@@ -14,24 +14,24 @@ struct functions {
         weight(cast<S>(random_weight(11 + 2 * layer, dim, dim, gain))),
         bias(cast<S>(random_vector(100 + layer, dim, 0.1))) {}
 
-  void attention(in_sequence<S> x, out_sequence<S> out, attn::execution& where) const {
+  void attention(in_sequence<S> x, out_sequence<S> out, attn::execution& exec) const {
     tensor<S> v(x.extent(0), 1, x.extent(1), x.extent(2));
-    compiled_layers<S>::project(x, matrix(value), sequence(v), {}, where);
+    compiled_layers<S>::project(x, matrix(value), sequence(v), {}, exec);
     full_attention<S>()(attn::split_heads(x, 1), attn::split_heads(x, 1), view(std::as_const(v)),
-                        attn::split_heads(out, 1), where);
+                        attn::split_heads(out, 1), exec);
   }
-  void tanh(in_sequence<S> x, out_sequence<S> out, attn::execution& where) const {
-    compiled_layers<S>::project(x, matrix(weight), out, vector(bias), where);
+  void tanh(in_sequence<S> x, out_sequence<S> out, attn::execution& exec) const {
+    compiled_layers<S>::project(x, matrix(weight), out, vector(bias), exec);
     for (index b = 0; b < out.extent(0); ++b)
       for (index i = 0; i < out.extent(1); ++i)
         for (index d = 0; d < out.extent(2); ++d)
           out(b, i, d) = static_cast<S>(std::tanh(static_cast<real<S>>(out(b, i, d))));
   }
   mixer_of<S> f() const {
-    return [this](in_sequence<S> x, out_sequence<S> out, attn::execution& where) { attention(x, out, where); };
+    return [this](in_sequence<S> x, out_sequence<S> out, attn::execution& exec) { attention(x, out, exec); };
   }
   mixer_of<S> g() const {
-    return [this](in_sequence<S> x, out_sequence<S> out, attn::execution& where) { tanh(x, out, where); };
+    return [this](in_sequence<S> x, out_sequence<S> out, attn::execution& exec) { tanh(x, out, exec); };
   }
 };
 
@@ -50,13 +50,13 @@ double round_trip(const std::vector<functions<S>>& layers, bool with_remainder, 
   tensor<S> y = x, rest(2, 1, 40, 2 * dim);
   attn::reversible_block_options<S> options;
   if (with_remainder) options.remainder = sequence(rest);
-  attn::execution where(threads);
+  attn::execution exec(threads);
   for (const auto& layer : layers)
-    compiled_layers<S>::reversible_block(sequence(std::as_const(y)), sequence(y), layer.f(), layer.g(), options, where);
+    compiled_layers<S>::reversible_block(sequence(std::as_const(y)), sequence(y), layer.f(), layer.g(), options, exec);
   CHECK(relative_error(y, x) > 0.5);
   for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer)
     compiled_layers<S>::reversible_block_inverse(sequence(std::as_const(y)), sequence(y), layer->f(), layer->g(),
-                                                 options, where);
+                                                 options, exec);
   return relative_error(y, x);
 }
 

@@ -30,13 +30,13 @@ struct layer_parts {
 
   attn::encoder_block_weights<S> block() const { return {{vector(bias), {}}, {{}, vector(bias)}, feed.views()}; }
   mixer_of<S> attention(bool causal) const {
-    return [this, attend = full_attention<S>({.causal = causal})](auto x, auto out, auto& where) {
+    return [this, attend = full_attention<S>({.causal = causal})](auto x, auto out, auto& exec) {
       L::multi_head(x, x, out, {matrix(weight), matrix(weight), matrix(weight), matrix(weight), vector(bias)}, attend,
-                    {.heads = 2}, where);
+                    {.heads = 2}, exec);
     };
   }
   mixer_of<S> half() const {
-    return [this](auto x, auto out, auto& where) { L::project(x, matrix(half_weight), out, {}, where); };
+    return [this](auto x, auto out, auto& exec) { L::project(x, matrix(half_weight), out, {}, exec); };
   }
 };
 
@@ -48,24 +48,24 @@ void add_layers(std::vector<layer<S>>& all, index width, const layer_parts<S>& p
     all.push_back({name + (" of width " + std::to_string(width)), width, sees, run});
   };
   add("project", reach::token,
-      [&p](auto x, auto out, auto& where) { L::project(x, matrix(p.weight), out, vector(p.bias), where); });
-  add("layer_norm", reach::token, [&p](auto x, auto out, auto& where) {
-    L::layer_norm(x, out, {vector(p.bias), vector(p.bias)}, where);
+      [&p](auto x, auto out, auto& exec) { L::project(x, matrix(p.weight), out, vector(p.bias), exec); });
+  add("layer_norm", reach::token, [&p](auto x, auto out, auto& exec) {
+    L::layer_norm(x, out, {vector(p.bias), vector(p.bias)}, exec);
   });
   add("feed_forward", reach::token,
-      [&p](auto x, auto out, auto& where) { L::feed_forward(x, out, p.feed.views(), attn::activation::gelu, where); });
+      [&p](auto x, auto out, auto& exec) { L::feed_forward(x, out, p.feed.views(), attn::activation::gelu, exec); });
   add("reversible_block", reach::token,
-      [&p](auto x, auto out, auto& where) { L::reversible_block(x, out, p.half(), p.half(), {}, where); });
+      [&p](auto x, auto out, auto& exec) { L::reversible_block(x, out, p.half(), p.half(), {}, exec); });
   add("reversible_block_inverse", reach::token,
-      [&p](auto x, auto out, auto& where) { L::reversible_block_inverse(x, out, p.half(), p.half(), {}, where); });
+      [&p](auto x, auto out, auto& exec) { L::reversible_block_inverse(x, out, p.half(), p.half(), {}, exec); });
   for (bool causal : {false, true}) {
     const reach sees = causal ? reach::past : reach::sequence;
     const std::string causally = causal ? ", causal," : "";
     add(("multi_head" + causally).c_str(), sees, p.attention(causal));
     for (auto norm : {attn::norm_place::before, attn::norm_place::after})
       add(((norm == attn::norm_place::before ? "encoder_block" : "encoder_block, norm after,") + causally).c_str(),
-          sees, [&p, mix = p.attention(causal), norm](auto x, auto out, auto& where) {
-            L::encoder_block(x, out, mix, p.block(), {.norm = norm}, where);
+          sees, [&p, mix = p.attention(causal), norm](auto x, auto out, auto& exec) {
+            L::encoder_block(x, out, mix, p.block(), {.norm = norm}, exec);
           });
   }
 }
@@ -89,9 +89,9 @@ tensor<S> input(const layer<S>& op, index batch, index length) {
 }
 
 template <class S>
-tensor<S> result(const layer<S>& op, const tensor<S>& x, attn::execution& where) {
+tensor<S> result(const layer<S>& op, const tensor<S>& x, attn::execution& exec) {
   tensor<S> out(x.batch(), 1, x.length(), op.width, S(7));
-  op.run(sequence(x), sequence(out), where);
+  op.run(sequence(x), sequence(out), exec);
   return out;
 }
 template <class S>

@@ -1,5 +1,5 @@
 // Drawn projections: the distribution, and that a seed means the same numbers everywhere.
-#include <attn/low_rank/projection.hpp>
+#include <attn/low_rank/draw_projection.hpp>
 
 #include <cmath>
 

@@ -1,5 +1,5 @@
 // A cache holds what was appended; decoding with it equals the rows of one causal call.
-#include <attn/softmax/kv_cache.hpp>
+#include <attn/softmax/full_softmax_step.hpp>
 
 #include "support/catch.hpp"
 #include "support/run.hpp"

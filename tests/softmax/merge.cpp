@@ -1,5 +1,5 @@
 // Partial results over disjoint keys merge into the result over all of them.
-#include <attn/softmax/merge.hpp>
+#include <attn/softmax/merge_softmax.hpp>
 
 #include <cmath>
 

@@ -1,5 +1,5 @@
 // Streaming through the ring equals one causal call, token by token or in chunks of any size.
-#include <attn/softmax/sliding_window_cache.hpp>
+#include <attn/softmax/sliding_window_step.hpp>
 
 #include "support/catch.hpp"
 #include "support/run.hpp"

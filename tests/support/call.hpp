@@ -6,9 +6,9 @@
 
 #include <attn/core/execution.hpp>
 #include <attn/softmax/full_softmax.hpp>
-#include <attn/softmax/kv_cache.hpp>
+#include <attn/softmax/full_softmax_step.hpp>
 #include <attn/softmax/sliding_window.hpp>
-#include <attn/softmax/sliding_window_cache.hpp>
+#include <attn/softmax/sliding_window_step.hpp>
 
 namespace testing {
 

@@ -1,8 +1,8 @@
 #pragma once
 // The attention-free operators, as call.hpp has those of softmax, and cases of theirs.
 #include <attn/aft/aft_full_step.hpp>
-#include <attn/aft/aft_simple_state.hpp>
-#include <attn/aft/aft_window_state.hpp>
+#include <attn/aft/aft_simple_step.hpp>
+#include <attn/aft/aft_window_step.hpp>
 
 #include "reference/aft_conv.hpp"
 #include "reference/aft_full.hpp"

@@ -1,8 +1,8 @@
 #pragma once
 // The operators of kernel attention with plain arguments, compiled once for all tests (call_linear.cpp and so on).
-#include <attn/kernel/linear_state.hpp>
-#include <attn/kernel/performer_state.hpp>
-#include <attn/kernel/rfa_state.hpp>
+#include <attn/kernel/linear_step.hpp>
+#include <attn/kernel/performer_step.hpp>
+#include <attn/kernel/rfa_step.hpp>
 
 #include "reference/linear.hpp"
 #include "reference/performer.hpp"

@@ -18,11 +18,11 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/aft_window.hpp>
+#include <attn/aft/detail/aft_window.hpp>
 
 #include <optional>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Tokens of an image, row by row.
 struct token_grid {
@@ -41,34 +41,34 @@ struct aft_conv_options {
   /// Multiply by sigmoid(q); without, q is not read.
   bool gate = true;
   /// True lengths, one per batch item: for an image, its first tokens. Rows of padding are 0 in out.
-  std::span<const index> lengths{};
+  list_view<index> lengths{};
 };
 
 namespace detail {
 
 /// Checks kernels w: one or one a head, of odd width, and of odd height for images.
 template <class S>
-void check_kernels(const door& at, const tensor_view<const S>& w, index heads, bool image) {
-  if (!image) at.equal("w of rank 2, [heads, width], with leading extent", 1, w.extent(1));
-  at.broadcasts("w heads", heads, w.extent(image ? 1 : 2));
-  if (w.extent(3) % 2 == 0) at.refuse("w of odd width", w.extent(3));
-  if (image && w.extent(2) % 2 == 0) at.refuse("w of odd height", w.extent(2));
+void check_kernels(const validator& check, const tensor_view<const S>& w, index heads, bool image) {
+  if (!image) check.equal("w of rank 2, [heads, width], with leading extent", 1, w.extent(1));
+  check.broadcasts("w heads", heads, w.extent(image ? 1 : 2));
+  if (w.extent(3) % 2 == 0) check.fail("w of odd width", w.extent(3));
+  if (image && w.extent(2) % 2 == 0) check.fail("w of odd height", w.extent(2));
 }
 
 template <class S>
-void aft_conv(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void aft_conv(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
               const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<const S>& w,
-              const aft_conv_options<S>& options, execution& where) {
-  const aft_call<S> call = check_aft(at, q, k, v, out, options, true);
-  check_parameter(at, w, out);
+              const aft_conv_options<S>& options, execution& exec) {
+  const aft_call<S> call = check_aft(check, q, k, v, out, options, true);
+  check_parameter(check, w, out);
   const bool image = options.grid.has_value();
-  check_kernels(at, w, call.heads, image);
+  check_kernels(check, w, call.heads, image);
   aft_window_grid grid{1, call.length, 0, w.extent(3) / 2, options.causal};
   if (image) {
-    if (options.causal) at.refuse("an image without causal", "causal = true");
-    at.at_least("grid rows", 0, options.grid->rows);
-    at.at_least("grid columns", 0, options.grid->columns);
-    at.equal("grid rows * columns = length", call.length, at.fits("grid", {options.grid->rows, options.grid->columns}));
+    if (options.causal) check.fail("an image without causal", "causal = true");
+    check.at_least("grid rows", 0, options.grid->rows);
+    check.at_least("grid columns", 0, options.grid->columns);
+    check.equal("grid rows * columns = length", call.length, check.fits("grid", {options.grid->rows, options.grid->columns}));
     grid.lines = options.grid->rows, grid.columns = options.grid->columns, grid.up = w.extent(2) / 2;
   }
   const bool shared = w.extent(image ? 1 : 2) == 1;
@@ -78,7 +78,7 @@ void aft_conv(const door& at, const tensor_view<const S>& q, const tensor_view<c
     return matrix_view<const S>{all.row(shared ? 0 : h), 1, all.cols, all.row_stride, all.col_stride};
   };
   if (call.length == 0) return;
-  aft_window_call<S, decltype(matrix)>{call, grid, aft_window_layout::kernel, shared, matrix}.run(where);
+  aft_window_call<S, decltype(matrix)>{call, grid, aft_window_layout::kernel, shared, matrix}.run(exec);
 }
 
 }  // namespace detail
@@ -86,11 +86,11 @@ void aft_conv(const door& at, const tensor_view<const S>& q, const tensor_view<c
 /// Attention-free mixing with a convolution's biases, by an execution, which may be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable W>
 void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w,
-              const aft_conv_options<element_of<const Q&>>& options, execution& where) {
+              const aft_conv_options<element_of<const Q&>>& options, execution& exec) {
   detail::require_aft_types<const Q&, const K&, const V&, O, const W&>();
   using S = element_of<const Q&>;
-  detail::aft_conv<S>(detail::door("aft_conv"), as_view(q), as_view(k), as_view(v), as_view(out),
-                      detail::parameter_view(w), options, where);
+  detail::aft_conv<S>(detail::validator("aft_conv"), as_view(q), as_view(k), as_view(v), as_view(out),
+                      detail::parameter_view(w), options, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, viewable W>

@@ -17,9 +17,9 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/aft_call.hpp>
+#include <attn/aft/detail/aft_call.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of aft_full for elements of type S.
 template <class S>
@@ -31,7 +31,7 @@ struct aft_full_options {
   /// Multiply by sigmoid(q); without, q is not read.
   bool gate = true;
   /// True lengths, one per batch item. Rows of padding are 0 in out.
-  std::span<const index> lengths{};
+  list_view<index> lengths{};
 };
 
 namespace detail {
@@ -56,26 +56,26 @@ struct full_bias {
 };
 
 template <class S>
-void aft_full(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void aft_full(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
               const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<const S>& w,
-              const aft_full_options<S>& options, execution& where) {
+              const aft_full_options<S>& options, execution& exec) {
   using T = compute_type<S>;
-  const aft_call<S> call = check_aft(at, q, k, v, out, options);
-  check_parameter(at, w, out);
-  at.broadcasts("w heads", call.heads, w.extent(1));
-  at.equal("w rows = length", call.length, w.extent(2));
-  at.equal("w columns = length", call.length, w.extent(3));
+  const aft_call<S> call = check_aft(check, q, k, v, out, options);
+  check_parameter(check, w, out);
+  check.broadcasts("w heads", call.heads, w.extent(1));
+  check.equal("w rows = length", call.length, w.extent(2));
+  check.equal("w columns = length", call.length, w.extent(3));
 
   // A causal block of rows sees whole pieces only if those end where blocks end.
   const index piece = call.causal ? block_rows : product_keys, pieces = (call.length + piece - 1) / piece;
   const bool shared = w.extent(1) == 1;
   const index parts = call.parts(), blocks = (call.length + block_rows - 1) / block_rows;
-  packed_keys<T>* packed = nullptr;
-  const auto groups = where.shared_scratch([&](carver& memory) {
+  packed_piece<T>* packed = nullptr;
+  const auto groups = exec.shared_scratch([&](arena& memory) {
     const auto g = aft_groups<S>::make(call, shared, memory);
-    packed = memory.take<packed_keys<T>>(pieces);
+    packed = memory.allocate<packed_piece<T>>(pieces);
     for (index n = 0; n < pieces; ++n) {
-      const auto one = packed_keys<T>::layout(memory, g.most * parts, piece);
+      const auto one = packed_piece<T>::layout(memory, g.most * parts, piece);
       if (packed) packed[n] = one;
     }
     return g;
@@ -83,17 +83,17 @@ void aft_full(const door& at, const tensor_view<const S>& q, const tensor_view<c
   for (index g = 0; g < groups.count; ++g) {
     const aft_group group = groups.list[g];
     const auto heads = groups.of(group);
-    where.for_each(pieces * group.heads, [&](index task, int) {
+    exec.for_each(pieces * group.heads, [&](index task, int) {
       const index n = task / group.heads, head = task % group.heads, begin = n * piece;
       if (begin >= group.length) return;
       const auto& from = heads[static_cast<std::size_t>(head)];
       packed[n].pack(from.k, from.v, head * parts, begin, std::min(piece, group.length - begin));
     });
-    where.for_each(blocks, [&](index task, int worker) {
+    exec.for_each(blocks, [&](index task, int worker) {
       const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, group.length);
       if (first < end) {
-        auto block = where.scratch(
-            worker, [&](carver& memory) { return aft_block<T>::layout(memory, groups.most * parts, call.causal); });
+        auto block = exec.scratch(
+            worker, [&](arena& memory) { return aft_block<T>::layout(memory, groups.most * parts, call.causal); });
         block.packets = group.heads * parts;
         block.begin(end - first);
         const index head = aft_groups<S>::at(call, shared, group.first).head;
@@ -115,11 +115,11 @@ void aft_full(const door& at, const tensor_view<const S>& q, const tensor_view<c
 /// Attention-free mixing with a bias for every pair, by an execution, which may be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable W>
 void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w,
-              const aft_full_options<element_of<const Q&>>& options, execution& where) {
+              const aft_full_options<element_of<const Q&>>& options, execution& exec) {
   detail::require_aft_types<const Q&, const K&, const V&, O, const W&>();
   using S = element_of<const Q&>;
-  detail::aft_full<S>(detail::door("aft_full"), as_view(q), as_view(k), as_view(v), as_view(out),
-                      detail::parameter_view(w), options, where);
+  detail::aft_full<S>(detail::validator("aft_full"), as_view(q), as_view(k), as_view(v), as_view(out),
+                      detail::parameter_view(w), options, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, viewable W>

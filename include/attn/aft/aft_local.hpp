@@ -17,9 +17,9 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/aft_window.hpp>
+#include <attn/aft/detail/aft_window.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of aft_local for elements of type S.
 template <class S>
@@ -35,31 +35,31 @@ struct aft_local_options {
   /// Multiply by sigmoid(q); without, q is not read.
   bool gate = true;
   /// True lengths, one per batch item. Rows of padding are 0 in out.
-  std::span<const index> lengths{};
+  list_view<index> lengths{};
 };
 
 namespace detail {
 
 template <class S>
-void aft_local(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void aft_local(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
                const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<const S>& w,
-               const aft_local_options<S>& options, execution& where) {
-  const aft_call<S> call = check_aft(at, q, k, v, out, options);
-  at.at_least("window", 1, options.window);
-  at.fits("window", {2, options.window});
-  check_parameter(at, w, out);
-  at.broadcasts("w heads", call.heads, w.extent(1));
-  at.equal("w rows = length", call.length, w.extent(2));
+               const aft_local_options<S>& options, execution& exec) {
+  const aft_call<S> call = check_aft(check, q, k, v, out, options);
+  check.at_least("window", 1, options.window);
+  check.fits("window", {2, options.window});
+  check_parameter(check, w, out);
+  check.broadcasts("w heads", call.heads, w.extent(1));
+  check.equal("w rows = length", call.length, w.extent(2));
   if (options.band)
-    at.equal("w columns = 2 * window - 1 =", 2 * options.window - 1, w.extent(3));
+    check.equal("w columns = 2 * window - 1 =", 2 * options.window - 1, w.extent(3));
   else
-    at.equal("w columns = length", call.length, w.extent(3));
+    check.equal("w columns = length", call.length, w.extent(3));
   const bool shared = w.extent(1) == 1;
   const auto matrix = [&](index h) { return head_of(w, 0, shared ? 0 : h); };
   const aft_window_grid grid{1, call.length, 0, options.window - 1, options.causal};
   aft_window_call<S, decltype(matrix)>{call, grid, options.band ? aft_window_layout::band : aft_window_layout::square,
                                        shared, matrix}
-      .run(where);
+      .run(exec);
 }
 
 }  // namespace detail
@@ -68,11 +68,11 @@ void aft_local(const door& at, const tensor_view<const S>& q, const tensor_view<
 /// file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable W>
 void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w,
-               const aft_local_options<element_of<const Q&>>& options, execution& where) {
+               const aft_local_options<element_of<const Q&>>& options, execution& exec) {
   detail::require_aft_types<const Q&, const K&, const V&, O, const W&>();
   using S = element_of<const Q&>;
-  detail::aft_local<S>(detail::door("aft_local"), as_view(q), as_view(k), as_view(v), as_view(out),
-                       detail::parameter_view(w), options, where);
+  detail::aft_local<S>(detail::validator("aft_local"), as_view(q), as_view(k), as_view(v), as_view(out),
+                       detail::parameter_view(w), options, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, viewable W>

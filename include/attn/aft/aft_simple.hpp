@@ -14,10 +14,10 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/aft_call.hpp>
-#include <attn/aft/sums_array.hpp>
+#include <attn/aft/detail/aft_call.hpp>
+#include <attn/aft/detail/sums_array.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of aft_simple for elements of type S.
 template <class S>
@@ -29,7 +29,7 @@ struct aft_simple_options {
   /// Multiply by sigmoid(q); without, q is not read.
   bool gate = true;
   /// True lengths, one per batch item. Rows of padding are 0 in out.
-  std::span<const index> lengths{};
+  list_view<index> lengths{};
 };
 
 namespace detail {
@@ -73,28 +73,28 @@ void simple_rows(const aft_head<S>& head, bool gate, index begin, index end, ind
 }
 
 template <class S>
-void aft_simple(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void aft_simple(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
                 const tensor_view<const S>& v, const tensor_view<S>& out, const aft_simple_options<S>& options,
-                execution& where) {
+                execution& exec) {
   using T = compute_type<S>;
-  const aft_call<S> call = check_aft(at, q, k, v, out, options);
+  const aft_call<S> call = check_aft(check, q, k, v, out, options);
   const index heads = call.batch * call.heads, parts = call.parts();
   const index chunks = (call.length + simple_chunk - 1) / simple_chunk;
   const auto sums =
-      where.shared_scratch([&](carver& memory) { return sums_array<T>::layout(memory, heads * chunks, parts); });
+      exec.shared_scratch([&](arena& memory) { return sums_array<T>::layout(memory, heads * chunks, parts); });
   const auto task_of = [&](index task, auto&& f) {
     const index b = task / chunks / call.heads, begin = task % chunks * simple_chunk;
     f(call.head(b, task / chunks % call.heads), begin,
       std::clamp(begin + simple_chunk, begin, std::max(begin, call.true_length(b))));
   };
-  where.for_each(heads * chunks, [&](index task, int) {
+  exec.for_each(heads * chunks, [&](index task, int) {
     task_of(task, [&](const aft_head<S>& head, index begin, index end) {
       sums.clear(task);
       add_line<T>(head, 0, begin, end, parts, sums.at(task));
     });
   });
   // Every chunk gets what lies before it, or the sum of all.
-  where.for_each(heads, [&](index head, int) {
+  exec.for_each(heads, [&](index head, int) {
     T* const first = sums.at(head * chunks);
     const index size = parts * key_sums<T>::size;
     if (call.causal) {
@@ -106,7 +106,7 @@ void aft_simple(const door& at, const tensor_view<const S>& q, const tensor_view
       for (index n = 1; n < chunks; ++n) std::copy_n(first, size, first + n * size);
     }
   });
-  where.for_each(heads * chunks, [&](index task, int) {
+  exec.for_each(heads * chunks, [&](index task, int) {
     task_of(task, [&](const aft_head<S>& head, index begin, index end) {
       for_columns(parts, [&](auto count, index p) {
         T* const s = sums.at(task) + p * key_sums<T>::size;
@@ -125,10 +125,10 @@ void aft_simple(const door& at, const tensor_view<const S>& q, const tensor_view
 /// Attention-free mixing without biases, by an execution, which may be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O>
 void aft_simple(const Q& q, const K& k, const V& v, O&& out, const aft_simple_options<element_of<const Q&>>& options,
-                execution& where) {
+                execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  detail::aft_simple<S>(detail::door("aft_simple"), as_view(q), as_view(k), as_view(v), as_view(out), options, where);
+  detail::aft_simple<S>(detail::validator("aft_simple"), as_view(q), as_view(k), as_view(v), as_view(out), options, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>

@@ -1,11 +1,16 @@
-// attn: where an operator runs and the scratch memory it may use.
+// attn: the threads an operator runs on and the scratch memory it may use.
 //
 //   attn::execution serial;        // the caller's thread; keeps its scratch memory between calls
 //   attn::execution threads(4);    // the caller's thread and three of Eigen's pool
 //
+//   attn::full_softmax(q, k, v, out, {.causal = true}, threads);
+//   attn::full_softmax(q, k, v, out, threads);                              // default options
+//   attn::full_softmax(q, k, v, out, {.causal = true}, attn::execution(4)); // threads for this call only
+//
 // An operator called without an execution makes a serial one for the call. One execution serves one call at a time;
 // separate executions are independent. Results do not depend on the number of threads, to the last bit: work is split
-// at fixed places and threads only choose who does which piece.
+// at fixed places and threads only choose who does which piece. Calls whose work is smaller than waking a thread stay on
+// the caller's thread.
 #pragma once
 
 #include <attn/core/tensor_view.hpp>
@@ -21,12 +26,13 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 namespace detail {
 
 inline constexpr std::size_t cache_line = 64;
@@ -53,22 +59,43 @@ class scratch_buffer {
   std::size_t size_ = 0;
 };
 
-/// Hands out aligned pieces of a scratch buffer one after the other. Run over a null base it only counts.
-class carver {
+/// Hands out aligned pieces of a scratch buffer one after the other. Over a null base it only counts.
+class arena {
  public:
-  explicit carver(std::byte* base = nullptr) : base_(base) {}
+  explicit arena(std::byte* base = nullptr) : base_(base) {}
 
   template <class T>
-  T* take(index count) {
-    const std::size_t at = used_;
+  T* allocate(index count) {
+    const std::size_t begin = used_;
     used_ += (static_cast<std::size_t>(count) * sizeof(T) + cache_line - 1) / cache_line * cache_line;
-    return base_ ? reinterpret_cast<T*>(base_ + at) : nullptr;
+    return base_ ? reinterpret_cast<T*>(base_ + begin) : nullptr;
+  }
+  /// `count` objects made by layout(*this), which allocates what they point to.
+  template <class Layout>
+  auto* allocate_list(index count, Layout&& layout) {
+    using item = decltype(layout(*this));
+    item* const list = allocate<item>(count);
+    for (index n = 0; n < count; ++n) {
+      const item one = layout(*this);
+      if (list) list[n] = one;
+    }
+    return list;
   }
   std::size_t used() const { return used_; }
 
  private:
   std::byte* base_;
   std::size_t used_ = 0;
+};
+
+/// What a call takes on one core, roughly.
+struct work_estimate {
+  double operations = 0;  // multiplications and additions
+  double bytes = 0;       // moved from or to memory
+
+  /// In seconds; waking a thread takes some 30 us.
+  double seconds() const { return operations / 5e10 + bytes / 2e10; }
+  bool worth_a_thread() const { return seconds() > 60e-6; }
 };
 
 }  // namespace detail
@@ -95,14 +122,14 @@ class execution {
   std::size_t scratch_bytes() const {
     std::size_t bytes = 0;
     for (const auto& buffer : buffers_) bytes += buffer.size();
-    for (const auto& buffer : held_) bytes += buffer.size();
+    for (const auto& buffer : kept_) bytes += buffer.size();
     return bytes;
   }
 
   /// Gives the scratch memory back.
   void release() {
     for (auto& buffer : buffers_) buffer = {};
-    for (auto& buffer : held_) buffer = {};
+    for (auto& buffer : kept_) buffer = {};
   }
 
   // For operators -----------------------------------------------------------------------------------------------------
@@ -116,32 +143,32 @@ class execution {
                 }});
   }
 
-  /// Scratch memory of one worker, laid out by layout(carver&); what it held before is lost.
+  /// Scratch memory of one worker, laid out by layout(arena&); its content is lost at the next call of scratch().
   template <class Layout>
   auto scratch(int worker, Layout&& layout) {
-    return carve(buffers_[static_cast<std::size_t>(worker)], layout);
+    return lay_out(buffers_[static_cast<std::size_t>(worker)], layout);
   }
 
   /// Scratch memory all workers see. Call it outside for_each.
   template <class Layout>
   auto shared_scratch(Layout&& layout) {
-    return carve(buffers_.back(), layout);
+    return lay_out(buffers_.back(), layout);
   }
 
-  /// Scratch memory that keeps its content while the holder lives, through calls of operators by this execution too:
-  /// for what is composed of operators. Call it outside for_each; the last holder made goes first.
+  /// Scratch memory that keeps its content while the returned object lives, through calls of operators by this execution
+  /// too: for what is composed of operators. Call it outside for_each; the last one made goes first.
   template <class Layout>
-  auto hold(Layout&& layout) {
-    if (holders_ == held_.size()) held_.emplace_back();
-    return holder<decltype(carve(held_[0], layout))>(*this, carve(held_[holders_], layout));
+  auto workspace(Layout&& layout) {
+    if (workspaces_ == kept_.size()) kept_.emplace_back();
+    return persistent_workspace<decltype(lay_out(kept_[0], layout))>(*this, lay_out(kept_[workspaces_], layout));
   }
 
   template <class Pieces>
-  class holder {
+  class persistent_workspace {
    public:
-    ~holder() { --where_.holders_; }
-    holder(const holder&) = delete;
-    holder& operator=(const holder&) = delete;
+    ~persistent_workspace() { --exec_.workspaces_; }
+    persistent_workspace(const persistent_workspace&) = delete;
+    persistent_workspace& operator=(const persistent_workspace&) = delete;
     Pieces& operator*() { return pieces_; }
     Pieces* operator->() { return &pieces_; }
     const Pieces& operator*() const { return pieces_; }
@@ -149,17 +176,41 @@ class execution {
 
    private:
     friend execution;
-    holder(execution& where, Pieces pieces) : where_(where), pieces_(std::move(pieces)) { ++where_.holders_; }
-    execution& where_;
+    persistent_workspace(execution& exec, Pieces pieces) : exec_(exec), pieces_(std::move(pieces)) {
+      ++exec_.workspaces_;
+    }
+    execution& exec_;
     Pieces pieces_;
   };
 
+  /// While the returned object lives, the threads this much work is worth: all of them, or the caller's alone. Every
+  /// operator makes one on entry; it decides for what the operator calls, too.
+  [[nodiscard]] auto limit_threads(const detail::work_estimate& work) {
+    return thread_limit(*this, work.worth_a_thread() ? threads() : 1);
+  }
+
+  class thread_limit {
+   public:
+    ~thread_limit() { exec_.active_threads_ = before_; }
+    thread_limit(const thread_limit&) = delete;
+    thread_limit& operator=(const thread_limit&) = delete;
+
+   private:
+    friend execution;
+    thread_limit(execution& exec, int threads) : exec_(exec), before_(std::exchange(exec.active_threads_, threads)) {}
+    execution& exec_;
+    int before_;
+  };
+
+  /// The threads for_each uses now.
+  int active_threads() const { return active_threads_ > 0 ? active_threads_ : threads(); }
+
  private:
   template <class Layout>
-  static auto carve(detail::scratch_buffer& buffer, Layout& layout) {
-    detail::carver count;
+  static auto lay_out(detail::scratch_buffer& buffer, Layout& layout) {
+    detail::arena count;
     (void)layout(count);
-    detail::carver pieces(buffer.grow(count.used()));
+    detail::arena pieces(buffer.grow(count.used()));
     return layout(pieces);
   }
 
@@ -171,7 +222,7 @@ class execution {
   };
 
   void run(index tasks, const any_body& body) {
-    const int helpers = static_cast<int>(std::min<index>(threads(), tasks)) - 1;
+    const int helpers = static_cast<int>(std::min<index>(active_threads(), tasks)) - 1;
     if (helpers <= 0) {
       for (index task = 0; task < tasks; ++task) body(task, 0);
       return;
@@ -204,9 +255,24 @@ class execution {
   }
 
   std::vector<detail::scratch_buffer> buffers_;  // one a worker, then the shared one
-  std::vector<detail::scratch_buffer> held_;     // one for each holder alive, at most so far
-  std::size_t holders_ = 0;
+  std::vector<detail::scratch_buffer> kept_;     // one for each workspace alive, at most so far
+  std::size_t workspaces_ = 0;
+  int active_threads_ = 0;  // 0: all
   std::unique_ptr<Eigen::ThreadPool> pool_;
+};
+
+/// The execution of a call: one of the caller's, which may be a temporary, or none: then serial, for this call.
+class execution_ref {
+ public:
+  execution_ref() = default;
+  execution_ref(execution& exec) : given_(&exec) {}
+  execution_ref(execution&& exec) : given_(&exec) {}
+
+  execution& get() { return given_ ? *given_ : own_ ? *own_ : own_.emplace(); }
+
+ private:
+  execution* given_ = nullptr;
+  std::optional<execution> own_;
 };
 
 }  // namespace attn

@@ -15,7 +15,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// SplitMix64 (Steele, Lea & Flood 2014): a counter, mixed. Sources of one seed and different streams are independent.
 class random_numbers {

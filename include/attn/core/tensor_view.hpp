@@ -11,12 +11,15 @@
 //   - for a vector: an Eigen vector, std::vector, std::array or std::span.
 #pragma once
 
-#include <attn/core/eigen.hpp>
+#include <attn/core/detail/eigen.hpp>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <initializer_list>
 #include <ranges>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -25,7 +28,7 @@
 #include <mdspan>
 #endif
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 using index = std::ptrdiff_t;
 
@@ -93,7 +96,11 @@ class tensor_view {
   /// The null view: every extent 0. As an optional argument it means "not given".
   constexpr tensor_view() = default;
 
-  constexpr tensor_view(T* data, const extents_type& extents) : data_(data), extents_(extents) {
+  /// Contiguous memory, the last axis fastest. One extent for every axis.
+  template <std::size_t N>
+  constexpr tensor_view(T* data, const index (&extents)[N]) : tensor_view(data, axes(extents)) {}
+  template <std::same_as<extents_type> Extents>
+  constexpr tensor_view(T* data, const Extents& extents) : data_(data), extents_(extents) {
     index stride = 1;
     for (std::size_t axis = Rank; axis-- > 0;) {
       strides_[axis] = stride;
@@ -101,7 +108,12 @@ class tensor_view {
     }
   }
 
-  constexpr tensor_view(T* data, const extents_type& extents, const extents_type& strides)
+  /// Any strides, in elements.
+  template <std::size_t N, std::size_t M>
+  constexpr tensor_view(T* data, const index (&extents)[N], const index (&strides)[M])
+      : tensor_view(data, axes(extents), axes(strides)) {}
+  template <std::same_as<extents_type> Extents>
+  constexpr tensor_view(T* data, const Extents& extents, const Extents& strides)
       : data_(data), extents_(extents), strides_(strides) {}
 
   template <class U>
@@ -180,15 +192,51 @@ class tensor_view {
   }
 
  private:
+  template <std::size_t N>
+  static constexpr extents_type axes(const index (&list)[N]) {
+    static_assert(N == Rank, "attn::tensor_view: expected one extent, and one stride, for each axis (4, or Rank)");
+    extents_type all{};
+    std::copy_n(list, N < Rank ? N : Rank, all.begin());
+    return all;
+  }
+
   T* data_ = nullptr;
   extents_type extents_{};
   extents_type strides_{};
 };
 
-/// What every operator takes: a view or anything a view can be made of.
+namespace detail {
+
 template <class X>
-concept viewable =
-    detail::is_view<std::remove_cvref_t<X>> || detail::eigen_memory<X> || detail::gives_view<X> || detail::is_mdspan<X>;
+inline constexpr bool has_view =
+    is_view<std::remove_cvref_t<X>> || eigen_memory<X> || gives_view<X> || is_mdspan<std::remove_cvref_t<X>>;
+
+template <class X>
+concept eigen_expression = std::derived_from<std::remove_cvref_t<X>, Eigen::EigenBase<std::remove_cvref_t<X>>>;
+
+template <class X>
+concept is_viewable = has_view<X>;
+
+/// Says in one sentence why an argument is none.
+template <class X>
+constexpr bool check_viewable() {
+  if constexpr (has_view<X>) return true;
+  else if constexpr (eigen_expression<X>)
+    static_assert(has_view<X>, "attn: an Eigen expression such as x * w has no memory of its own: evaluate it first");
+  else if constexpr (std::ranges::range<X>)
+    static_assert(has_view<X>,
+                  "attn: a list of numbers has no shape: pass attn::tensor_view<float>(list.data(), {batch, heads, "
+                  "length, dim})");
+  else
+    static_assert(has_view<X>, "attn: expected a tensor_view, an Eigen matrix or something else a view can be made of");
+  return true;
+}
+
+}  // namespace detail
+
+/// What every operator takes: a view or anything a view can be made of. Other types are refused by a static_assert.
+template <class X>
+concept viewable = detail::has_view<X>;  // becomes check_viewable<X>() once no operator is overloaded on it
 
 /// The view of a viewable argument; its element type is const where the argument is.
 template <viewable X>
@@ -208,6 +256,31 @@ constexpr auto as_view(X&& x) {
 /// The element type of a viewable argument, without const.
 template <class X>
 using element_of = typename decltype(as_view(std::declval<X>()))::value_type;
+
+/// A list of numbers in the caller's memory, such as lengths, one for each batch item: std::vector<index>, std::array,
+/// an array or a std::span.
+template <class T>
+class list_view : public std::span<const T> {
+ public:
+  constexpr list_view() = default;
+  constexpr list_view(const T* data, std::size_t count) : std::span<const T>(data, count) {}
+  template <std::ranges::contiguous_range Range>
+  constexpr list_view(const Range& range) : std::span<const T>(checked(range)) {}
+  template <class U>
+  constexpr list_view(std::initializer_list<U>) {
+    static_assert(sizeof(U) == 0, "attn: a list in braces is gone before it is read: name a std::vector or std::array");
+  }
+
+ private:
+  template <class Range>
+  static constexpr std::span<const T> checked(const Range& range) {
+    constexpr bool same = std::same_as<std::ranges::range_value_t<Range>, T>;
+    static_assert(same, "attn: lengths, positions and dilations are lists of attn::index (std::ptrdiff_t); sinks and "
+                        "slopes are lists of float, of double for double elements");
+    if constexpr (same) return {std::ranges::data(range), static_cast<std::size_t>(std::ranges::size(range))};
+    else return {};
+  }
+};
 
 /// Contiguous [batch, length, head, dim] memory, as most frameworks' projections leave it.
 template <class T>

@@ -18,12 +18,12 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/core/attention_shape.hpp>
+#include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/execution.hpp>
-#include <attn/core/tile_product.hpp>
-#include <attn/fourier/sequence_plan.hpp>
+#include <attn/core/detail/tile_product.hpp>
+#include <attn/fourier/detail/sequence_plan.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of fnet for elements of type S.
 template <class S>
@@ -31,7 +31,7 @@ struct fnet_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
 
   /// True lengths, one per batch item: the transform runs over these, and rows of padding are 0 in out.
-  std::span<const index> lengths{};
+  list_view<index> lengths{};
   /// Refused: every result of a Fourier transform depends on every token.
   bool causal = false;
 };
@@ -120,7 +120,7 @@ struct fnet_call {
 
   const tensor_view<const S>& x;
   const tensor_view<S>& out;
-  std::span<const index> lengths;
+  list_view<index> lengths;
 
   index slices() const { return x.extent(0) * x.extent(1); }
   index dim() const { return x.extent(3); }
@@ -186,42 +186,42 @@ struct fnet_call {
 
   /// Slices [first, first + count), all of the plan's length.
   void transform(const fourier_plan<T>& over_channels, const sequence_plan<T>& over_tokens, index first, index count,
-                 T* memory, index spare_rows, execution& where) const {
+                 T* memory, index spare_rows, execution& exec) const {
     const index n = over_tokens.length(), blocks = channel_blocks(), parts = over_tokens.parts();
     const index block_size = over_tokens.rows() * wide, token_blocks = (n / 2 + wide) / wide;
     const index pieces = over_tokens.input_pieces(), groups = (blocks + blocks_together - 1) / blocks_together;
-    const auto spare = [&](int worker) { return rows_of(where, worker, spare_rows); };
+    const auto spare = [&](int worker) { return rows_of(exec, worker, spare_rows); };
     const auto blocks_of = [&](index place) { return memory + place * blocks * block_size; };
 
-    where.for_each(count * pieces * groups, [&](index task, int worker) {
+    exec.for_each(count * pieces * groups, [&](index task, int worker) {
       const index place = task / groups / pieces, piece = task / groups % pieces, group = task % groups;
       const even_part<T, S> even{input(first + place, n)};
       over_tokens.take_in(
           piece, group * blocks / groups, (group + 1) * blocks / groups, blocks_of(place), spare(worker),
           [&](index block, index t, T* row, T* mirrored) { even.fold(t, block * wide, row, mirrored); });
     });
-    where.for_each(count * blocks * parts, [&](index task, int worker) {
+    exec.for_each(count * blocks * parts, [&](index task, int worker) {
       over_tokens.transform_part(task % parts, memory + task / parts * block_size, spare(worker));
     });
-    where.for_each(count * token_blocks, [&](index task, int worker) {
+    exec.for_each(count * token_blocks, [&](index task, int worker) {
       const index place = task / token_blocks;
       transform_channels(over_channels, over_tokens, task % token_blocks, blocks_of(place), output(first + place),
                          spare(worker));
     });
   }
 
-  static T* rows_of(execution& where, int worker, index count) {
-    return where.scratch(worker, [&](carver& memory) { return memory.take<T>(count * wide); });
+  static T* rows_of(execution& exec, int worker, index count) {
+    return exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(count * wide); });
   }
 
-  void run(execution& where) const {
+  void run(execution& exec) const {
     if (x.empty()) return;
     // What the greediest of the plans for tokens takes.
     const index blocks = channel_blocks();
     index plan_bytes = 0, slice_rows = 0, spare_rows = 0;
     for (index slice = 0; slice < slices(); slice += x.extent(1)) {
       if (length(slice) == 0) continue;
-      carver count;
+      arena count;
       const auto plan = sequence_plan<T>::layout(count, length(slice));
       plan_bytes = std::max(plan_bytes, static_cast<index>(count.used()));
       slice_rows = std::max(slice_rows, blocks * plan.rows());
@@ -229,60 +229,60 @@ struct fnet_call {
     }
     // A wave of slices keeps the threads busy; serial, it is one slice.
     const index slice_bytes = std::max<index>(1, slice_rows * wide * static_cast<index>(sizeof(T)));
-    const index wave = where.threads() == 1 ? 1 : std::clamp<index>((index(4) << 20) / slice_bytes, 1, slices());
+    const index wave = exec.threads() == 1 ? 1 : std::clamp<index>((index(4) << 20) / slice_bytes, 1, slices());
 
     fourier_plan<T> over_channels;
     sequence_plan<T> over_tokens;
     std::byte* plan_memory = nullptr;
-    T* const rows = where.shared_scratch([&](carver& memory) {
+    T* const rows = exec.shared_scratch([&](arena& memory) {
       over_channels = fourier_plan<T>::layout(memory, dim());
-      plan_memory = memory.take<std::byte>(plan_bytes);
-      return memory.take<T>(wave * slice_rows * wide);
+      plan_memory = memory.allocate<std::byte>(plan_bytes);
+      return memory.allocate<T>(wave * slice_rows * wide);
     });
     spare_rows = std::max(spare_rows, dim() + over_channels.spare_rows());
-    over_channels.fill(rows_of(where, 0, spare_rows));
+    over_channels.fill(rows_of(exec, 0, spare_rows));
 
     index planned = 0;
     for (index first = 0, count; first < slices(); first += count) {
       const index n = length(first);
       for (count = 1; count < wave && first + count < slices() && length(first + count) == n;) ++count;
       if (n != planned && n > 0) {
-        carver memory(plan_memory);
+        arena memory(plan_memory);
         over_tokens = sequence_plan<T>::layout(memory, n);
-        over_tokens.fill(rows_of(where, 0, spare_rows));
+        over_tokens.fill(rows_of(exec, 0, spare_rows));
         planned = n;
       }
-      if (n > 0) transform(over_channels, over_tokens, first, count, rows, spare_rows, where);
+      if (n > 0) transform(over_channels, over_tokens, first, count, rows, spare_rows, exec);
       for (index slice = first; slice < first + count; ++slice) clear_rows(output(slice), n, x.extent(2));
     }
   }
 };
 
 template <class S>
-void check_fnet(const door& at, const tensor_view<const S>& x, const tensor_view<S>& out,
+void check_fnet(const validator& check, const tensor_view<const S>& x, const tensor_view<S>& out,
                 const fnet_options<S>& options) {
-  at.readable("x", x);
-  at.writable("out", out);
-  at.equal("out batch = x batch", x.extent(0), out.extent(0));
-  at.equal("out heads = x heads", x.extent(1), out.extent(1));
-  at.equal("out length = x length", x.extent(2), out.extent(2));
-  at.equal("out dim = x dim", x.extent(3), out.extent(3));
-  at.apart("out", out, "x", x);
-  check_length_list(at, "lengths", options.lengths, x.extent(0), x.extent(2));
-  if (options.causal) at.refuse("causal = false, since a Fourier transform needs every token", "causal = true");
+  check.readable("x", x);
+  check.writable("out", out);
+  check.equal("out batch = x batch", x.extent(0), out.extent(0));
+  check.equal("out heads = x heads", x.extent(1), out.extent(1));
+  check.equal("out length = x length", x.extent(2), out.extent(2));
+  check.equal("out dim = x dim", x.extent(3), out.extent(3));
+  check.no_alias("out", out, "x", x);
+  check_length_list(check, "lengths", options.lengths, x.extent(0), x.extent(2));
+  if (options.causal) check.fail("causal = false, since a Fourier transform needs every token", "causal = true");
 }
 
 }  // namespace detail
 
 /// Fourier mixing by an execution, which may be left out. See the top of the file.
 template <viewable X, viewable O>
-void fnet(const X& x, O&& out, const fnet_options<element_of<const X&>>& options, execution& where) {
+void fnet(const X& x, O&& out, const fnet_options<element_of<const X&>>& options, execution& exec) {
   detail::require_one_element_type<const X&, const X&, const X&, O>();
   using S = element_of<const X&>;
   const tensor_view<const S> from = as_view(x);
   const tensor_view<S> to = as_view(out);
-  detail::check_fnet(detail::door("fnet"), from, to, options);
-  detail::fnet_call<S>{from, to, options.lengths}.run(where);
+  detail::check_fnet(detail::validator("fnet"), from, to, options);
+  detail::fnet_call<S>{from, to, options.lengths}.run(exec);
 }
 
 template <viewable X, viewable O>

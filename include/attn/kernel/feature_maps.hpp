@@ -9,13 +9,13 @@
 // Maps are called in no particular order and from all threads of the execution at once; T is float or double.
 #pragma once
 
-#include <attn/core/exp.hpp>
-#include <attn/kernel/features.hpp>
+#include <attn/core/detail/exp.hpp>
+#include <attn/kernel/detail/features.hpp>
 
 #include <cmath>
 #include <span>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// elu(x) + 1: x + 1 for x > 0, e^x below (Katharopoulos 2020).
 struct elu_plus_one {

@@ -18,11 +18,11 @@
 // A denominator of 0 (or less than 16 times the smallest normal number) gives zeros. Token by token: linear_state.hpp.
 #pragma once
 
-#include <attn/kernel/engine.hpp>
+#include <attn/kernel/detail/engine.hpp>
 #include <attn/kernel/feature_maps.hpp>
-#include <attn/kernel/options.hpp>
+#include <attn/kernel/detail/options.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of linear for elements of type S.
 template <class S>
@@ -33,7 +33,7 @@ struct linear_options {
   /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to there.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Added to the denominator.
   real eps = real(1e-6);
   /// Divide by phi(q).z + eps at all?
@@ -53,24 +53,24 @@ constexpr void require_feature_map() {
 }
 
 template <class S, class F>
-mapped_features<S, F> make_mapped_features(const door& at, const F& map, const attention_shape& shape) {
+mapped_features<S, F> make_mapped_features(const validator& check, const F& map, const attention_shape& shape) {
   mapped_features<S, F> made(map, shape.dim);
-  check_feature_count(at, made.count, shape);
+  check_feature_count(check, made.count, shape);
   return made;
 }
 
 /// Everything linear refuses, it refuses here.
 template <class S>
-std::pair<attention_shape, sequence_lengths> check_linear(const door& at, const tensor_view<const S>& q,
+std::pair<attention_shape, sequence_lengths> check_linear(const validator& check, const tensor_view<const S>& q,
                                                           const tensor_view<const S>& k, const tensor_view<const S>& v,
                                                           const tensor_view<S>& out, const linear_options<S>& options) {
-  const attention_shape shape = check_attention(at, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_eps(at, options.eps);
+  const attention_shape shape = check_attention(check, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(check, shape, options);
+  check_eps(check, options.eps);
   if (options.decay) {
-    if (!options.causal) at.refuse("causal with decay", "no causal");
-    at.apart("out", out, "decay", options.decay);
-    check_gates(at, "decay", options.decay, shape, lengths);
+    if (!options.causal) check.fail("causal with decay", "no causal");
+    check.no_alias("out", out, "decay", options.decay);
+    check_gates(check, "decay", options.decay, shape, lengths);
   }
   return {shape, lengths};
 }
@@ -81,21 +81,21 @@ std::pair<attention_shape, sequence_lengths> check_linear(const door& at, const 
 template <viewable Q, viewable K, viewable V, viewable O, class F>
   requires(!std::same_as<std::remove_cvref_t<F>, execution>)
 void linear(const Q& q, const K& k, const V& v, O&& out, const linear_options<element_of<const Q&>>& options,
-            const F& map, execution& where) {
+            const F& map, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   using T = compute_type<S>;
   detail::require_feature_map<F, T>();
-  const detail::door at("linear");
+  const detail::validator check("linear");
   const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
   const tensor_view<S> to = as_view(out);
-  const auto [shape, lengths] = detail::check_linear(at, queries, keys, values, to, options);
-  auto features = detail::make_mapped_features<S>(at, map, shape);
+  const auto [shape, lengths] = detail::check_linear(check, queries, keys, values, to, options);
+  auto features = detail::make_mapped_features<S>(check, map, shape);
   const index heads = detail::heads_of_sums(shape, {options.decay ? options.decay.extent(1) : 0});
   detail::kernel_call<S>{
       queries,           keys,        values,        to,   shape, lengths, features, heads, options.causal,
       options.normalise, options.eps, options.decay, false}
-      .run(where);
+      .run(exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, class F>
@@ -108,8 +108,8 @@ void linear(const Q& q, const K& k, const V& v, O&& out, const linear_options<el
 
 template <viewable Q, viewable K, viewable V, viewable O>
 void linear(const Q& q, const K& k, const V& v, O&& out, const linear_options<element_of<const Q&>>& options,
-            execution& where) {
-  linear(q, k, v, out, options, elu_plus_one{}, where);
+            execution& exec) {
+  linear(q, k, v, out, options, elu_plus_one{}, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>

@@ -23,12 +23,12 @@
 // the last bit, with what comes later. Token by token: performer_state.hpp.
 #pragma once
 
-#include <attn/kernel/engine.hpp>
-#include <attn/kernel/options.hpp>
-#include <attn/kernel/performer_features.hpp>
-#include <attn/kernel/random_features.hpp>
+#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/options.hpp>
+#include <attn/kernel/detail/performer_features.hpp>
+#include <attn/kernel/draw_features.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of performer for elements of type S.
 template <class S>
@@ -42,7 +42,7 @@ struct performer_options {
   /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to there.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Added to the denominator.
   real eps = real(0);
   /// relu: added to each feature; 0.001 unless given. positive, not causal: added to exp(W x~ - |x~|^2 / 2 - max W x~),
@@ -56,29 +56,29 @@ namespace detail {
 
 /// Everything performer refuses, it refuses here.
 template <class S>
-std::pair<attention_shape, sequence_lengths> check_performer(const door& at, const tensor_view<const S>& q,
+std::pair<attention_shape, sequence_lengths> check_performer(const validator& check, const tensor_view<const S>& q,
                                                              const tensor_view<const S>& k,
                                                              const tensor_view<const S>& v, const tensor_view<S>& out,
                                                              const tensor_view<const compute_type<S>, 3>& features,
                                                              const performer_options<S>& options) {
-  const attention_shape shape = check_attention(at, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_features(at, features, shape, out);
-  check_eps(at, options.eps);
+  const attention_shape shape = check_attention(check, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(check, shape, options);
+  check_features(check, features, shape, out);
+  check_eps(check, options.eps);
   if (options.scale) {
     const auto s = static_cast<double>(*options.scale);
     if (!(s >= 0) || s > static_cast<double>(std::numeric_limits<compute_type<S>>::max()))
-      at.refuse("scale >= 0, and finite", s);
+      check.fail("scale >= 0, and finite", s);
   }
   if (options.feature_eps) {
-    check_eps(at, *options.feature_eps, "feature_eps");
+    check_eps(check, *options.feature_eps, "feature_eps");
     if (*options.feature_eps > 0 && options.kernel != performer_kernel::relu) {
       if (options.kernel != performer_kernel::positive)
-        at.refuse("feature_eps with kernel positive or relu", "another");
-      if (options.causal) at.refuse("no causal with feature_eps, which takes a maximum over all keys", "causal");
+        check.fail("feature_eps with kernel positive or relu", "another");
+      if (options.causal) check.fail("no causal with feature_eps, which takes a maximum over all keys", "causal");
     }
   }
-  if (options.center_keys && options.causal) at.refuse("no causal with center_keys, a mean over all keys", "causal");
+  if (options.center_keys && options.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
   return {shape, lengths};
 }
 
@@ -101,13 +101,13 @@ performer_features<S> make_performer_features(const tensor_view<const compute_ty
 template <viewable Q, viewable K, viewable V, viewable O>
 void performer(const Q& q, const K& k, const V& v, O&& out,
                const std::type_identity_t<tensor_view<const compute_type<element_of<const Q&>>, 3>>& features,
-               const performer_options<element_of<const Q&>>& options, execution& where) {
+               const performer_options<element_of<const Q&>>& options, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
   const tensor_view<S> to = as_view(out);
   const auto [shape, lengths] =
-      detail::check_performer(detail::door("performer"), queries, keys, values, to, features, options);
+      detail::check_performer(detail::validator("performer"), queries, keys, values, to, features, options);
   const index heads = detail::heads_of_sums(shape, {features.extent(0)});
   auto map = detail::make_performer_features<S>(features, options, shape.dim, heads);
   map.k = keys;
@@ -124,7 +124,7 @@ void performer(const Q& q, const K& k, const V& v, O&& out,
                          options.causal,
                          true,
                          map.published ? options.eps * static_cast<compute_type<S>>(features.extent(1)) : options.eps}
-      .run(where);
+      .run(exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>

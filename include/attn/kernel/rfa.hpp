@@ -20,13 +20,13 @@
 // rfa_state.hpp.
 #pragma once
 
-#include <attn/core/sin_cos.hpp>
-#include <attn/kernel/engine.hpp>
-#include <attn/kernel/options.hpp>
-#include <attn/kernel/projection.hpp>
-#include <attn/kernel/random_features.hpp>
+#include <attn/core/detail/sin_cos.hpp>
+#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/options.hpp>
+#include <attn/kernel/detail/projection.hpp>
+#include <attn/kernel/draw_features.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of rfa for elements of type S.
 template <class S>
@@ -37,7 +37,7 @@ struct rfa_options {
   /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to there.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Added to the denominator.
   real eps = real(0);
   /// Added to the norm of a token before dividing by it; the original uses 0.001.
@@ -63,7 +63,7 @@ struct rfa_features final : kernel_features<S> {
   bool shared() const override { return w.extent(0) == 1; }
   index features() const override { return 2 * w.extent(1); }
   index work() const override { return (w.extent(2) + 1) * kernel_chunk; }
-  void layout(carver& memory, index) override { packed = packed_projection<T>::layout(memory, w); }
+  void layout(arena& memory, index) override { packed = packed_projection<T>::layout(memory, w); }
   void prepare(execution&) override { packed.pack(w, T(1)); }
 
   void keys(const token_rows<S>& x, index pair, T* phi, T*, T* work) const override {
@@ -88,20 +88,20 @@ struct rfa_features final : kernel_features<S> {
 
 /// Everything rfa refuses, it refuses here.
 template <class S>
-std::pair<attention_shape, sequence_lengths> check_rfa(const door& at, const tensor_view<const S>& q,
+std::pair<attention_shape, sequence_lengths> check_rfa(const validator& check, const tensor_view<const S>& q,
                                                        const tensor_view<const S>& k, const tensor_view<const S>& v,
                                                        const tensor_view<S>& out,
                                                        const tensor_view<const compute_type<S>, 3>& features,
                                                        const rfa_options<S>& options) {
-  const attention_shape shape = check_attention(at, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_features(at, features, shape, out);
-  check_eps(at, options.eps);
-  check_eps(at, options.norm_eps, "norm_eps");
+  const attention_shape shape = check_attention(check, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(check, shape, options);
+  check_features(check, features, shape, out);
+  check_eps(check, options.eps);
+  check_eps(check, options.norm_eps, "norm_eps");
   if (options.gate) {
-    if (!options.causal) at.refuse("causal with a gate", "no causal");
-    at.apart("out", out, "gate", options.gate);
-    check_gates(at, "gate", options.gate, shape, lengths);
+    if (!options.causal) check.fail("causal with a gate", "no causal");
+    check.no_alias("out", out, "gate", options.gate);
+    check_gates(check, "gate", options.gate, shape, lengths);
   }
   return {shape, lengths};
 }
@@ -112,17 +112,17 @@ std::pair<attention_shape, sequence_lengths> check_rfa(const door& at, const ten
 template <viewable Q, viewable K, viewable V, viewable O>
 void rfa(const Q& q, const K& k, const V& v, O&& out,
          const std::type_identity_t<tensor_view<const compute_type<element_of<const Q&>>, 3>>& features,
-         const rfa_options<element_of<const Q&>>& options, execution& where) {
+         const rfa_options<element_of<const Q&>>& options, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
   const tensor_view<S> to = as_view(out);
-  const auto [shape, lengths] = detail::check_rfa(detail::door("rfa"), queries, keys, values, to, features, options);
+  const auto [shape, lengths] = detail::check_rfa(detail::validator("rfa"), queries, keys, values, to, features, options);
   const index heads = detail::heads_of_sums(shape, {features.extent(0), options.gate ? options.gate.extent(1) : 0});
   detail::rfa_features<S> map(features, options.norm_eps, heads);
   detail::kernel_call<S>{queries, keys,           values, to,          shape,        lengths, map,
                          heads,   options.causal, true,   options.eps, options.gate, true}
-      .run(where);
+      .run(exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>

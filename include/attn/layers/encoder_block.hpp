@@ -21,7 +21,7 @@
 #include <attn/layers/feed_forward.hpp>
 #include <attn/layers/layer_norm.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 enum class norm_place { before, after };
 
@@ -69,10 +69,10 @@ struct encoder_call {
   };
 
   template <class Mixer>
-  void run(Mixer& mix, execution& where) const {
+  void run(Mixer& mix, execution& exec) const {
     const index dim = x.extent(2);
-    auto held = where.hold([&](carver& memory) {
-      const auto take = [&] { return tensor_view<S, 3>(memory.take<S>(x.size()), x.extents()); };
+    auto held = exec.workspace([&](arena& memory) {
+      const auto take = [&] { return tensor_view<S, 3>(memory.allocate<S>(x.size()), x.extents()); };
       kept k;
       k.mixed = take();
       if (before) k.normed = take();
@@ -80,8 +80,8 @@ struct encoder_call {
       k.norm_2 = row_norm<T>::layout(memory, dim);
       return k;
     });
-    if (before) run_layer_norm<S>(x, held->normed, norm_1, where);
-    mix(before ? tensor_view<const S, 3>(held->normed) : x, held->mixed, where);
+    if (before) run_layer_norm<S>(x, held->normed, norm_1, exec);
+    mix(before ? tensor_view<const S, 3>(held->normed) : x, held->mixed, exec);
     if (x.empty()) return;
     held->norm_1.begin(norm_1);
     held->norm_2.begin(norm_2);
@@ -100,7 +100,7 @@ struct encoder_call {
       if (!before) held->norm_2.apply(h);
       store_row(h, dim, token(out, n), out.stride(2));
     };
-    feed_tokens<S>(tokens(x), x.extent(1), weights.feed, f, begin, end, where);
+    feed_tokens<S>(tokens(x), x.extent(1), weights.feed, f, begin, end, exec);
   }
 };
 
@@ -109,7 +109,7 @@ struct encoder_call {
 /// A block of an encoder, by an execution, which may be left out. See the top of the file.
 template <viewable X, viewable O, class Mixer>
 void encoder_block(const X& x, O&& out, Mixer&& mix, const encoder_block_weights<element_of<const X&>>& weights,
-                   const encoder_block_options<element_of<const X&>>& options, execution& where) {
+                   const encoder_block_options<element_of<const X&>>& options, execution& exec) {
   detail::require_sequences<const X&, O>();
   using S = element_of<const X&>;
   static_assert(sequence_function<std::remove_reference_t<Mixer>, S>,
@@ -119,15 +119,15 @@ void encoder_block(const X& x, O&& out, Mixer&& mix, const encoder_block_weights
   const layer_norm_options<S> norm_1{weights.norm_1.gamma, weights.norm_1.beta, options.eps};
   const layer_norm_options<S> norm_2{weights.norm_2.gamma, weights.norm_2.beta, options.eps};
 
-  const detail::door at("encoder_block");
-  detail::check_sequences<S>(at, from, to, from.extent(2));
-  detail::check_layer_norm<S>(at, "gamma of norm_1", "beta of norm_1", norm_1, to);
-  detail::check_layer_norm<S>(at, "gamma of norm_2", "beta of norm_2", norm_2, to);
-  detail::check_feed_forward<S>(at, weights.feed, from.extent(2), to);
-  detail::check_in_place<S>(at, from, to);
-  at.fits("x", {from.extent(0), from.extent(1), from.extent(2)});
+  const detail::validator check("encoder_block");
+  detail::check_sequences<S>(check, from, to, from.extent(2));
+  detail::check_layer_norm<S>(check, "gamma of norm_1", "beta of norm_1", norm_1, to);
+  detail::check_layer_norm<S>(check, "gamma of norm_2", "beta of norm_2", norm_2, to);
+  detail::check_feed_forward<S>(check, weights.feed, from.extent(2), to);
+  detail::check_in_place<S>(check, from, to);
+  check.fits("x", {from.extent(0), from.extent(1), from.extent(2)});
   detail::encoder_call<S>{from, to, weights, norm_1, norm_2, options.norm == norm_place::before, options.f}.run(mix,
-                                                                                                                where);
+                                                                                                                exec);
 }
 
 template <viewable X, viewable O, class Mixer>

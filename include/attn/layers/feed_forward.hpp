@@ -15,12 +15,12 @@
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 #pragma once
 
-#include <attn/layers/activation.hpp>
-#include <attn/layers/projection.hpp>
+#include <attn/layers/detail/activation.hpp>
+#include <attn/layers/project.hpp>
 
 #include <tuple>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Weights of feed_forward.
 template <class S>
@@ -42,7 +42,7 @@ template <class T>
 struct packed_feed_forward {
   packed_weight<T> up, down;
 
-  static packed_feed_forward layout(carver& memory, index inputs, index hidden, index outputs) {
+  static packed_feed_forward layout(arena& memory, index inputs, index hidden, index outputs) {
     packed_feed_forward w;
     w.up = packed_weight<T>::layout(memory, hidden, inputs);
     w.down = packed_weight<T>::layout(memory, outputs, hidden);
@@ -50,8 +50,8 @@ struct packed_feed_forward {
   }
 
   template <class S>
-  void pack(const feed_forward_weights<S>& from, execution& where) const {
-    where.for_each(up.pieces() + down.pieces(), [&](index task, int) {
+  void pack(const feed_forward_weights<S>& from, execution& exec) const {
+    exec.for_each(up.pieces() + down.pieces(), [&](index task, int) {
       if (task < up.pieces())
         up.pack(matrix_of(from.up), from.up_bias, task);
       else
@@ -67,7 +67,7 @@ struct feed_forward_block {
   packed_tokens<T> x, hidden_tiles;
   output_sums<T> hidden, out;
 
-  static feed_forward_block layout(carver& memory, const packed_feed_forward<T>& w) {
+  static feed_forward_block layout(arena& memory, const packed_feed_forward<T>& w) {
     const index stretch = std::min(input_stretch, w.up.outputs);
     feed_forward_block block;
     block.x = packed_tokens<T>::layout(memory, w.up.inputs);
@@ -100,18 +100,18 @@ struct feed_forward_block {
 /// are outputs for end(n, sums, kept), which takes the token's outputs and may use them up.
 template <class S, class Begin, class End>
 void feed_many_tokens(index rows, const feed_forward_weights<S>& weights, activation f, Begin&& begin, End&& end,
-                      execution& where) {
+                      execution& exec) {
   using T = compute_type<S>;
   const index inputs = weights.up.extent(1), hidden = weights.up.extent(0), outputs = weights.down.extent(0);
-  const auto packed = where.shared_scratch(
-      [&](carver& memory) { return packed_feed_forward<T>::layout(memory, inputs, hidden, outputs); });
-  packed.pack(weights, where);
-  where.for_each((rows + token_block - 1) / token_block, [&](index task, int worker) {
+  const auto packed = exec.shared_scratch(
+      [&](arena& memory) { return packed_feed_forward<T>::layout(memory, inputs, hidden, outputs); });
+  packed.pack(weights, exec);
+  exec.for_each((rows + token_block - 1) / token_block, [&](index task, int worker) {
     const index first = task * token_block, count = std::min(token_block, rows - first);
-    auto [block, x, kept] = where.scratch(worker, [&](carver& memory) {
+    auto [block, x, kept] = exec.scratch(worker, [&](arena& memory) {
       auto all = feed_forward_block<T>::layout(memory, packed);
-      T* const from = memory.take<T>(token_block * inputs);
-      return std::tuple{all, from, memory.take<T>(token_block * outputs)};
+      T* const from = memory.allocate<T>(token_block * inputs);
+      return std::tuple{all, from, memory.allocate<T>(token_block * outputs)};
     });
     for (index r = 0; r < count; ++r) begin(first + r, x + r * inputs, kept + r * outputs);
     block.x.pack([from = x, inputs](index r) { return from + r * inputs; }, count, 1);
@@ -123,13 +123,13 @@ void feed_many_tokens(index rows, const feed_forward_weights<S>& weights, activa
 /// The same for sequences of few tokens, with the weights where they lie, token_block rows at a time.
 template <class S, class Begin, class End>
 void feed_few_tokens(index rows, const feed_forward_weights<S>& weights, activation f, Begin&& begin, End&& end,
-                     execution& where) {
+                     execution& exec) {
   using T = compute_type<S>;
   const index inputs = weights.up.extent(1), hidden = weights.up.extent(0), outputs = weights.down.extent(0);
   struct pieces {
     padded_rows<T> x, hidden, out, kept;
   };
-  const auto all = where.shared_scratch([&](carver& memory) {
+  const auto all = exec.shared_scratch([&](arena& memory) {
     const auto take = [&](index count) { return padded_rows<T>::layout(memory, std::min(token_block, rows), count); };
     return pieces{take(inputs), take(hidden), take(outputs), take(outputs)};
   });
@@ -138,13 +138,13 @@ void feed_few_tokens(index rows, const feed_forward_weights<S>& weights, activat
     for (index r = 0; r < count; ++r) begin(first + r, all.x.row(r), all.kept.row(r));
     all.x.clear_padding(count, inputs);
     all.hidden.clear_padding(count, hidden);
-    where.for_each((hidden + dot_step - 1) / dot_step, [&](index task, int) {
+    exec.for_each((hidden + dot_step - 1) / dot_step, [&](index task, int) {
       const index from = task * dot_step, to = std::min(from + dot_step, hidden);
       dot_products<T>(all.x, count, matrix_of(weights.up), from, to,
                       [&](index r, index o, T sum) { all.hidden.row(r)[o] = bias_of(weights.up_bias, o) + sum; });
       for (index r = 0; r < count; ++r) activate(f, all.hidden.row(r) + from, to - from);
     });
-    where.for_each((outputs + dot_step - 1) / dot_step, [&](index task, int) {
+    exec.for_each((outputs + dot_step - 1) / dot_step, [&](index task, int) {
       const index from = task * dot_step, to = std::min(from + dot_step, outputs);
       dot_products<T>(all.hidden, count, matrix_of(weights.down), from, to,
                       [&](index r, index o, T sum) { all.out.row(r)[o] = bias_of(weights.down_bias, o) + sum; });
@@ -157,20 +157,20 @@ void feed_few_tokens(index rows, const feed_forward_weights<S>& weights, activat
 /// items alone give.
 template <class S, class Begin, class End>
 void feed_tokens(index rows, index length, const feed_forward_weights<S>& weights, activation f, Begin&& begin,
-                 End&& end, execution& where) {
+                 End&& end, execution& exec) {
   if (rows == 0) return;
   if (length <= tokens_in_place && weights.up.stride(1) == 1 && weights.down.stride(1) == 1)
-    feed_few_tokens(rows, weights, f, begin, end, where);
+    feed_few_tokens(rows, weights, f, begin, end, exec);
   else
-    feed_many_tokens(rows, weights, f, begin, end, where);
+    feed_many_tokens(rows, weights, f, begin, end, exec);
 }
 
 template <class S>
-void check_feed_forward(const door& at, const feed_forward_weights<S>& weights, index inputs,
+void check_feed_forward(const validator& check, const feed_forward_weights<S>& weights, index inputs,
                         const tensor_view<S, 3>& out) {
-  check_weight(at, "up weight", weights.up, "up bias", weights.up_bias, inputs, out);
-  check_weight(at, "down weight", weights.down, "down bias", weights.down_bias, weights.up.extent(0), out);
-  at.equal("down weight rows = out dim", out.extent(2), weights.down.extent(0));
+  check_weight(check, "up weight", weights.up, "up bias", weights.up_bias, inputs, out);
+  check_weight(check, "down weight", weights.down, "down bias", weights.down_bias, weights.up.extent(0), out);
+  check.equal("down weight rows = out dim", out.extent(2), weights.down.extent(0));
 }
 
 }  // namespace detail
@@ -178,20 +178,20 @@ void check_feed_forward(const door& at, const feed_forward_weights<S>& weights, 
 /// The feed-forward layer, by an execution, which may be left out. See the top of the file.
 template <viewable X, viewable O>
 void feed_forward(const X& x, O&& out, const feed_forward_weights<element_of<const X&>>& weights,
-                  const feed_forward_options& options, execution& where) {
+                  const feed_forward_options& options, execution& exec) {
   detail::require_sequences<const X&, O>();
   using S = element_of<const X&>;
   const tensor_view<const S, 3> from = as_sequence(x);
   const tensor_view<S, 3> to = as_sequence(out);
-  const detail::door at("feed_forward");
-  detail::check_sequences<S>(at, from, to, to.extent(2));
-  detail::check_feed_forward<S>(at, weights, from.extent(2), to);
-  detail::check_in_place<S>(at, from, to);
+  const detail::validator check("feed_forward");
+  detail::check_sequences<S>(check, from, to, to.extent(2));
+  detail::check_feed_forward<S>(check, weights, from.extent(2), to);
+  detail::check_in_place<S>(check, from, to);
   using T = compute_type<S>;
   detail::feed_tokens<S>(
       detail::tokens(from), from.extent(1), weights, options.f,
       [&](index n, T* row, T*) { detail::load_row(detail::token(from, n), from.stride(2), from.extent(2), row); },
-      [&](index n, T* sums, T*) { detail::store_row(sums, to.extent(2), detail::token(to, n), to.stride(2)); }, where);
+      [&](index n, T* sums, T*) { detail::store_row(sums, to.extent(2), detail::token(to, n), to.stride(2)); }, exec);
 }
 
 template <viewable X, viewable O>

@@ -11,11 +11,11 @@
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 #pragma once
 
-#include <attn/core/exp.hpp>
-#include <attn/core/tile_product.hpp>
-#include <attn/layers/sequence.hpp>
+#include <attn/core/detail/exp.hpp>
+#include <attn/core/detail/tile_product.hpp>
+#include <attn/layers/detail/sequence.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of layer_norm for elements of type S.
 template <class S>
@@ -40,11 +40,11 @@ struct row_norm {
   index dim = 0;
   T eps = 0;
 
-  static row_norm layout(carver& memory, index dim) {
+  static row_norm layout(arena& memory, index dim) {
     row_norm norm;
     norm.dim = dim;
-    norm.gamma = memory.take<T>(dim);
-    norm.beta = memory.take<T>(dim);
+    norm.gamma = memory.allocate<T>(dim);
+    norm.beta = memory.allocate<T>(dim);
     return norm;
   }
 
@@ -84,16 +84,16 @@ struct row_norm {
 };
 
 template <class S>
-void check_layer_norm(const door& at, const char* gamma, const char* beta, const layer_norm_options<S>& options,
+void check_layer_norm(const validator& check, const char* gamma, const char* beta, const layer_norm_options<S>& options,
                       const tensor_view<S, 3>& out) {
-  if (!(options.eps >= 0)) at.refuse("eps >= 0", static_cast<double>(options.eps));
+  if (!(options.eps >= 0)) check.fail("eps >= 0", static_cast<double>(options.eps));
   if (options.gamma) {
-    check_parameter(at, gamma, options.gamma, "out", out);
-    at.one_per(gamma, "feature", out.extent(2), options.gamma.extent(0));
+    check_parameter(check, gamma, options.gamma, "out", out);
+    check.one_per(gamma, "feature", out.extent(2), options.gamma.extent(0));
   }
   if (options.beta) {
-    check_parameter(at, beta, options.beta, "out", out);
-    at.one_per(beta, "feature", out.extent(2), options.beta.extent(0));
+    check_parameter(check, beta, options.beta, "out", out);
+    check.one_per(beta, "feature", out.extent(2), options.beta.extent(0));
   }
 }
 
@@ -103,13 +103,13 @@ inline constexpr index row_step = 64;
 /// Rows of x into rows of out, which may be the same.
 template <class S>
 void run_layer_norm(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
-                    const layer_norm_options<S>& options, execution& where) {
+                    const layer_norm_options<S>& options, execution& exec) {
   using T = compute_type<S>;
   const index rows = tokens(x), dim = x.extent(2);
-  auto norm = where.shared_scratch([&](carver& memory) { return row_norm<T>::layout(memory, dim); });
+  auto norm = exec.shared_scratch([&](arena& memory) { return row_norm<T>::layout(memory, dim); });
   norm.begin(options);
-  where.for_each((rows + row_step - 1) / row_step, [&](index task, int worker) {
-    T* const row = where.scratch(worker, [&](carver& memory) { return memory.take<T>(dim); });
+  exec.for_each((rows + row_step - 1) / row_step, [&](index task, int worker) {
+    T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(dim); });
     for (index n = task * row_step; n < std::min((task + 1) * row_step, rows); ++n) {
       load_row(token(x, n), x.stride(2), dim, row);
       norm.apply(row);
@@ -122,16 +122,16 @@ void run_layer_norm(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& o
 
 /// Normalises every token, by an execution, which may be left out. See the top of the file.
 template <viewable X, viewable O>
-void layer_norm(const X& x, O&& out, const layer_norm_options<element_of<const X&>>& options, execution& where) {
+void layer_norm(const X& x, O&& out, const layer_norm_options<element_of<const X&>>& options, execution& exec) {
   detail::require_sequences<const X&, O>();
   using S = element_of<const X&>;
   const tensor_view<const S, 3> from = as_sequence(x);
   const tensor_view<S, 3> to = as_sequence(out);
-  const detail::door at("layer_norm");
-  detail::check_sequences<S>(at, from, to, from.extent(2));
-  detail::check_layer_norm<S>(at, "gamma", "beta", options, to);
-  detail::check_in_place<S>(at, from, to);
-  detail::run_layer_norm<S>(from, to, options, where);
+  const detail::validator check("layer_norm");
+  detail::check_sequences<S>(check, from, to, from.extent(2));
+  detail::check_layer_norm<S>(check, "gamma", "beta", options, to);
+  detail::check_in_place<S>(check, from, to);
+  detail::run_layer_norm<S>(from, to, options, exec);
 }
 
 template <viewable X, viewable O>

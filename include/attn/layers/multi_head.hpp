@@ -22,11 +22,11 @@
 //          passes through.
 #pragma once
 
-#include <attn/layers/projection.hpp>
+#include <attn/layers/project.hpp>
 
 #include <optional>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Weights of multi_head: one row for every projected number.
 template <class S>
@@ -51,8 +51,8 @@ concept attention_function = std::invocable<F&, const tensor_view<const S>&, con
 namespace detail {
 
 /// The head dim of a weight whose rows are `heads` heads.
-inline index head_dim(const door& at, const char* what, index rows, index heads) {
-  if (rows % heads != 0) at.refuse(text({what, " rows divisible by heads ", heads}), rows);
+inline index head_dim(const validator& check, const char* what, index rows, index heads) {
+  if (rows % heads != 0) check.fail(text({what, " rows divisible by heads ", heads}), rows);
   return rows / heads;
 }
 
@@ -65,50 +65,50 @@ template <class S>
 multi_head_shape check_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y,
                                   const tensor_view<S, 3>& out, const multi_head_weights<S>& w,
                                   const multi_head_options& options) {
-  const door at("multi_head");
-  at.readable("x", x);
-  at.readable("y", y);
-  at.writable("out", out);
-  at.equal("y batch = x batch", x.extent(0), y.extent(0));
-  at.at_least("heads", 1, options.heads);
+  const validator check("multi_head");
+  check.readable("x", x);
+  check.readable("y", y);
+  check.writable("out", out);
+  check.equal("y batch = x batch", x.extent(0), y.extent(0));
+  check.at_least("heads", 1, options.heads);
   const index heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
-  at.at_least("kv_heads", 1, kv_heads);
-  if (heads % kv_heads != 0) at.refuse(text({"kv_heads that divide heads ", heads}), kv_heads);
+  check.at_least("kv_heads", 1, kv_heads);
+  if (heads % kv_heads != 0) check.fail(text({"kv_heads that divide heads ", heads}), kv_heads);
 
-  check_weight(at, "query weight", w.query, "query bias", w.query_bias, x.extent(2), out);
-  check_weight(at, "value weight", w.value, "value bias", w.value_bias, y.extent(2), out);
-  const index dim = head_dim(at, "query weight", w.query.extent(0), heads);
-  const index dim_v = head_dim(at, "value weight", w.value.extent(0), kv_heads);
+  check_weight(check, "query weight", w.query, "query bias", w.query_bias, x.extent(2), out);
+  check_weight(check, "value weight", w.value, "value bias", w.value_bias, y.extent(2), out);
+  const index dim = head_dim(check, "query weight", w.query.extent(0), heads);
+  const index dim_v = head_dim(check, "value weight", w.value.extent(0), kv_heads);
   if (w.key) {
-    check_weight(at, "key weight", w.key, "key bias", w.key_bias, y.extent(2), out);
-    at.equal("key weight rows = kv_heads x query head dim", kv_heads * dim, w.key.extent(0));
+    check_weight(check, "key weight", w.key, "key bias", w.key_bias, y.extent(2), out);
+    check.equal("key weight rows = kv_heads x query head dim", kv_heads * dim, w.key.extent(0));
   } else {
-    if (w.key_bias) at.refuse("key bias with a key weight", "no key weight");
-    at.equal("kv_heads = heads where queries serve as keys:", heads, kv_heads);
-    at.equal("y length = x length where queries serve as keys:", x.extent(1), y.extent(1));
+    if (w.key_bias) check.fail("key bias with a key weight", "no key weight");
+    check.equal("kv_heads = heads where queries serve as keys:", heads, kv_heads);
+    check.equal("y length = x length where queries serve as keys:", x.extent(1), y.extent(1));
   }
   if (w.output)
-    check_weight(at, "output weight", w.output, "output bias", w.output_bias, heads * dim_v, out);
+    check_weight(check, "output weight", w.output, "output bias", w.output_bias, heads * dim_v, out);
   else if (w.output_bias)
-    at.refuse("output bias with an output weight", "no output weight");
-  check_sequences(at, x, out, w.output ? w.output.extent(0) : heads * dim_v);
-  at.apart("out", out, "x", x);
-  at.apart("out", out, "y", y);
-  at.fits("y batch * length", {y.extent(0), y.extent(1)});
-  at.fits("x batch * length * heads * dims", {x.extent(0), x.extent(1), heads, dim + dim_v});
-  at.fits("y batch * length * heads * dims", {y.extent(0), y.extent(1), kv_heads, dim + dim_v});
+    check.fail("output bias with an output weight", "no output weight");
+  check_sequences(check, x, out, w.output ? w.output.extent(0) : heads * dim_v);
+  check.no_alias("out", out, "x", x);
+  check.no_alias("out", out, "y", y);
+  check.fits("y batch * length", {y.extent(0), y.extent(1)});
+  check.fits("x batch * length * heads * dims", {x.extent(0), x.extent(1), heads, dim + dim_v});
+  check.fits("y batch * length * heads * dims", {y.extent(0), y.extent(1), kv_heads, dim + dim_v});
   return {x.extent(0), x.extent(1), y.extent(1), heads, kv_heads, dim, dim_v};
 }
 
 template <class S, class Operator>
 void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y, const tensor_view<S, 3>& out,
-                    const multi_head_weights<S>& w, const multi_head_shape& s, Operator& op, execution& where) {
+                    const multi_head_weights<S>& w, const multi_head_shape& s, Operator& op, execution& exec) {
   struct projected {
     tensor_view<S, 3> q, k, v, mixed;
   };
-  const auto held = where.hold([&](carver& memory) {
+  const auto held = exec.workspace([&](arena& memory) {
     const auto take = [&](index length, index numbers) {
-      return tensor_view<S, 3>(memory.take<S>(s.batch * length * numbers), {s.batch, length, numbers});
+      return tensor_view<S, 3>(memory.allocate<S>(s.batch * length * numbers), {s.batch, length, numbers});
     };
     projected p;
     p.q = take(s.queries, s.heads * s.dim);
@@ -121,25 +121,25 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
       {w.query, w.query_bias, held->q}, {w.value, w.value_bias, held->v}, {w.key, w.key_bias, held->k}};
   const std::span all(list, w.key ? 3 : 2);
   if (x.data() == y.data() && x.extents() == y.extents() && x.strides() == y.strides()) {
-    run_projections<S>(x, all, where);
+    run_projections<S>(x, all, exec);
   } else {
-    run_projections<S>(x, all.first(1), where);
-    run_projections<S>(y, all.subspan(1), where);
+    run_projections<S>(x, all.first(1), exec);
+    run_projections<S>(y, all.subspan(1), exec);
   }
   op(tensor_view<const S>(split_heads(held->q, s.heads)), tensor_view<const S>(split_heads(held->k, s.kv_heads)),
-     tensor_view<const S>(split_heads(held->v, s.kv_heads)), split_heads(held->mixed, s.heads), where);
+     tensor_view<const S>(split_heads(held->v, s.kv_heads)), split_heads(held->mixed, s.heads), exec);
   if (!w.output) return;
   const token_projection<S> last{w.output, w.output_bias, out};
-  run_projections<S>(held->mixed, {&last, 1}, where);
+  run_projections<S>(held->mixed, {&last, 1}, exec);
 }
 
 }  // namespace detail
 
 /// Attention of x to y over heads, by an execution, which may be left out. See the top of the file.
-template <viewable X, viewable Y, viewable O, class Operator>
-  requires(!viewable<Operator>)
+template <detail::is_viewable X, detail::is_viewable Y, detail::is_viewable O, class Operator>
+  requires(!detail::is_viewable<Operator>)
 void multi_head(const X& x, const Y& y, O&& out, const multi_head_weights<element_of<const X&>>& weights, Operator&& op,
-                const multi_head_options& options, execution& where) {
+                const multi_head_options& options, execution& exec) {
   detail::require_sequences<const X&, O>();
   using S = element_of<const X&>;
   static_assert(std::same_as<element_of<const Y&>, S>, "attn: x and y must have one element type");
@@ -148,11 +148,11 @@ void multi_head(const X& x, const Y& y, O&& out, const multi_head_weights<elemen
   const tensor_view<const S, 3> queries = as_sequence(x), keys = as_sequence(y);
   const tensor_view<S, 3> to = as_sequence(out);
   const detail::multi_head_shape shape = detail::check_multi_head<S>(queries, keys, to, weights, options);
-  detail::run_multi_head<S>(queries, keys, to, weights, shape, op, where);
+  detail::run_multi_head<S>(queries, keys, to, weights, shape, op, exec);
 }
 
-template <viewable X, viewable Y, viewable O, class Operator>
-  requires(!viewable<Operator>)
+template <detail::is_viewable X, detail::is_viewable Y, detail::is_viewable O, class Operator>
+  requires(!detail::is_viewable<Operator>)
 void multi_head(const X& x, const Y& y, O&& out, const multi_head_weights<element_of<const X&>>& weights, Operator&& op,
                 const multi_head_options& options) {
   execution serial;
@@ -160,15 +160,15 @@ void multi_head(const X& x, const Y& y, O&& out, const multi_head_weights<elemen
 }
 
 /// Self-attention.
-template <viewable X, viewable O, class Operator>
-  requires(!viewable<Operator>)
+template <detail::is_viewable X, detail::is_viewable O, class Operator>
+  requires(!detail::is_viewable<Operator>)
 void multi_head(const X& x, O&& out, const multi_head_weights<element_of<const X&>>& weights, Operator&& op,
-                const multi_head_options& options, execution& where) {
-  multi_head(x, x, out, weights, op, options, where);
+                const multi_head_options& options, execution& exec) {
+  multi_head(x, x, out, weights, op, options, exec);
 }
 
-template <viewable X, viewable O, class Operator>
-  requires(!viewable<Operator>)
+template <detail::is_viewable X, detail::is_viewable O, class Operator>
+  requires(!detail::is_viewable<Operator>)
 void multi_head(const X& x, O&& out, const multi_head_weights<element_of<const X&>>& weights, Operator&& op,
                 const multi_head_options& options) {
   execution serial;

@@ -22,11 +22,11 @@
 //          written: in place, that half of x is lost.
 #pragma once
 
-#include <attn/layers/sequence.hpp>
+#include <attn/layers/detail/sequence.hpp>
 
 #include <tuple>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of reversible_block and its inverse for elements of type S.
 template <class S>
@@ -60,11 +60,11 @@ void add_with_rest(S& value, S& rest, compute_type<S> change) {
 /// to = from + sign * change, number by number, with a remainder where one is given; tokens fall to tasks.
 template <class S>
 void add_change(const tensor_view<const S, 3>& from, const tensor_view<S, 3>& change, compute_type<S> sign,
-                const tensor_view<S, 3>& to, const tensor_view<S, 3>& remainder, execution& where) {
+                const tensor_view<S, 3>& to, const tensor_view<S, 3>& remainder, execution& exec) {
   using T = compute_type<S>;
   constexpr index step = 64;
   const index rows = tokens(from);
-  where.for_each((rows + step - 1) / step, [&](index task, int) {
+  exec.for_each((rows + step - 1) / step, [&](index task, int) {
     for (index n = task * step; n < std::min((task + 1) * step, rows); ++n) {
       const S *const a = token(from, n), *const c = token(change, n);
       S* const out = token(to, n);
@@ -88,37 +88,37 @@ void add_change(const tensor_view<const S, 3>& from, const tensor_view<S, 3>& ch
 /// other half by what `change_second` makes of the changed one.
 template <class S, class First, class Second>
 void run_reversible(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const tensor_view<S, 3>& remainder,
-                    int first, compute_type<S> sign, First& change_first, Second& change_second, execution& where) {
+                    int first, compute_type<S> sign, First& change_first, Second& change_second, execution& exec) {
   const index dim = x.extent(2) / 2;
   const auto half = [&](const auto& whole, int which) { return whole.slice(2, which * dim, dim); };
-  const auto change = where.hold([&](carver& memory) {
-    return tensor_view<S, 3>(memory.take<S>(x.size() / 2), {x.extent(0), x.extent(1), dim});
+  const auto change = exec.workspace([&](arena& memory) {
+    return tensor_view<S, 3>(memory.allocate<S>(x.size() / 2), {x.extent(0), x.extent(1), dim});
   });
   const auto add = [&](int which) {
     add_change<S>(half(x, which), *change, sign, half(out, which), remainder ? half(remainder, which) : remainder,
-                  where);
+                  exec);
   };
-  change_first(half(x, 1 - first), *change, where);
+  change_first(half(x, 1 - first), *change, exec);
   add(first);
-  change_second(tensor_view<const S, 3>(half(out, first)), *change, where);
+  change_second(tensor_view<const S, 3>(half(out, first)), *change, exec);
   add(1 - first);
 }
 
 template <class S>
-void check_reversible(const door& at, const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
+void check_reversible(const validator& check, const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
                       const tensor_view<S, 3>& remainder) {
-  if (x.extent(2) % 2 != 0) at.refuse("an even width", x.extent(2));
-  check_sequences(at, x, out, x.extent(2));
-  check_in_place(at, x, out);
+  if (x.extent(2) % 2 != 0) check.fail("an even width", x.extent(2));
+  check_sequences(check, x, out, x.extent(2));
+  check_in_place(check, x, out);
   if (remainder) {
-    at.writable("remainder", remainder);
-    at.equal("remainder batch = x batch", x.extent(0), remainder.extent(0));
-    at.equal("remainder length = x length", x.extent(1), remainder.extent(1));
-    at.equal("remainder dim = x dim", x.extent(2), remainder.extent(2));
-    at.apart("remainder", remainder, "x", x);
-    at.apart("remainder", remainder, "out", out);
+    check.writable("remainder", remainder);
+    check.equal("remainder batch = x batch", x.extent(0), remainder.extent(0));
+    check.equal("remainder length = x length", x.extent(1), remainder.extent(1));
+    check.equal("remainder dim = x dim", x.extent(2), remainder.extent(2));
+    check.no_alias("remainder", remainder, "x", x);
+    check.no_alias("remainder", remainder, "out", out);
   }
-  at.fits("x", {x.extent(0), x.extent(1), x.extent(2)});
+  check.fits("x", {x.extent(0), x.extent(1), x.extent(2)});
 }
 
 template <class S, class F, class G>
@@ -132,14 +132,14 @@ constexpr void require_mixers() {
 /// Forward, by an execution, which may be left out. See the top of the file.
 template <viewable X, viewable O, class F, class G>
 void reversible_block(const X& x, O&& out, F&& f, G&& g, const reversible_block_options<element_of<const X&>>& options,
-                      execution& where) {
+                      execution& exec) {
   detail::require_sequences<const X&, O>();
   using S = element_of<const X&>;
   detail::require_mixers<S, F, G>();
   const tensor_view<const S, 3> from = as_sequence(x);
   const tensor_view<S, 3> to = as_sequence(out);
-  detail::check_reversible<S>(detail::door("reversible_block"), from, to, options.remainder);
-  detail::run_reversible<S>(from, to, options.remainder, 0, 1, f, g, where);
+  detail::check_reversible<S>(detail::validator("reversible_block"), from, to, options.remainder);
+  detail::run_reversible<S>(from, to, options.remainder, 0, 1, f, g, exec);
 }
 
 template <viewable X, viewable O, class F, class G>
@@ -152,14 +152,14 @@ void reversible_block(const X& x, O&& out, F&& f, G&& g,
 /// Back: x from what reversible_block made of it, with the same f and g and the remainder it left.
 template <viewable Y, viewable O, class F, class G>
 void reversible_block_inverse(const Y& y, O&& out, F&& f, G&& g,
-                              const reversible_block_options<element_of<const Y&>>& options, execution& where) {
+                              const reversible_block_options<element_of<const Y&>>& options, execution& exec) {
   detail::require_sequences<const Y&, O>();
   using S = element_of<const Y&>;
   detail::require_mixers<S, F, G>();
   const tensor_view<const S, 3> from = as_sequence(y);
   const tensor_view<S, 3> to = as_sequence(out);
-  detail::check_reversible<S>(detail::door("reversible_block_inverse"), from, to, options.remainder);
-  detail::run_reversible<S>(from, to, options.remainder, 1, -1, g, f, where);
+  detail::check_reversible<S>(detail::validator("reversible_block_inverse"), from, to, options.remainder);
+  detail::run_reversible<S>(from, to, options.remainder, 1, -1, g, f, exec);
 }
 
 template <viewable Y, viewable O, class F, class G>

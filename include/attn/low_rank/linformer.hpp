@@ -19,11 +19,11 @@
 //          form: every projected key mixes all tokens, also those after a query.
 #pragma once
 
-#include <attn/low_rank/project.hpp>
-#include <attn/low_rank/projection.hpp>
-#include <attn/softmax/blockwise.hpp>
+#include <attn/low_rank/detail/project.hpp>
+#include <attn/low_rank/draw_projection.hpp>
+#include <attn/softmax/detail/blockwise.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of linformer for elements of type S.
 template <class S>
@@ -36,7 +36,7 @@ struct linformer_options {
   /// Refused if true: see the top of the file.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Written if given: the natural logarithm of the denominator, [B, H, Lq].
   tensor_view<real, 3> lse{};
 };
@@ -63,44 +63,44 @@ struct linformer_call {
   }
 
   /// Batch items [first, first + items).
-  void run(index first, index items, execution& where) const {
+  void run(index first, index items, execution& exec) const {
     const index key_heads = projected_heads(e), value_heads = projected_heads(f);
     const index heads = std::max(key_heads, value_heads), group = shape.heads / heads;
     const bool shared = e.data() == f.data() && e.extents() == f.extents() && e.strides() == f.strides();
     sequence_projection<S> keys(e, k, first, items, key_heads), values(f, v, first, items, value_heads);
-    const auto slabs = where.shared_scratch([&](carver& memory) {
+    const auto slabs = exec.shared_scratch([&](arena& memory) {
       keys.layout(memory);
       values.layout(memory, shared ? &keys : nullptr);
-      auto* list = memory.take<key_slab<T>>(items * heads);
+      auto* list = memory.allocate<packed_keys<T>>(items * heads);
       for (index n = 0; n < items * heads; ++n) {
-        const auto slab = key_slab<T>::layout(memory, rank(), shape.dim, shape.dim_v);
+        const auto slab = packed_keys<T>::layout(memory, rank(), shape.dim, shape.dim_v);
         if (list) list[n] = slab;
       }
       return list;
     });
-    project<S>({&keys, &values}, shared, lengths, where);
+    project<S>({&keys, &values}, shared, lengths, exec);
 
-    where.for_each(items * heads, [&](index n, int) {
+    exec.for_each(items * heads, [&](index n, int) {
       const index b = n / heads, h = n % heads;
       slabs[n].pack(keys.result(b, h * key_heads / heads), values.result(b, h * value_heads / heads), 0, rank());
     });
     const index row_blocks = (shape.queries + max_rows - 1) / max_rows;
-    where.for_each(items * shape.heads * row_blocks, [&](index task, int worker) {
+    exec.for_each(items * shape.heads * row_blocks, [&](index task, int worker) {
       const index n = task / row_blocks, i0 = task % row_blocks * max_rows;
       const index b = first + n / shape.heads, h = n % shape.heads;
-      attend_rows(b, h, i0, slabs[n / shape.heads * heads + h / group], where, worker);
+      attend_rows(b, h, i0, slabs[n / shape.heads * heads + h / group], exec, worker);
     });
   }
 
-  void attend_rows(index b, index h, index i0, const key_slab<T>& slab, execution& where, int worker) const {
+  void attend_rows(index b, index h, index i0, const packed_keys<T>& slab, execution& exec, int worker) const {
     const index queries = lengths.queries(b), seen = lengths.keys(b) > 0 ? rank() : 0;
     const index i1 = std::min(i0 + max_rows, queries);
     T* const lse = row_of(options.lse, b, h);
     if (i0 < i1) {
       auto block =
-          where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+          exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
       block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-      std::fill_n(block.span, block.rows, key_span{0, seen});
+      std::fill_n(block.span, block.rows, key_range{0, seen});
       attend(block, slab, terms);
       finish(block, head_of(out, b, h), static_cast<const T*>(nullptr), lse, options.lse.stride(2));
     }
@@ -110,26 +110,26 @@ struct linformer_call {
 };
 
 template <class S>
-void linformer(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void linformer(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
                const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<const S, 3>& e,
-               const tensor_view<const S, 3>& f, const linformer_options<S>& options, execution& where) {
-  const attention_shape shape = check_attention(at, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_scale(at, options.scale);
-  check_lse<S>(at, shape, options.lse, q, k, v, out);
-  if (options.causal) at.refuse("causal = false, as every projected key mixes all tokens", "true");
-  check_projection(at, words_of_e, e, shape, out);
-  check_projection(at, words_of_f, f, shape, out);
-  at.equal("rank of f = rank of e", e.extent(1), f.extent(1));
+               const tensor_view<const S, 3>& f, const linformer_options<S>& options, execution& exec) {
+  const attention_shape shape = check_attention(check, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(check, shape, options);
+  check_scale(check, options.scale);
+  check_lse<S>(check, shape, options.lse, q, k, v, out);
+  if (options.causal) check.fail("causal = false, as every projected key mixes all tokens", "true");
+  check_projection(check, words_of_e, e, shape, out);
+  check_projection(check, words_of_f, f, shape, out);
+  check.equal("rank of f = rank of e", e.extent(1), f.extent(1));
   if (options.lse) {
-    at.apart("lse", options.lse, "e", e);
-    at.apart("lse", options.lse, "f", f);
+    check.no_alias("lse", options.lse, "e", e);
+    check.no_alias("lse", options.lse, "f", f);
   }
   if (shape.heads == 0) return;
   const linformer_call<S> call{
       q, k, v, out, e, f, options, shape, lengths, {{}, {}, {}, nullptr, scale_or_default(options.scale, shape.dim)}};
   const index wave = std::max<index>(1, 32 / std::max<index>(1, shape.heads));  // items
-  for (index b = 0; b < shape.batch; b += wave) call.run(b, std::min(wave, shape.batch - b), where);
+  for (index b = 0; b < shape.batch; b += wave) call.run(b, std::min(wave, shape.batch - b), exec);
 }
 
 }  // namespace detail
@@ -137,11 +137,11 @@ void linformer(const door& at, const tensor_view<const S>& q, const tensor_view<
 /// Linformer attention. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable E, viewable F>
 void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F& f,
-               const linformer_options<element_of<const Q&>>& options, execution& where) {
+               const linformer_options<element_of<const Q&>>& options, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  detail::linformer<S>(detail::door("linformer"), as_view(q), as_view(k), as_view(v), as_view(out),
-                       detail::projection_view<S>(e), detail::projection_view<S>(f), options, where);
+  detail::linformer<S>(detail::validator("linformer"), as_view(q), as_view(k), as_view(v), as_view(out),
+                       detail::projection_view<S>(e), detail::projection_view<S>(f), options, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, viewable E, viewable F>

@@ -18,10 +18,10 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/low_rank/token_softmax.hpp>
+#include <attn/low_rank/detail/token_softmax.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of long_short for elements of type S.
 template <class S>
@@ -40,15 +40,15 @@ struct long_short_options {
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Layer norms, gamma (x - mean) / sqrt(variance + norm_eps) + beta: of the window's keys and values, and of the
   /// compressed ones. D numbers each, for D = Dv; beta may be left out.
-  std::span<const real> local_gamma{}, local_beta{}, global_gamma{}, global_beta{};
+  list_view<real> local_gamma{}, local_beta{}, global_gamma{}, global_beta{};
   real norm_eps = real(1e-5);
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// A logit per head that joins the denominator and has no value.
-  std::span<const real> sinks{};
+  list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   tensor_view<real, 3> lse{};
 };
@@ -75,14 +75,14 @@ void norm_row(const S* x, index stride, index dim, std::span<const T> gamma, std
 template <class T>
 struct long_short_head {
   token_sums<T> sums;
-  key_slab<T> compressed;
+  packed_keys<T> compressed;
 };
 
 /// Scratch of one thread in the second phase: rows, and the keys of their windows.
 template <class T>
 struct long_short_scratch {
   row_block<T> block;
-  key_slab<T> window;
+  packed_keys<T> window;
   T *keys, *values;  // [slots][dim], normed
 };
 
@@ -109,16 +109,16 @@ struct long_short_call {
   index slots() const { return std::min(shape.keys, chunk + left + right + 2 * block); }
   bool local_norm() const { return !options.local_gamma.empty(); }
 
-  long_short_head<T> head_layout(carver& memory) const {
+  long_short_head<T> head_layout(arena& memory) const {
     const index segments = finished(shape.keys, shape.keys);
     return {token_sums<T>::layout(memory, segments, segment(shape.keys), rank(), shape.dim, shape.dim_v),
-            key_slab<T>::layout(memory, segments * rank(), shape.dim, shape.dim_v)};
+            packed_keys<T>::layout(memory, segments * rank(), shape.dim, shape.dim_v)};
   }
-  long_short_scratch<T> scratch_layout(carver& memory) const {
+  long_short_scratch<T> scratch_layout(arena& memory) const {
     const index normed = local_norm() ? slots() : 0;
     return {row_block<T>::layout(memory, shape.dim, shape.dim_v),
-            key_slab<T>::layout(memory, slots(), shape.dim, shape.dim_v), memory.take<T>(normed * shape.dim),
-            memory.take<T>(normed * shape.dim_v)};
+            packed_keys<T>::layout(memory, slots(), shape.dim, shape.dim_v), memory.allocate<T>(normed * shape.dim),
+            memory.allocate<T>(normed * shape.dim_v)};
   }
 
   /// Ends the compressed keys of one segment: sums of its parts, normed.
@@ -132,7 +132,7 @@ struct long_short_call {
   }
 
   /// The keys of the window of the query at position p.
-  key_span window(index p, index keys) const {
+  key_range window(index p, index keys) const {
     const index first = block ? floor_div(p, block) * block : p, last = block ? first + block - 1 : p;
     const index end = std::clamp(options.causal ? p + 1 : last + right + 1, index(0), keys);
     return {std::clamp(first - left, index(0), end), end};
@@ -151,18 +151,18 @@ struct long_short_call {
         norm_row<T>(value.row(first + j), value.col_stride, shape.dim_v, options.local_gamma, options.local_beta,
                     options.norm_eps, s.values + j * shape.dim_v);
       }
-      s.window.where = {0, 1, nullptr};
+      s.window.positions = {0, 1, nullptr};
       s.window.pack(matrix_view<const T>{s.keys, count, shape.dim, shape.dim, 1},
                     matrix_view<const T>{s.values, count, shape.dim_v, shape.dim_v, 1}, 0, count);
     } else if (count > 0) {
-      s.window.where = {first, 1, nullptr};
+      s.window.positions = {first, 1, nullptr};
       s.window.pack(key, value, 0, count);
     }
     for (index i = begin; i < end; i += max_rows) {
       const index rows = std::min(max_rows, end - i);
       s.block.begin(head_of(q, b, h), {i, 1, nullptr}, rows, terms.query_factor());
       for (index r = 0; r < rows; ++r) {
-        const key_span seen = window(i + r + shift, n);
+        const key_range seen = window(i + r + shift, n);
         s.block.span[r] = {seen.begin - first, seen.end - first};
       }
       attend(s.block, s.window, terms);
@@ -174,9 +174,9 @@ struct long_short_call {
   }
 
   /// Heads [begin, begin + count) of all batch items.
-  void attend_heads(index begin, index count, const long_short_head<T>* heads, execution& where) const {
+  void attend_heads(index begin, index count, const long_short_head<T>* heads, execution& exec) const {
     const auto each = [&](index parts, auto&& body) {  // body(head, its batch item and number, part, worker)
-      where.for_each(count * parts, [&](index task, int worker) {
+      exec.for_each(count * parts, [&](index task, int worker) {
         const index n = task % count, at = begin + n;
         body(heads[n], at / shape.heads, at % shape.heads, task / count, worker);
       });
@@ -190,8 +190,8 @@ struct long_short_call {
     each(parts, [&](const long_short_head<T>& head, index b, index h, index part, int worker) {
       const index size = segment(lengths.keys(b)), kv = h / shape.group();
       if (part >= finished_of(b) * token_sums<T>::parts(size)) return;
-      const auto scratch = where.scratch(
-          worker, [&](carver& memory) { return token_sums_scratch<T>::layout(memory, shape.dim, shape.dim_v); });
+      const auto scratch = exec.scratch(
+          worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape.dim, shape.dim_v); });
       head.sums.add_part(part, size, head_of(logits, b, h), head_of(k, b, kv), head_of(v, b, kv), scratch);
     });
     each(segments, [&](const long_short_head<T>& head, index b, index, index n, int) {
@@ -199,7 +199,7 @@ struct long_short_call {
     });
     each(1, [&](const long_short_head<T>& head, index b, index, index, int) {
       const index rows = finished_of(b) * rank();
-      key_slab<T> slab = head.compressed;
+      packed_keys<T> slab = head.compressed;
       if (rows > 0)
         slab.pack(matrix_view<const T>{head.sums.all_keys, rows, shape.dim, head.sums.padded(), 1},
                   matrix_view<const T>{head.sums.all_values, rows, shape.dim_v, head.sums.padded_v(), 1}, 0, rows);
@@ -207,7 +207,7 @@ struct long_short_call {
     each(ceil_div(shape.queries, chunk), [&](const long_short_head<T>& head, index b, index h, index part, int worker) {
       const index from = part * chunk, queries = lengths.queries(b), to = std::min(from + chunk, queries);
       if (from < to) {
-        auto scratch = where.scratch(worker, [&](carver& memory) { return scratch_layout(memory); });
+        auto scratch = exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
         attend_rows(head, b, h, from, to, scratch);
       }
       clear_rows(head_of(out, b, h), std::max(from, queries), std::min(from + chunk, shape.queries),
@@ -215,60 +215,60 @@ struct long_short_call {
     });
   }
 
-  void run(execution& where) const {
+  void run(execution& exec) const {
     // A wave of heads keeps the threads busy; serial, it is one head.
     const index all = shape.batch * shape.heads;
-    const index wave = std::min<index>(all, where.threads() == 1 ? 1 : 2 * where.threads());
-    const auto heads = where.shared_scratch([&](carver& memory) {
-      auto* list = memory.take<long_short_head<T>>(wave);
+    const index wave = std::min<index>(all, exec.threads() == 1 ? 1 : 2 * exec.threads());
+    const auto heads = exec.shared_scratch([&](arena& memory) {
+      auto* list = memory.allocate<long_short_head<T>>(wave);
       for (index n = 0; n < wave; ++n) {
         const auto head = head_layout(memory);
         if (list) list[n] = head;
       }
       return list;
     });
-    for (index begin = 0; begin < all; begin += wave) attend_heads(begin, std::min(wave, all - begin), heads, where);
+    for (index begin = 0; begin < all; begin += wave) attend_heads(begin, std::min(wave, all - begin), heads, exec);
   }
 };
 
 template <class T>
-void check_norm(const door& at, const char* gamma, std::span<const T> scales, const char* beta,
+void check_norm(const validator& check, const char* gamma, std::span<const T> scales, const char* beta,
                 std::span<const T> shifts, const attention_shape& shape, const memory_layout& out,
                 const memory_layout& lse) {
   if (scales.empty() && shifts.empty()) return;
-  if (scales.empty()) at.refuse(text({gamma, " where ", beta, " is given"}), "none");
-  at.equal("value dim = key dim where keys and values are normed,", shape.dim, shape.dim_v);
-  at.one_per(gamma, "dim", shape.dim, static_cast<index>(scales.size()));
-  if (!shifts.empty()) at.one_per(beta, "dim", shape.dim, static_cast<index>(shifts.size()));
-  check_apart(at, gamma, scales, out, lse);
-  check_apart(at, beta, shifts, out, lse);
+  if (scales.empty()) check.fail(text({gamma, " where ", beta, " is given"}), "none");
+  check.equal("value dim = key dim where keys and values are normed,", shape.dim, shape.dim_v);
+  check.one_per(gamma, "dim", shape.dim, static_cast<index>(scales.size()));
+  if (!shifts.empty()) check.one_per(beta, "dim", shape.dim, static_cast<index>(shifts.size()));
+  check_no_alias(check, gamma, scales, out, lse);
+  check_no_alias(check, beta, shifts, out, lse);
 }
 
 template <class S>
-void long_short(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void long_short(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
                 const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<const S>& logits,
-                const long_short_options<S>& options, execution& where) {
-  const attention_shape shape = check_attention(at, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_softmax_options(at, shape, options, q, k, v, out);
-  at.at_least("left", 0, options.left);
-  at.at_least("right", 0, options.right);
-  at.at_least("block", 0, options.block);
+                const long_short_options<S>& options, execution& exec) {
+  const attention_shape shape = check_attention(check, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(check, shape, options);
+  check_softmax_options(check, shape, options, q, k, v, out);
+  check.at_least("left", 0, options.left);
+  check.at_least("right", 0, options.right);
+  check.at_least("block", 0, options.block);
   if (options.causal)
-    at.at_least("segment", 1, options.segment);
+    check.at_least("segment", 1, options.segment);
   else if (options.segment != 0)
-    at.refuse("a segment with causal only", options.segment);
-  at.readable("logits", logits);
-  at.equal("logits batch = query batch", shape.batch, logits.extent(0));
-  at.equal("logits heads = query heads", shape.heads, logits.extent(1));
-  at.equal("logits length = key length", shape.keys, logits.extent(2));
-  at.fits("compressed keys", {shape.keys, logits.extent(3), shape.dim + shape.dim_v + 1});
-  at.apart("out", out, "logits", logits);
-  at.apart("lse", options.lse, "logits", logits);
-  check_norm(at, "local_gamma", options.local_gamma, "local_beta", options.local_beta, shape, out, options.lse);
-  check_norm(at, "global_gamma", options.global_gamma, "global_beta", options.global_beta, shape, out, options.lse);
+    check.fail("a segment with causal only", options.segment);
+  check.readable("logits", logits);
+  check.equal("logits batch = query batch", shape.batch, logits.extent(0));
+  check.equal("logits heads = query heads", shape.heads, logits.extent(1));
+  check.equal("logits length = key length", shape.keys, logits.extent(2));
+  check.fits("compressed keys", {shape.keys, logits.extent(3), shape.dim + shape.dim_v + 1});
+  check.no_alias("out", out, "logits", logits);
+  check.no_alias("lse", options.lse, "logits", logits);
+  check_norm(check, "local_gamma", options.local_gamma, "local_beta", options.local_beta, shape, out, options.lse);
+  check_norm(check, "global_gamma", options.global_gamma, "global_beta", options.global_beta, shape, out, options.lse);
   if (!(options.norm_eps >= 0 && std::isfinite(options.norm_eps)))
-    at.refuse("a finite norm_eps >= 0", static_cast<double>(options.norm_eps));
+    check.fail("a finite norm_eps >= 0", static_cast<double>(options.norm_eps));
 
   const index all = shape.queries + shape.keys, left = std::min(options.left, all);
   const index right = options.causal ? 0 : std::min(options.right, all), block = std::min(options.block, all);
@@ -278,7 +278,7 @@ void long_short(const door& at, const tensor_view<const S>& q, const tensor_view
                      shape, lengths, {options.softcap, {}, {}, nullptr, scale_or_default(options.scale, shape.dim)},
                      left,  right,   block,
                      chunk}
-      .run(where);
+      .run(exec);
 }
 
 }  // namespace detail
@@ -286,12 +286,12 @@ void long_short(const door& at, const tensor_view<const S>& q, const tensor_view
 /// Long-short attention by an execution, which may be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable L>
 void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits,
-                const long_short_options<element_of<const Q&>>& options, execution& where) {
+                const long_short_options<element_of<const Q&>>& options, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   static_assert(std::same_as<element_of<const L&>, S>, "attn: logits must have the element type of q, k and v");
-  detail::long_short<S>(detail::door("long_short"), as_view(q), as_view(k), as_view(v), as_view(out), as_view(logits),
-                        options, where);
+  detail::long_short<S>(detail::validator("long_short"), as_view(q), as_view(k), as_view(v), as_view(out), as_view(logits),
+                        options, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, viewable L>

@@ -20,11 +20,11 @@
 //          form: a landmark is a mean over tokens on both sides of a query.
 #pragma once
 
-#include <attn/low_rank/landmarks.hpp>
-#include <attn/low_rank/pseudo_inverse.hpp>
-#include <attn/softmax/few_queries.hpp>
+#include <attn/low_rank/detail/landmarks.hpp>
+#include <attn/low_rank/detail/pseudo_inverse.hpp>
+#include <attn/softmax/detail/streaming.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// How A is inverted.
 enum class pseudo_inverse {
@@ -45,7 +45,7 @@ struct nystrom_options {
   /// Refused if true: see the top of the file.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// m.
   index landmarks = 64;
   pseudo_inverse inverse = pseudo_inverse::per_head;
@@ -92,20 +92,20 @@ struct nystrom_call {
     T* queries = nullptr;  // [group][landmarks][dim]
     T* keys = nullptr;     // [landmarks][dim]
     stream_state<T>* partial = nullptr;
-    key_slab<T>* slab = nullptr;  // one a query head; the first for all where every key is a landmark
+    packed_keys<T>* slab = nullptr;  // one a query head; the first for all where every key is a landmark
   };
-  pair_state layout(carver& memory) const {
+  pair_state layout(arena& memory) const {
     pair_state state;
-    state.queries = memory.take<T>(shape.group() * most_queries() * shape.dim);
-    state.keys = memory.take<T>(most_keys() * shape.dim);
-    state.partial = memory.take<stream_state<T>>(pieces());
+    state.queries = memory.allocate<T>(shape.group() * most_queries() * shape.dim);
+    state.keys = memory.allocate<T>(most_keys() * shape.dim);
+    state.partial = memory.allocate<stream_state<T>>(pieces());
     for (index n = 0; n < pieces(); ++n) {
       const auto one = stream_state<T>::layout(memory, shape.group() * most_queries(), shape.dim_v);
       if (state.partial) state.partial[n] = one;
     }
-    state.slab = memory.take<key_slab<T>>(shape.group());
+    state.slab = memory.allocate<packed_keys<T>>(shape.group());
     for (index n = 0; n < shape.group(); ++n) {
-      const auto one = key_slab<T>::layout(memory, most_keys(), shape.dim, shape.dim_v);
+      const auto one = packed_keys<T>::layout(memory, most_keys(), shape.dim, shape.dim_v);
       if (state.slab) state.slab[n] = one;
     }
     return state;
@@ -128,7 +128,7 @@ struct nystrom_call {
   }
 
   /// softmax(Q' K^T) V over one piece of the keys, and their landmarks on the way.
-  void attend_piece(const pair_state& state, index b, index kv, index n, execution& where, int worker) const {
+  void attend_piece(const pair_state& state, index b, index kv, index n, execution& exec, int worker) const {
     const index rows = shape.group() * query_landmarks(b), blocks = (rows + max_rows - 1) / max_rows;
     const index last = piece_begin(n + 1), keys = lengths.keys(b);
     index landmark = piece_begin(n);
@@ -136,9 +136,9 @@ struct nystrom_call {
     stream_state<T>& to = state.partial[n];
     to.rows = rows;
     to.clear();
-    key_slab<T> slab;
-    const auto block = where.scratch(worker, [&](carver& memory) {
-      slab = key_slab<T>::layout(memory, std::min(key_step, shape.keys), shape.dim, shape.dim_v);
+    packed_keys<T> slab;
+    const auto block = exec.scratch(worker, [&](arena& memory) {
+      slab = packed_keys<T>::layout(memory, std::min(key_step, shape.keys), shape.dim, shape.dim_v);
       return block_list(memory, blocks, shape.dim_v);
     });
     for (index i = 0; i < blocks; ++i) {
@@ -151,13 +151,13 @@ struct nystrom_call {
       // Reads the rows just before they are packed: once from memory for both.
       for (; landmark < last && segment_begin(landmark, keys, m()) < at + count; ++landmark)
         if (!few_queries(b)) average_keys(state, b, kv, landmark, landmark + 1);
-      slab.where = {at, 1, nullptr};
+      slab.positions = {at, 1, nullptr};
       slab.pack(head_of(k, b, kv), head_of(v, b, kv), 0, count);
       // Here and for the queries: 4 % of the whole on one Zen 4 core.
       rows_ahead<S>{head_of(k, b, kv), at + count, end - at - count}.fetch(0, key_step);
       rows_ahead<S>{head_of(v, b, kv), at + count, end - at - count}.fetch(0, key_step);
       for (index i = 0; i < blocks; ++i) {
-        std::fill_n(block[i].span, block[i].rows, key_span{0, count});
+        std::fill_n(block[i].span, block[i].rows, key_range{0, count});
         attend(block[i], slab, terms);
       }
     }
@@ -170,8 +170,8 @@ struct nystrom_call {
       }
   }
 
-  row_block<T>* block_list(carver& memory, index count, index dim_v) const {
-    auto* list = memory.take<row_block<T>>(count);
+  row_block<T>* block_list(arena& memory, index count, index dim_v) const {
+    auto* list = memory.allocate<row_block<T>>(count);
     for (index n = 0; n < count; ++n) {
       const auto one = row_block<T>::layout(memory, shape.dim, dim_v);
       if (list) list[n] = one;
@@ -182,13 +182,13 @@ struct nystrom_call {
   /// A = softmax(Q' K'^T) of one query head, [m, m]: the kernel with the identity for values. That is m^3 multiply-adds
   /// more than A needs, 1/24 of what 6 iterations take.
   struct weights_scratch {
-    key_slab<T> slab;
+    packed_keys<T> slab;
     row_block<T> block;
     T *identity = nullptr, *weights = nullptr, *sums = nullptr;
   };
-  weights_scratch layout_weights(carver& memory) const {
-    return {key_slab<T>::layout(memory, m(), shape.dim, m()), row_block<T>::layout(memory, shape.dim, m()),
-            memory.take<T>(2 * m()), memory.take<T>(m() * m()), memory.take<T>(m())};
+  weights_scratch layout_weights(arena& memory) const {
+    return {packed_keys<T>::layout(memory, m(), shape.dim, m()), row_block<T>::layout(memory, shape.dim, m()),
+            memory.allocate<T>(2 * m()), memory.allocate<T>(m() * m()), memory.allocate<T>(m())};
   }
   void landmark_weights(const pair_state& state, index b, index member, weights_scratch& s) const {
     // Row i of the identity is a window on a line of zeros with a 1 in the middle.
@@ -198,7 +198,7 @@ struct nystrom_call {
     const matrix_view<T> to{s.weights, m(), m(), m(), 1};
     for (index r = 0; r < m(); r += max_rows) {
       s.block.begin(query_means(state, b, member), {r, 1, nullptr}, std::min(max_rows, m() - r), terms.query_factor());
-      std::fill_n(s.block.span, s.block.rows, key_span{0, m()});
+      std::fill_n(s.block.span, s.block.rows, key_range{0, m()});
       attend(s.block, s.slab, terms);
       finish(s.block, to, static_cast<const T*>(nullptr), static_cast<T*>(nullptr), 0);
     }
@@ -206,8 +206,8 @@ struct nystrom_call {
 
   /// The keys and values that queries of one head attend to.
   void make_slab(const pair_state& state, index b, index kv, index member, const start_norms<T>& common,
-                 execution& where, int worker) const {
-    key_slab<T>& slab = state.slab[member];
+                 execution& exec, int worker) const {
+    packed_keys<T>& slab = state.slab[member];
     if (few_keys(b)) {
       if (member == 0) slab.pack(head_of(k, b, kv), head_of(v, b, kv), 0, lengths.keys(b));
       return;
@@ -217,7 +217,7 @@ struct nystrom_call {
     weights_scratch s;
     iterative_inverse<T> iterative;
     exact_inverse exact;
-    where.scratch(worker, [&](carver& memory) {
+    exec.scratch(worker, [&](arena& memory) {
       s = layout_weights(memory);
       if (options.inverse == pseudo_inverse::exact)
         exact = exact_inverse::layout(memory, m(), shape.dim_v);
@@ -257,7 +257,7 @@ struct nystrom_call {
   }
 
   /// Queries [i0, i0 + max_rows) of one head.
-  void attend_rows(const pair_state& state, index b, index h, index i0, execution& where, int worker) const {
+  void attend_rows(const pair_state& state, index b, index h, index i0, execution& exec, int worker) const {
     const index queries = lengths.queries(b), i1 = std::min(i0 + max_rows, queries), member = h % shape.group();
     const matrix_view<S> to = head_of(out, b, h);
     if (i0 < i1 && few_queries(b) && !few_keys(b)) {
@@ -271,9 +271,9 @@ struct nystrom_call {
       }
     } else if (i0 < i1) {
       auto block =
-          where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+          exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
       block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-      std::fill_n(block.span, block.rows, key_span{0, std::min(m(), lengths.keys(b))});
+      std::fill_n(block.span, block.rows, key_range{0, std::min(m(), lengths.keys(b))});
       rows_ahead<S>{head_of(q, b, h), i1, queries - i1}.fetch(0, max_rows);
       attend(block, state.slab[few_keys(b) ? 0 : member], terms);
       for (index r = 0; r < block.rows && options.convolution; ++r)
@@ -284,37 +284,37 @@ struct nystrom_call {
   }
 
   /// Pairs [first, first + count) of batch item and key head.
-  void run_pairs(index first, index count, const start_norms<T>& common, execution& where) const {
+  void run_pairs(index first, index count, const start_norms<T>& common, execution& exec) const {
     const index group = shape.group(), steps = (most_queries() + landmark_step - 1) / landmark_step;
     const index row_blocks = (shape.queries + max_rows - 1) / max_rows;
-    const auto states = where.shared_scratch([&](carver& memory) { return pair_list(memory, count); });
+    const auto states = exec.shared_scratch([&](arena& memory) { return pair_list(memory, count); });
     const auto item = [&](index n) { return (first + n) / shape.kv_heads; };
     const auto head = [&](index n) { return (first + n) % shape.kv_heads; };
-    where.for_each(count * group * steps, [&](index task, int) {
+    exec.for_each(count * group * steps, [&](index task, int) {
       const index n = task / (group * steps), first_landmark = task % steps * landmark_step;
       if (few_keys(item(n))) return;
       average_queries(states[n], item(n), head(n), task / steps % group, first_landmark,
                       first_landmark + landmark_step);
     });
-    where.for_each(count * pieces(), [&](index task, int worker) {
+    exec.for_each(count * pieces(), [&](index task, int worker) {
       const index n = task / pieces();
-      if (!few_keys(item(n))) attend_piece(states[n], item(n), head(n), task % pieces(), where, worker);
+      if (!few_keys(item(n))) attend_piece(states[n], item(n), head(n), task % pieces(), exec, worker);
     });
-    where.for_each(count, [&](index n, int) {
+    exec.for_each(count, [&](index n, int) {
       if (few_keys(item(n))) return;
       for (index other = 1; other < pieces(); ++other) states[n].partial[0].merge(states[n].partial[other]);
     });
-    where.for_each(count * group, [&](index task, int worker) {
+    exec.for_each(count * group, [&](index task, int worker) {
       const index n = task / group;
-      make_slab(states[n], item(n), head(n), task % group, common, where, worker);
+      make_slab(states[n], item(n), head(n), task % group, common, exec, worker);
     });
-    where.for_each(count * group * row_blocks, [&](index task, int worker) {
+    exec.for_each(count * group * row_blocks, [&](index task, int worker) {
       const index n = task / (group * row_blocks), h = head(n) * group + task / row_blocks % group;
-      attend_rows(states[n], item(n), h, task % row_blocks * max_rows, where, worker);
+      attend_rows(states[n], item(n), h, task % row_blocks * max_rows, exec, worker);
     });
   }
-  pair_state* pair_list(carver& memory, index count) const {
-    auto* list = memory.take<pair_state>(count);
+  pair_state* pair_list(arena& memory, index count) const {
+    auto* list = memory.allocate<pair_state>(count);
     for (index n = 0; n < count; ++n) {
       const auto one = layout(memory);
       if (list) list[n] = one;
@@ -323,18 +323,18 @@ struct nystrom_call {
   }
 
   /// The largest norms of all heads of all items.
-  start_norms<T> common_norms(execution& where) const {
+  start_norms<T> common_norms(execution& exec) const {
     const index pairs = shape.batch * shape.kv_heads;
     start_norms<T>* const norms =
-        where.shared_scratch([&](carver& memory) { return memory.take<start_norms<T>>(pairs); });
-    where.for_each(pairs, [&](index n, int worker) {
+        exec.shared_scratch([&](arena& memory) { return memory.allocate<start_norms<T>>(pairs); });
+    exec.for_each(pairs, [&](index n, int worker) {
       const index b = n / shape.kv_heads, kv = n % shape.kv_heads;
       norms[n] = {};
       if (few_keys(b) || few_queries(b)) return;
       pair_state state;
-      auto s = where.scratch(worker, [&](carver& memory) {
-        state.queries = memory.take<T>(shape.group() * m() * shape.dim);
-        state.keys = memory.take<T>(m() * shape.dim);
+      auto s = exec.scratch(worker, [&](arena& memory) {
+        state.queries = memory.allocate<T>(shape.group() * m() * shape.dim);
+        state.keys = memory.allocate<T>(m() * shape.dim);
         return layout_weights(memory);
       });
       average_keys(state, b, kv, 0, m());
@@ -349,34 +349,34 @@ struct nystrom_call {
     return all;
   }
 
-  void run(execution& where) const {
+  void run(execution& exec) const {
     start_norms<T> common;
-    if (options.inverse == pseudo_inverse::whole_batch) common = common_norms(where);
-    const index pairs = shape.batch * shape.kv_heads, wave = where.threads() == 1 ? 1 : 4 * where.threads();
-    for (index n = 0; n < pairs; n += wave) run_pairs(n, std::min(wave, pairs - n), common, where);
+    if (options.inverse == pseudo_inverse::whole_batch) common = common_norms(exec);
+    const index pairs = shape.batch * shape.kv_heads, wave = exec.threads() == 1 ? 1 : 4 * exec.threads();
+    for (index n = 0; n < pairs; n += wave) run_pairs(n, std::min(wave, pairs - n), common, exec);
   }
 };
 
 template <class S>
-void nystrom(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void nystrom(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
              const tensor_view<const S>& v, const tensor_view<S>& out, const nystrom_options<S>& options,
-             execution& where) {
-  const attention_shape shape = check_attention(at, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_scale(at, options.scale);
-  if (options.causal) at.refuse("causal = false, as a landmark is a mean over tokens on both sides of a query", "true");
-  at.at_least("landmarks", 1, options.landmarks);
-  at.at_least("iterations", 0, options.iterations);
-  if (!(options.cutoff >= 0 && options.cutoff < 1)) at.refuse("a cutoff from 0 to below 1", options.cutoff);
+             execution& exec) {
+  const attention_shape shape = check_attention(check, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(check, shape, options);
+  check_scale(check, options.scale);
+  if (options.causal) check.fail("causal = false, as a landmark is a mean over tokens on both sides of a query", "true");
+  check.at_least("landmarks", 1, options.landmarks);
+  check.at_least("iterations", 0, options.iterations);
+  if (!(options.cutoff >= 0 && options.cutoff < 1)) check.fail("a cutoff from 0 to below 1", options.cutoff);
   if (options.convolution) {
-    at.readable("convolution", options.convolution);
-    at.equal("heads of convolution = query heads", shape.heads, options.convolution.extent(0));
-    if (options.convolution.extent(1) % 2 == 0) at.refuse("a convolution of odd width", options.convolution.extent(1));
-    at.apart("out", out, "convolution", options.convolution);
+    check.readable("convolution", options.convolution);
+    check.equal("heads of convolution = query heads", shape.heads, options.convolution.extent(0));
+    if (options.convolution.extent(1) % 2 == 0) check.fail("a convolution of odd width", options.convolution.extent(1));
+    check.no_alias("out", out, "convolution", options.convolution);
   }
   nystrom_call<S>{q,       k,     v,       out,
                   options, shape, lengths, {{}, {}, {}, nullptr, scale_or_default(options.scale, shape.dim)}}
-      .run(where);
+      .run(exec);
 }
 
 }  // namespace detail
@@ -384,10 +384,10 @@ void nystrom(const door& at, const tensor_view<const S>& q, const tensor_view<co
 /// Nystroem attention. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O>
 void nystrom(const Q& q, const K& k, const V& v, O&& out, const nystrom_options<element_of<const Q&>>& options,
-             execution& where) {
+             execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  detail::nystrom<S>(detail::door("nystrom"), as_view(q), as_view(k), as_view(v), as_view(out), options, where);
+  detail::nystrom<S>(detail::validator("nystrom"), as_view(q), as_view(k), as_view(v), as_view(out), options, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>

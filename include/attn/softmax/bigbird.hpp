@@ -19,7 +19,7 @@
 #include <attn/core/random.hpp>
 #include <attn/softmax/pattern_softmax.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Which query sees which keys in BigBird attention.
 struct bigbird_pattern {
@@ -96,14 +96,14 @@ class random_block_table {
 /// many. A seed gives the same table on every machine. Throws std::invalid_argument for negative numbers.
 inline random_block_table draw_random_blocks(index heads, index blocks, index count,
                                              const random_blocks_options& options = {}) {
-  const detail::door at("draw_random_blocks");
-  at.at_least("heads", 0, heads);
-  at.at_least("blocks", 0, blocks);
-  at.at_least("random blocks", 0, count);
-  at.at_least("window blocks", 1, options.window_blocks);
-  if (options.window_blocks % 2 == 0) at.refuse("an odd number of window blocks", options.window_blocks);
-  at.at_least("global blocks", 0, options.global_blocks);
-  at.fits("a table", {heads, blocks, count});
+  const detail::validator check("draw_random_blocks");
+  check.at_least("heads", 0, heads);
+  check.at_least("blocks", 0, blocks);
+  check.at_least("random blocks", 0, count);
+  check.at_least("window blocks", 1, options.window_blocks);
+  if (options.window_blocks % 2 == 0) check.fail("an odd number of window blocks", options.window_blocks);
+  check.at_least("global blocks", 0, options.global_blocks);
+  check.fits("a table", {heads, blocks, count});
   random_block_table table(heads, blocks, count);
   const index first = std::min(options.global_blocks, blocks), last = std::max(first, blocks - options.global_blocks);
   for (index h = 0; h < heads; ++h)
@@ -144,13 +144,13 @@ struct bigbird_options {
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// ALiBi: -slope |distance of positions|, one slope a head.
-  std::span<const real> alibi_slopes{};
+  list_view<real> alibi_slopes{};
   /// A logit per head that joins the denominator and has no value.
-  std::span<const real> sinks{};
+  list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   tensor_view<real, 3> lse{};
 };
@@ -158,31 +158,31 @@ struct bigbird_options {
 namespace detail {
 
 template <class S, class Score>
-void bigbird(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void bigbird(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
              const tensor_view<const S>& v, const tensor_view<S>& out, const bigbird_options<S>& options, Score& score,
-             execution& where) {
+             execution& exec) {
   const auto common = common_options<S>(options);
-  const auto [shape, lengths] = check_pattern_softmax(at, q, k, v, out, common);
-  at.at_least("block size", 1, options.size);
-  at.at_least("window blocks", 1, options.window_blocks);
-  if (options.window_blocks % 2 == 0) at.refuse("an odd number of window blocks", options.window_blocks);
-  at.at_least("global blocks", 0, options.global_blocks);
+  const auto [shape, lengths] = check_pattern_softmax(check, q, k, v, out, common);
+  check.at_least("block size", 1, options.size);
+  check.at_least("window blocks", 1, options.window_blocks);
+  if (options.window_blocks % 2 == 0) check.fail("an odd number of window blocks", options.window_blocks);
+  check.at_least("global blocks", 0, options.global_blocks);
   if (options.random) {
     const auto& table = options.random;
     const index blocks = ceil_div(shape.keys, options.size);
-    at.readable("random", table);
-    at.broadcasts("random heads", shape.heads, table.extent(0));
-    at.equal("random rows = key blocks", blocks, table.extent(1));
+    check.readable("random", table);
+    check.broadcasts("random heads", shape.heads, table.extent(0));
+    check.equal("random rows = key blocks", blocks, table.extent(1));
     for (index h = 0; h < table.extent(0); ++h)
       for (index a = 0; a < blocks; ++a)
         for (index n = 0; n < table.extent(2); ++n)
           if (table(h, a, n) < -1 || table(h, a, n) >= blocks)
-            at.refuse(text({"random blocks from -1 to ", blocks - 1}), table(h, a, n));
-    at.apart("out", out, "random", table);
-    at.apart("lse", options.lse, "random", table);
+            check.fail(text({"random blocks from -1 to ", blocks - 1}), table(h, a, n));
+    check.no_alias("out", out, "random", table);
+    check.no_alias("lse", options.lse, "random", table);
   }
   const bigbird_pattern pattern{options.size, options.window_blocks, options.global_blocks, options.random};
-  run_pattern_softmax(at, q, k, v, out, pattern, common, shape, lengths, score, where);
+  run_pattern_softmax(check, q, k, v, out, pattern, common, shape, lengths, score, exec);
 }
 
 }  // namespace detail
@@ -192,11 +192,11 @@ void bigbird(const door& at, const tensor_view<const S>& q, const tensor_view<co
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
 void bigbird(const Q& q, const K& k, const V& v, O&& out, const bigbird_options<element_of<const Q&>>& options,
-             Score&& score, execution& where) {
+             Score&& score, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   detail::require_score<Score, compute_type<S>>();
-  detail::bigbird<S>(detail::door("bigbird"), as_view(q), as_view(k), as_view(v), as_view(out), options, score, where);
+  detail::bigbird<S>(detail::validator("bigbird"), as_view(q), as_view(k), as_view(v), as_view(out), options, score, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
@@ -209,8 +209,8 @@ void bigbird(const Q& q, const K& k, const V& v, O&& out, const bigbird_options<
 
 template <viewable Q, viewable K, viewable V, viewable O>
 void bigbird(const Q& q, const K& k, const V& v, O&& out, const bigbird_options<element_of<const Q&>>& options,
-             execution& where) {
-  bigbird(q, k, v, out, options, detail::no_score{}, where);
+             execution& exec) {
+  bigbird(q, k, v, out, options, detail::no_score{}, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>

@@ -15,7 +15,7 @@
 
 #include <attn/softmax/pattern_softmax.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Which query sees which keys in block attention.
 struct block_pattern {
@@ -72,13 +72,13 @@ struct block_options {
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// ALiBi: -slope |distance of positions|, one slope a head.
-  std::span<const real> alibi_slopes{};
+  list_view<real> alibi_slopes{};
   /// A logit per head that joins the denominator and has no value.
-  std::span<const real> sinks{};
+  list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   tensor_view<real, 3> lse{};
 };
@@ -86,27 +86,27 @@ struct block_options {
 namespace detail {
 
 template <class S, class Score>
-void block(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
-           const tensor_view<S>& out, const block_options<S>& options, Score& score, execution& where) {
+void block(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
+           const tensor_view<S>& out, const block_options<S>& options, Score& score, execution& exec) {
   const auto common = common_options<S>(options);
-  const auto [shape, lengths] = check_pattern_softmax(at, q, k, v, out, common);
-  at.at_least("block size", 1, options.size);
-  at.at_least("neighbours", 0, options.neighbours);
+  const auto [shape, lengths] = check_pattern_softmax(check, q, k, v, out, common);
+  check.at_least("block size", 1, options.size);
+  check.at_least("neighbours", 0, options.neighbours);
   if (options.permutation) {
     const auto& table = options.permutation;
     const index blocks = ceil_div(shape.keys, options.size);
-    at.readable("permutation", table);
-    at.broadcasts("permutation heads", shape.heads, table.extent(0));
-    at.equal("permutation blocks = key blocks", blocks, table.extent(1));
+    check.readable("permutation", table);
+    check.broadcasts("permutation heads", shape.heads, table.extent(0));
+    check.equal("permutation blocks = key blocks", blocks, table.extent(1));
     for (index h = 0; h < table.extent(0); ++h)
       for (index a = 0; a < blocks; ++a)
         if (table(h, a) < -1 || table(h, a) >= blocks)
-          at.refuse(text({"permutation entries from -1 to ", blocks - 1}), table(h, a));
-    at.apart("out", out, "permutation", table);
-    at.apart("lse", options.lse, "permutation", table);
+          check.fail(text({"permutation entries from -1 to ", blocks - 1}), table(h, a));
+    check.no_alias("out", out, "permutation", table);
+    check.no_alias("lse", options.lse, "permutation", table);
   }
-  run_pattern_softmax(at, q, k, v, out, block_pattern{options.size, options.neighbours, options.permutation}, common,
-                      shape, lengths, score, where);
+  run_pattern_softmax(check, q, k, v, out, block_pattern{options.size, options.neighbours, options.permutation}, common,
+                      shape, lengths, score, exec);
 }
 
 }  // namespace detail
@@ -116,11 +116,11 @@ void block(const door& at, const tensor_view<const S>& q, const tensor_view<cons
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
 void block(const Q& q, const K& k, const V& v, O&& out, const block_options<element_of<const Q&>>& options,
-           Score&& score, execution& where) {
+           Score&& score, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   detail::require_score<Score, compute_type<S>>();
-  detail::block<S>(detail::door("block"), as_view(q), as_view(k), as_view(v), as_view(out), options, score, where);
+  detail::block<S>(detail::validator("block"), as_view(q), as_view(k), as_view(v), as_view(out), options, score, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
@@ -133,8 +133,8 @@ void block(const Q& q, const K& k, const V& v, O&& out, const block_options<elem
 
 template <viewable Q, viewable K, viewable V, viewable O>
 void block(const Q& q, const K& k, const V& v, O&& out, const block_options<element_of<const Q&>>& options,
-           execution& where) {
-  block(q, k, v, out, options, detail::no_score{}, where);
+           execution& exec) {
+  block(q, k, v, out, options, detail::no_score{}, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>

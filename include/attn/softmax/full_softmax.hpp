@@ -19,11 +19,11 @@
 // once, not for keys that causal or lengths hide, and what it throws passes through, leaving out partly written.
 #pragma once
 
-#include <attn/softmax/blockwise.hpp>
-#include <attn/softmax/few_queries.hpp>
-#include <attn/softmax/merge.hpp>
+#include <attn/softmax/detail/blockwise.hpp>
+#include <attn/softmax/detail/streaming.hpp>
+#include <attn/softmax/merge_softmax.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of full_softmax for elements of type S.
 template <class S>
@@ -36,15 +36,15 @@ struct full_softmax_options {
   /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to there.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   tensor_view<const real> bias{};
   /// c tanh(s / c) on scale q.k, before bias and ALiBi.
   std::optional<real> softcap{};
   /// ALiBi (Press 2021): -slope |distance of positions|, one slope a head.
-  std::span<const real> alibi_slopes{};
+  list_view<real> alibi_slopes{};
   /// Attention sinks: a logit per head that joins the denominator and has no value.
-  std::span<const real> sinks{};
+  list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   tensor_view<real, 3> lse{};
 };
@@ -76,32 +76,32 @@ struct full_call {
   T* lse(index b, index h) const { return row_of(options.lse, b, h); }
 
   /// Pairs [first, first + count) of batch item and key head, by the blockwise kernel: packed, then attended.
-  void attend_pairs(index first, index count, execution& where) const {
+  void attend_pairs(index first, index count, execution& exec) const {
     constexpr index pack_step = 512;
     const index group = shape.group(), packs = (shape.keys + pack_step - 1) / pack_step;
     const index row_blocks = (shape.queries + max_rows - 1) / max_rows;
-    const auto slabs = where.shared_scratch([&](carver& memory) {
-      auto* list = memory.take<key_slab<T>>(count);
+    const auto slabs = exec.shared_scratch([&](arena& memory) {
+      auto* list = memory.allocate<packed_keys<T>>(count);
       for (index n = 0; n < count; ++n) {
-        const auto slab = key_slab<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
+        const auto slab = packed_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
         if (list) list[n] = slab;
       }
       return list;
     });
-    where.for_each(count * packs, [&](index task, int) {
+    exec.for_each(count * packs, [&](index task, int) {
       const index n = task / packs, b = (first + n) / shape.kv_heads, h = (first + n) % shape.kv_heads;
       const index begin = task % packs * pack_step, end = std::min(begin + pack_step, lengths.keys(b));
       if (begin < end && !few(b)) slabs[n].pack(head_of(k, b, h), head_of(v, b, h), begin, end);
     });
     // The last row blocks of a causal call are the longest: they go first.
-    where.for_each(count * group * row_blocks, [&](index task, int worker) {
+    exec.for_each(count * group * row_blocks, [&](index task, int worker) {
       const index i0 = (row_blocks - 1 - task / (count * group)) * max_rows;
       const index n = task % (count * group) / group, b = (first + n) / shape.kv_heads;
       const index h = (first + n) % shape.kv_heads * group + task % group;
       const index queries = lengths.queries(b), i1 = std::min(i0 + max_rows, queries);
       if (i0 < i1 && !few(b)) {
         auto block =
-            where.scratch(worker, [&](carver& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+            exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
         block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
         for (index i = i0; i < i1; ++i) block.span[i - i0] = {0, end_of(b, i)};
         attend(block, slabs[n], terms.for_head(b, h, lengths.keys(b) - queries));
@@ -113,12 +113,12 @@ struct full_call {
   }
 
   /// The batch items with few queries, by the streaming kernel: waves of chunks of keys, merged in order.
-  void attend_few(execution& where) const {
+  void attend_few(execution& exec) const {
     const index most = std::min(few_queries, shape.queries), most_rows = shape.group() * most;
     const index chunks = std::max<index>(1, (shape.keys + stream_chunk - 1) / stream_chunk);
-    const index tasks = shape.batch * shape.kv_heads * chunks, wave = where.threads() == 1 ? 1 : 4 * where.threads();
-    const auto states = where.shared_scratch([&](carver& memory) {
-      auto* list = memory.take<stream_state<T>>(wave + 1);
+    const index tasks = shape.batch * shape.kv_heads * chunks, wave = exec.threads() == 1 ? 1 : 4 * exec.threads();
+    const auto states = exec.shared_scratch([&](arena& memory) {
+      auto* list = memory.allocate<stream_state<T>>(wave + 1);
       for (index n = 0; n <= wave; ++n) {
         const auto state = stream_state<T>::layout(memory, most_rows, shape.dim_v);
         if (list) list[n] = state;
@@ -128,7 +128,7 @@ struct full_call {
     stream_state<T>& total = states[wave];
     for (index first = 0; first < tasks; first += wave) {
       const index count = std::min(wave, tasks - first);
-      where.for_each(count, [&](index n, int worker) {
+      exec.for_each(count, [&](index n, int worker) {
         const index pair = (first + n) / chunks, b = pair / shape.kv_heads, h = pair % shape.kv_heads;
         if (!few(b)) return;
         const index begin = (first + n) % chunks * stream_chunk, end = std::min(begin + stream_chunk, lengths.keys(b));
@@ -136,7 +136,7 @@ struct full_call {
         states[n].clear();
         if (begin >= end) return;
         stream_queries<T> rows;
-        const auto scratch = where.scratch(worker, [&](carver& memory) {
+        const auto scratch = exec.scratch(worker, [&](arena& memory) {
           rows = stream_queries<T>::layout(memory, most_rows, shape.dim);
           return stream_scratch<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
         });
@@ -164,17 +164,17 @@ struct full_call {
     }
   }
 
-  void run(execution& where) const {
+  void run(execution& exec) const {
     index few_items = 0;
     for (index b = 0; b < shape.batch; ++b) few_items += few(b);
-    if (few_items > 0) attend_few(where);
+    if (few_items > 0) attend_few(exec);
     // A wave of pairs keeps the threads busy; serial, it is one pair.
-    const index pairs = shape.batch * shape.kv_heads, threads = where.threads();
+    const index pairs = shape.batch * shape.kv_heads, threads = exec.threads();
     const index bytes = std::max<index>(1, shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T)));
     const index wave =
         threads == 1 ? 1 : std::clamp<index>((index(2) << 20) / bytes, threads, std::max(pairs, threads));
     if (few_items < shape.batch)
-      for (index first = 0; first < pairs; first += wave) attend_pairs(first, std::min(wave, pairs - first), where);
+      for (index first = 0; first < pairs; first += wave) attend_pairs(first, std::min(wave, pairs - first), exec);
     else
       for (index b = 0; b < shape.batch; ++b)
         for (index h = 0; h < shape.heads; ++h)
@@ -184,22 +184,22 @@ struct full_call {
 
 /// Everything full_softmax refuses, it refuses here.
 template <class S>
-std::pair<attention_shape, sequence_lengths> check_full_softmax(const door& at, const tensor_view<const S>& q,
+std::pair<attention_shape, sequence_lengths> check_full_softmax(const validator& check, const tensor_view<const S>& q,
                                                                 const tensor_view<const S>& k,
                                                                 const tensor_view<const S>& v,
                                                                 const tensor_view<S>& out,
                                                                 const full_softmax_options<S>& options) {
-  const attention_shape shape = check_attention(at, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_softmax_options(at, shape, options, q, k, v, out);
+  const attention_shape shape = check_attention(check, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(check, shape, options);
+  check_softmax_options(check, shape, options, q, k, v, out);
   if (options.bias) {
-    at.readable("bias", options.bias);
-    at.broadcasts("bias batch", shape.batch, options.bias.extent(0));
-    at.broadcasts("bias heads", shape.heads, options.bias.extent(1));
-    at.broadcasts("bias query length", shape.queries, options.bias.extent(2));
-    at.equal("bias key length = key length", shape.keys, options.bias.extent(3));
-    at.apart("out", out, "bias", options.bias);
-    at.apart("lse", options.lse, "bias", options.bias);
+    check.readable("bias", options.bias);
+    check.broadcasts("bias batch", shape.batch, options.bias.extent(0));
+    check.broadcasts("bias heads", shape.heads, options.bias.extent(1));
+    check.broadcasts("bias query length", shape.queries, options.bias.extent(2));
+    check.equal("bias key length = key length", shape.keys, options.bias.extent(3));
+    check.no_alias("out", out, "bias", options.bias);
+    check.no_alias("lse", options.lse, "bias", options.bias);
   }
   return {shape, lengths};
 }
@@ -208,12 +208,12 @@ std::pair<attention_shape, sequence_lengths> check_full_softmax(const door& at, 
 template <class S, class Score>
 void run_full_softmax(const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
                       const tensor_view<S>& out, const full_softmax_options<S>& options, const attention_shape& shape,
-                      const sequence_lengths& lengths, Score& score, execution& where, index query_origin = 0) {
+                      const sequence_lengths& lengths, Score& score, execution& exec, index query_origin = 0) {
   using T = compute_type<S>;
   const score_terms<T, Score> terms{
       options.softcap, options.bias, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim),
       query_origin};
-  full_call<S, Score>{q, k, v, out, options, shape, lengths, terms}.run(where);
+  full_call<S, Score>{q, k, v, out, options, shape, lengths, terms}.run(exec);
 }
 
 /// What the caller gives as a score function, or nothing.
@@ -229,15 +229,15 @@ constexpr void require_score() {
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
 void full_softmax(const Q& q, const K& k, const V& v, O&& out,
-                  const full_softmax_options<element_of<const Q&>>& options, Score&& score, execution& where) {
+                  const full_softmax_options<element_of<const Q&>>& options, Score&& score, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   detail::require_score<Score, compute_type<S>>();
   const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
   const tensor_view<S> to = as_view(out);
   const auto [shape, lengths] =
-      detail::check_full_softmax(detail::door("full_softmax"), queries, keys, values, to, options);
-  detail::run_full_softmax(queries, keys, values, to, options, shape, lengths, score, where);
+      detail::check_full_softmax(detail::validator("full_softmax"), queries, keys, values, to, options);
+  detail::run_full_softmax(queries, keys, values, to, options, shape, lengths, score, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
@@ -250,8 +250,8 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out,
 
 template <viewable Q, viewable K, viewable V, viewable O>
 void full_softmax(const Q& q, const K& k, const V& v, O&& out,
-                  const full_softmax_options<element_of<const Q&>>& options, execution& where) {
-  full_softmax(q, k, v, out, options, detail::no_score{}, where);
+                  const full_softmax_options<element_of<const Q&>>& options, execution& exec) {
+  full_softmax(q, k, v, out, options, detail::no_score{}, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>

@@ -23,11 +23,11 @@
 
 #include <attn/core/random.hpp>
 #include <attn/softmax/full_softmax.hpp>
-#include <attn/softmax/lsh_chunks.hpp>
-#include <attn/softmax/lsh_hashing.hpp>
-#include <attn/softmax/row_states.hpp>
+#include <attn/softmax/detail/lsh_chunks.hpp>
+#include <attn/softmax/detail/lsh_hashing.hpp>
+#include <attn/softmax/detail/row_states.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of lsh for elements of type S.
 template <class S>
@@ -57,13 +57,13 @@ struct lsh_options {
   /// k = q / sqrt(|q|^2 + D norm_eps), >= 0.
   real norm_eps = 0;
   /// True lengths, one per batch item. Rows of padding are 0 in out.
-  std::span<const index> lengths{};
+  list_view<index> lengths{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// ALiBi: -slope |distance of positions|, one slope a head.
-  std::span<const real> alibi_slopes{};
+  list_view<real> alibi_slopes{};
   /// A logit per head that joins the denominator and has no value.
-  std::span<const real> sinks{};
+  list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, L].
   tensor_view<real, 3> lse{};
 };
@@ -84,19 +84,19 @@ struct lsh_head {
 template <class T>
 struct lsh_scratch {
   row_block<T> block;
-  key_slab<T> slab;
+  packed_keys<T> slab;
   index* token;  // of every slot
   T* unit;       // [panel_width][D]: keys to be packed
   T* panel;      // the same, packed, to be hashed
   index* first;  // [buckets + 1]: of every bucket, the place of its next token
 
-  static lsh_scratch layout(carver& memory, index slots, index dim, index dim_v, index buckets) {
+  static lsh_scratch layout(arena& memory, index slots, index dim, index dim_v, index buckets) {
     return {row_block<T>::layout(memory, dim, dim_v),
-            key_slab<T>::layout(memory, slots, dim, dim_v),
-            memory.take<index>(slots),
-            memory.take<T>(panel_width<T> * dim),
-            memory.take<T>(panel_width<T> * dim),
-            memory.take<index>(buckets + 1)};
+            packed_keys<T>::layout(memory, slots, dim, dim_v),
+            memory.allocate<index>(slots),
+            memory.allocate<T>(panel_width<T> * dim),
+            memory.allocate<T>(panel_width<T> * dim),
+            memory.allocate<index>(buckets + 1)};
   }
 };
 
@@ -123,15 +123,15 @@ struct lsh_call {
     return on.chunk * std::max<index>(ceil_div(stretch, on.chunk), 2 * (on.lookback + on.lookahead));
   }
 
-  lsh_head<T> layout(carver& memory) const {
+  lsh_head<T> layout(arena& memory) const {
     const index all = options.rounds * shape.keys;
-    return {memory.take<T>(lsh_hashes<T>::packed_size(options.rounds, half(), shape.dim)), memory.take<T>(shape.keys),
-            memory.take<index>(all), memory.take<index>(all), row_states<T>::layout(memory, out)};
+    return {memory.allocate<T>(lsh_hashes<T>::packed_size(options.rounds, half(), shape.dim)), memory.allocate<T>(shape.keys),
+            memory.allocate<index>(all), memory.allocate<index>(all), row_states<T>::layout(memory, out)};
   }
-  lsh_scratch<T> scratch(execution& where, int worker) const {
+  lsh_scratch<T> scratch(execution& exec, int worker) const {
     const lsh_ring on = ring(shape.keys);
     const index slots = std::min(on.most_slots(), attended(on) + (on.lookback + on.lookahead) * on.chunk);
-    return where.scratch(worker, [&](carver& memory) {
+    return exec.scratch(worker, [&](arena& memory) {
       return lsh_scratch<T>::layout(memory, slots, shape.dim, shape.dim_v, options.buckets);
     });
   }
@@ -167,10 +167,10 @@ struct lsh_call {
   }
 
   /// Packs the slots [begin, end) of one round.
-  key_slab<T> pack(const lsh_head<T>& head, const lsh_ring& on, index b, index h, index round, key_span slots,
+  packed_keys<T> pack(const lsh_head<T>& head, const lsh_ring& on, index b, index h, index round, key_range slots,
                    const lsh_scratch<T>& s) const {
-    key_slab<T> slab = s.slab;
-    slab.where = {0, 1, s.token};
+    packed_keys<T> slab = s.slab;
+    slab.positions = {0, 1, s.token};
     for (index slot = slots.begin; slot < slots.end; ++slot) {
       const auto [from, at] = on.source(round, slot);
       s.token[slot - slots.begin] = head.order[from * shape.keys + at];
@@ -193,8 +193,8 @@ struct lsh_call {
   void attend_stretch(const lsh_head<T>& head, index b, index h, index round, index begin, index end,
                       const lsh_scratch<T>& s) const {
     const lsh_ring on = ring(lengths.keys(b));
-    const key_span slots{on.span(begin).begin, on.span(end - 1).end};
-    const key_slab<T> slab = pack(head, on, b, h, round, slots, s);
+    const key_range slots{on.span(begin).begin, on.span(end - 1).end};
+    const packed_keys<T> slab = pack(head, on, b, h, round, slots, s);
     const auto x = head_of(q, b, h), values = head_of(v, b, h / shape.group());
     const row_states<T> states = head.states.of(out, b, h);
     const auto head_terms = terms.for_head(b, h, 0);
@@ -209,7 +209,7 @@ struct lsh_call {
       block.begin(x, {0, 1, head.order + round * shape.keys + first}, to - from, terms.query_factor());
       if (round > 0) states.resume(block);
       for (index t = from; t < to; ++t) {
-        const key_span span = on.span(begin + t);
+        const key_range span = on.span(begin + t);
         block.span[t - from] = {span.begin - slots.begin, span.end - slots.begin};
       }
       attend(block, slab, seen, [&](index r, index n) {  // what comes next, sorted, lies anywhere in memory
@@ -236,7 +236,7 @@ struct lsh_call {
   /// A row that no round offered another key.
   [[gnu::noinline]] void see_itself(const lsh_head<T>& head, const score_terms<T, Score>& head_terms, index b, index h,
                                     index row, row_block<T>& block) const {
-    const index i = block.where[row];
+    const index i = block.positions[row];
     const auto x = head_of(q, b, h), value = head_of(v, b, h / shape.group());
     T score = 0;
     for (index d = 0; d < shape.dim; ++d)
@@ -266,9 +266,9 @@ struct lsh_call {
 
   /// Heads [begin, begin + count) of all batch items.
   void attend_heads(index begin, index count, const lsh_head<T>* heads, const tensor_view<const T>& rotations,
-                    execution& where) const {
+                    execution& exec) const {
     const auto each = [&](index parts, auto&& body) {  // body(head, its batch item and number, part, worker)
-      where.for_each(count * parts, [&](index task, int worker) {
+      exec.for_each(count * parts, [&](index task, int worker) {
         const index n = task % count, at = begin + n;
         body(heads[n], at / shape.heads, at % shape.heads, task / count, worker);
       });
@@ -278,33 +278,33 @@ struct lsh_call {
     });
     each(ceil_div(shape.keys, stretch), [&](const lsh_head<T>& head, index b, index h, index part, int worker) {
       const index n = lengths.keys(b);
-      hash(head, b, h, std::min(part * stretch, n), std::min((part + 1) * stretch, n), scratch(where, worker));
+      hash(head, b, h, std::min(part * stretch, n), std::min((part + 1) * stretch, n), scratch(exec, worker));
     });
     each(options.rounds, [&](const lsh_head<T>& head, index b, index, index round, int worker) {
-      sort(head, b, round, scratch(where, worker).first);
+      sort(head, b, round, scratch(exec, worker).first);
     });
     for (index round = 0; round < options.rounds; ++round)
       each(ceil_div(shape.keys, stretch), [&](const lsh_head<T>& head, index b, index h, index part, int worker) {
         const index step = attended(ring(lengths.keys(b))), from = part * step,
                     to = std::min(from + step, lengths.keys(b));
-        if (from < to) attend_stretch(head, b, h, round, from, to, scratch(where, worker));
+        if (from < to) attend_stretch(head, b, h, round, from, to, scratch(exec, worker));
       });
     each(1, [&](const lsh_head<T>&, index b, index h, index, int) {
       clear_rows(head_of(out, b, h), lengths.keys(b), shape.keys, row_of(options.lse, b, h), options.lse.stride(2));
     });
   }
 
-  void run(execution& where) const {
+  void run(execution& exec) const {
     // A wave of heads keeps the threads busy, more of them where they are short: what is under way shares the caches.
     // Serial, it is one head.
-    const index all = shape.batch * shape.heads, threads = where.threads();
+    const index all = shape.batch * shape.heads, threads = exec.threads();
     const index wave = std::min(
         all, threads == 1 ? 1 : threads * std::clamp<index>(4 * stretch / std::max<index>(1, shape.keys), 1, 4));
     const index drawn = options.rotations ? 0 : options.rounds * shape.dim * half();
     T* numbers = nullptr;
-    const lsh_head<T>* heads = where.shared_scratch([&](carver& memory) {
-      numbers = memory.take<T>(drawn);
-      auto* list = memory.take<lsh_head<T>>(wave);
+    const lsh_head<T>* heads = exec.shared_scratch([&](arena& memory) {
+      numbers = memory.allocate<T>(drawn);
+      auto* list = memory.allocate<lsh_head<T>>(wave);
       for (index n = 0; n < wave; ++n) {
         const lsh_head<T> head = layout(memory);
         if (list) list[n] = head;
@@ -317,52 +317,52 @@ struct lsh_call {
       rotations = {numbers, {1, options.rounds, shape.dim, half()}};
     }
     for (index begin = 0; begin < all; begin += wave)
-      attend_heads(begin, std::min(wave, all - begin), heads, rotations, where);
+      attend_heads(begin, std::min(wave, all - begin), heads, rotations, exec);
   }
 };
 
 /// Everything lsh refuses, it refuses here.
 template <class S>
-std::pair<attention_shape, sequence_lengths> check_lsh(const door& at, const tensor_view<const S>& q,
+std::pair<attention_shape, sequence_lengths> check_lsh(const validator& check, const tensor_view<const S>& q,
                                                        const tensor_view<const S>& v, const tensor_view<S>& out,
                                                        const lsh_options<S>& options) {
-  at.readable("v", v);
+  check.readable("v", v);
   const tensor_view<const S> k = q.slice(1, 0, v.extent(1));  // the keys are the queries', but not their heads
-  const attention_shape shape = check_attention(at, q, k, v, out);
-  check_length_list(at, "lengths", options.lengths, shape.batch, shape.keys);
-  check_softmax_options(at, shape, options, q, k, v, out);
-  at.at_least("rounds", 1, options.rounds);
-  at.at_least("buckets", 2, options.buckets);
-  if (options.buckets % 2 != 0) at.refuse("an even number of buckets", options.buckets);
-  if (options.buckets > max_buckets) at.refuse(text({"buckets <= ", max_buckets}), options.buckets);
-  at.at_least("chunk", 1, options.chunk);
-  at.at_least("lookback", 0, options.lookback);
-  at.at_least("lookahead", 0, options.lookahead);
-  at.fits("buckets of all tokens", {options.rounds, shape.keys});
-  at.fits("rotations", {options.rounds, shape.dim, options.buckets});
+  const attention_shape shape = check_attention(check, q, k, v, out);
+  check_length_list(check, "lengths", options.lengths, shape.batch, shape.keys);
+  check_softmax_options(check, shape, options, q, k, v, out);
+  check.at_least("rounds", 1, options.rounds);
+  check.at_least("buckets", 2, options.buckets);
+  if (options.buckets % 2 != 0) check.fail("an even number of buckets", options.buckets);
+  if (options.buckets > max_buckets) check.fail(text({"buckets <= ", max_buckets}), options.buckets);
+  check.at_least("chunk", 1, options.chunk);
+  check.at_least("lookback", 0, options.lookback);
+  check.at_least("lookahead", 0, options.lookahead);
+  check.fits("buckets of all tokens", {options.rounds, shape.keys});
+  check.fits("rotations", {options.rounds, shape.dim, options.buckets});
   if (!(options.norm_eps >= 0 && std::isfinite(options.norm_eps)))
-    at.refuse("a finite norm_eps >= 0", static_cast<double>(options.norm_eps));
-  if (options.scale && !options.scaled) at.refuse("either a scale, or scaled = false", "both");
+    check.fail("a finite norm_eps >= 0", static_cast<double>(options.norm_eps));
+  if (options.scale && !options.scaled) check.fail("either a scale, or scaled = false", "both");
   if (const auto& r = options.rotations; r) {
-    at.readable("rotations", r);
-    at.broadcasts("rotations heads", shape.heads, r.extent(0));
-    at.equal("rotations rounds = rounds", options.rounds, r.extent(1));
-    at.equal("rotations rows = query dim", shape.dim, r.extent(2));
-    at.equal("rotations columns = buckets / 2 =", options.buckets / 2, r.extent(3));
-    at.apart("out", out, "rotations", r);
-    at.apart("lse", options.lse, "rotations", r);
+    check.readable("rotations", r);
+    check.broadcasts("rotations heads", shape.heads, r.extent(0));
+    check.equal("rotations rounds = rounds", options.rounds, r.extent(1));
+    check.equal("rotations rows = query dim", shape.dim, r.extent(2));
+    check.equal("rotations columns = buckets / 2 =", options.buckets / 2, r.extent(3));
+    check.no_alias("out", out, "rotations", r);
+    check.no_alias("lse", options.lse, "rotations", r);
   }
   return {shape, {shape.queries, shape.keys, options.lengths, options.lengths}};
 }
 
 template <class S, class Score>
-void lsh(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& v, const tensor_view<S>& out,
-         const lsh_options<S>& options, Score& score, execution& where) {
+void lsh(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& v, const tensor_view<S>& out,
+         const lsh_options<S>& options, Score& score, execution& exec) {
   using T = compute_type<S>;
-  const auto [shape, lengths] = check_lsh(at, q, v, out, options);
+  const auto [shape, lengths] = check_lsh(check, q, v, out, options);
   const T scale = options.scaled ? scale_or_default(options.scale, shape.dim) : T(1);
   lsh_call<S, Score>{q, v, out, options, shape, lengths, {options.softcap, {}, options.alibi_slopes, &score, scale}}
-      .run(where);
+      .run(exec);
 }
 
 }  // namespace detail
@@ -372,11 +372,11 @@ void lsh(const door& at, const tensor_view<const S>& q, const tensor_view<const 
 template <viewable Q, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
 void lsh(const Q& q, const V& v, O&& out, const lsh_options<element_of<const Q&>>& options, Score&& score,
-         execution& where) {
+         execution& exec) {
   detail::require_one_element_type<const Q&, const Q&, const V&, O>();
   using S = element_of<const Q&>;
   detail::require_score<Score, compute_type<S>>();
-  detail::lsh<S>(detail::door("lsh"), as_view(q), as_view(v), as_view(out), options, score, where);
+  detail::lsh<S>(detail::validator("lsh"), as_view(q), as_view(v), as_view(out), options, score, exec);
 }
 
 template <viewable Q, viewable V, viewable O, class Score>
@@ -387,8 +387,8 @@ void lsh(const Q& q, const V& v, O&& out, const lsh_options<element_of<const Q&>
 }
 
 template <viewable Q, viewable V, viewable O>
-void lsh(const Q& q, const V& v, O&& out, const lsh_options<element_of<const Q&>>& options, execution& where) {
-  lsh(q, v, out, options, detail::no_score{}, where);
+void lsh(const Q& q, const V& v, O&& out, const lsh_options<element_of<const Q&>>& options, execution& exec) {
+  lsh(q, v, out, options, detail::no_score{}, exec);
 }
 
 template <viewable Q, viewable V, viewable O>

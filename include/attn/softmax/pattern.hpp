@@ -24,15 +24,15 @@
 // lengths are true ones. draw_pattern shows who sees whom.
 #pragma once
 
-#include <attn/core/attention_shape.hpp>
-#include <attn/softmax/key_slab.hpp>
+#include <attn/core/detail/attention_shape.hpp>
+#include <attn/softmax/detail/packed_keys.hpp>
 
 #include <algorithm>
 #include <span>
 #include <string>
 #include <vector>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// One head of one batch item, without its padding: what a pattern is asked about.
 struct sequence {
@@ -60,7 +60,7 @@ namespace detail {
 
 /// Those of the positions that lie in [low, high).
 inline position_range cut(position_range r, index low, index high) {
-  if (r.step < 1) door("pattern").refuse("ranges of a step >= 1", r.step);
+  if (r.step < 1) validator("pattern").fail("ranges of a step >= 1", r.step);
   if (r.begin < low) {
     index beyond = (r.begin % r.step - low % r.step) % r.step;  // no difference of positions: that may overflow
     if (beyond < 0) beyond += r.step;
@@ -74,31 +74,31 @@ constexpr index count_of(const position_range& r) { return ceil_div(r.end - r.be
 
 /// A set of keys that the queries of a group see, cut to the sequence. Slot n holds key where[n].
 struct key_set {
-  index_map where;
+  index_map positions;
   index count = 0;
   bool itself = true;              // does a query see the key at its own position?
-  std::span<const index> given{};  // the list as the pattern gave it
+  list_view<index> given{};  // the list as the pattern gave it
 
-  bool contiguous() const { return !where.list && where.step == 1; }
+  bool contiguous() const { return !positions.list && positions.step == 1; }
 
   /// Slots whose keys lie before `position`.
   index slots_before(index position) const {
-    if (where.list) return std::lower_bound(where.list, where.list + count, position) - where.list;
-    if (position <= where.first) return 0;
-    return position > where[count - 1] ? count : ceil_div(position - where.first, where.step);
+    if (positions.list) return std::lower_bound(positions.list, positions.list + count, position) - positions.list;
+    if (position <= positions.first) return 0;
+    return position > positions[count - 1] ? count : ceil_div(position - positions.first, positions.step);
   }
 
   /// Lists are only read where they ascend from 0 on.
-  void check_list(const door& at) const {
+  void check_list(const validator& check) const {
     if (given.empty()) return;
-    if (given[0] < 0) at.refuse("listed keys >= 0", given[0]);
+    if (given[0] < 0) check.fail("listed keys >= 0", given[0]);
     const auto fall = std::adjacent_find(given.begin(), given.end(), std::greater_equal<index>());
-    if (fall != given.end()) at.refuse("listed keys that ascend", text({fall[0], " before ", fall[1]}));
+    if (fall != given.end()) check.fail("listed keys that ascend", text({fall[0], " before ", fall[1]}));
   }
 
   /// The slots the query at position p sees.
   template <class OfQuery>
-  key_span span_of(const sequence& s, index p, const OfQuery& of_query) const {
+  key_range span_of(const sequence& s, index p, const OfQuery& of_query) const {
     const position_range seen = of_query(p);
     const index end = s.causal ? std::min(seen.end, p + 1) : seen.end;
     return {slots_before(seen.begin), slots_before(end)};
@@ -202,12 +202,12 @@ index count_pairs(const P& pattern, const sequence& s) {
     for (index g = 0, groups = part.groups(s); g < groups; ++g) {
       const position_range queries = detail::queries_of(part, s, g);
       detail::visit_keys(part, s, g, [&](const detail::key_set& set, const auto& of_query) {
-        set.check_list(detail::door("count_pairs"));
+        set.check_list(detail::validator("count_pairs"));
         for (index p = queries.begin; p < queries.end; p += queries.step) {
           const auto [begin, end] = set.span_of(s, p, of_query);
           if (begin >= end) continue;
           const index own = set.slots_before(p);
-          pairs += end - begin - (!set.itself && own >= begin && own < end && set.where[own] == p);
+          pairs += end - begin - (!set.itself && own >= begin && own < end && set.positions[own] == p);
         }
       });
     }
@@ -226,11 +226,11 @@ std::string draw_pattern(const P& pattern, index length, bool causal = false, in
     for (index g = 0; g < part.groups(s); ++g) {
       const position_range queries = detail::queries_of(part, s, g);
       detail::visit_keys(part, s, g, [&](const detail::key_set& set, const auto& of_query) {
-        set.check_list(detail::door("draw_pattern"));
+        set.check_list(detail::validator("draw_pattern"));
         for (index p = queries.begin; p < queries.end; p += queries.step) {
           const auto [begin, end] = set.span_of(s, p, of_query);
           for (index slot = begin; slot < end; ++slot)
-            if (set.itself || set.where[slot] != p) rows[static_cast<std::size_t>(p * width + set.where[slot])] = '#';
+            if (set.itself || set.positions[slot] != p) rows[static_cast<std::size_t>(p * width + set.positions[slot])] = '#';
         }
       });
     }

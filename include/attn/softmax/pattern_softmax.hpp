@@ -20,9 +20,9 @@
 
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/pattern.hpp>
-#include <attn/softmax/row_states.hpp>
+#include <attn/softmax/detail/row_states.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// Options of pattern_softmax for elements of type S.
 template <class S>
@@ -35,13 +35,13 @@ struct pattern_softmax_options {
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// ALiBi: -slope |distance of positions|, one slope a head.
-  std::span<const real> alibi_slopes{};
+  list_view<real> alibi_slopes{};
   /// A logit per head that joins the denominator and has no value.
-  std::span<const real> sinks{};
+  list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   tensor_view<real, 3> lse{};
 };
@@ -55,11 +55,11 @@ struct pattern_terms {
   const key_set* set;
 
   bool any() const { return terms.any() || !set->itself; }
-  void apply(T* s, index count, index i, const index_map& where, index slot) const {
-    if (terms.any()) terms.apply(s, count, i, where, slot);
+  void apply(T* s, index count, index i, const index_map& positions, index slot) const {
+    if (terms.any()) terms.apply(s, count, i, positions, slot);
     if (set->itself) return;
     const index p = i + terms.query_shift, own = set->slots_before(p) - slot;
-    if (own >= 0 && own < count && where[slot + own] == p) s[own] = -std::numeric_limits<T>::infinity();
+    if (own >= 0 && own < count && positions[slot + own] == p) s[own] = -std::numeric_limits<T>::infinity();
   }
 };
 
@@ -67,12 +67,12 @@ struct pattern_terms {
 template <class T>
 struct pattern_scratch {
   row_block<T> block;
-  key_slab<T> gathered;
+  packed_keys<T> gathered;
 
-  static pattern_scratch layout(carver& memory, index slots, index dim, index dim_v) {
+  static pattern_scratch layout(arena& memory, index slots, index dim, index dim_v) {
     pattern_scratch s;
     s.block = row_block<T>::layout(memory, dim, dim_v);
-    s.gathered = key_slab<T>::layout(memory, slots, dim, dim_v);
+    s.gathered = packed_keys<T>::layout(memory, slots, dim, dim_v);
     return s;
   }
 };
@@ -103,52 +103,52 @@ struct pattern_call {
   };
 
   /// Asks for every group once: refuses what cannot be attended, and learns what is best packed by whom.
-  void survey(const door& at, execution& where) {
-    bool* const grouped = where.shared_scratch([&](carver& memory) { return memory.take<bool>(shape.queries); });
+  void survey(const validator& check, execution& exec) {
+    bool* const grouped = exec.shared_scratch([&](arena& memory) { return memory.allocate<bool>(shape.queries); });
     demand sum;
     index keys = 0;
     for (index b = 0; b < shape.batch; ++b) {
       keys += shape.kv_heads * lengths.keys(b);
       for (index h = 0; h < shape.heads; ++h)
         for_each_part(pattern,
-                      [&](const auto& part, bool, bool) { survey_part(at, part, sequence_of(b, h), sum, grouped); });
+                      [&](const auto& part, bool, bool) { survey_part(check, part, sequence_of(b, h), sum, grouped); });
     }
     shared = sum.told > keys + keys / 2;  // what several groups see is packed once for all
     gathered = shared ? sum.slots_of_few : sum.slots_of_all;
   }
   template <class Part>
-  void survey_part(const door& at, const Part& part, const sequence& s, demand& sum, bool* grouped) const {
+  void survey_part(const validator& check, const Part& part, const sequence& s, demand& sum, bool* grouped) const {
     std::fill_n(grouped, s.queries, false);
     index held = 0;
     for (index g = 0, groups = part.groups(s); g < groups; ++g) {
       const position_range queries = queries_of(part, s, g);
       for (index p = queries.begin; p < queries.end; p += queries.step, ++held)
         if (std::exchange(grouped[p - s.first()], true))
-          at.refuse("groups that hold each query once", text({"the one at position ", p, " twice"}));
+          check.fail("groups that hold each query once", text({"the one at position ", p, " twice"}));
       index slots[2] = {};
       visit_keys(part, s, g, [&](const key_set& set, const auto& of_query) {
         slots[set.contiguous()] += round_up(set.count + (set.contiguous() ? lead_of(set) : 0), panel_width<T>);
         if (set.contiguous()) sum.told += set.count;
-        set.check_list(at);
+        set.check_list(check);
         if (queries.begin < queries.end)
           if (const position_range seen = of_query(queries.begin); seen.step != 1)
-            at.refuse("a query's range of step 1", seen.step);
+            check.fail("a query's range of step 1", seen.step);
       });
       sum.slots_of_few = std::max(sum.slots_of_few, slots[0]);
       sum.slots_of_all = std::max(sum.slots_of_all, slots[0] + slots[1]);
     }
-    if (held != s.queries) at.refuse(text({"groups that hold each query once: ", s.queries, " in all"}), held);
+    if (held != s.queries) check.fail(text({"groups that hold each query once: ", s.queries, " in all"}), held);
   }
 
   /// Is a set read where all keys of its head lie packed? Else its group packs it.
   bool in_place(const key_set& set) const { return shared && set.contiguous(); }
 
   /// A range is packed from the beginning of a panel of its head on: whoever packs it, sums come out the same.
-  static index lead_of(const key_set& range) { return range.where.first % panel_width<T>; }
+  static index lead_of(const key_set& range) { return range.positions.first % panel_width<T>; }
   key_set as_packed(key_set set) const {
     if (!set.contiguous()) return set;
-    const index lead = shared ? set.where.first : lead_of(set);
-    set.where.first -= lead;
+    const index lead = shared ? set.positions.first : lead_of(set);
+    set.positions.first -= lead;
     set.count = shared ? shape.keys : set.count + lead;
     return set;
   }
@@ -162,7 +162,7 @@ struct pattern_call {
         for (index g = 0, groups = part.groups(s); g < groups; ++g)
           visit_keys(part, s, g, [&](const key_set& set, const auto&) {
             if (in_place(set))
-              for (index n = set.where.first / pack_step; n * pack_step < set.where.first + set.count; ++n)
+              for (index n = set.positions.first / pack_step; n * pack_step < set.positions.first + set.count; ++n)
                 needed[n] = true;
           });
       });
@@ -186,15 +186,15 @@ struct pattern_call {
     visit_keys(part, s, g, [&](const key_set& set, const auto&) {
       if (in_place(set)) return;
       for (index n = set.count * begin / count; n < set.count * end / count; ++n) {
-        prefetch_early(key.row(set.where[n]), key.cols);
-        prefetch_early(value.row(set.where[n]), value.cols);
+        prefetch_early(key.row(set.positions[n]), key.cols);
+        prefetch_early(value.row(set.positions[n]), value.cols);
       }
     });
   }
 
   /// Attends the queries of one group.
   template <class Part>
-  void attend_group(const Part& part, bool first, bool last, const sequence& s, index g, const key_slab<T>& all,
+  void attend_group(const Part& part, bool first, bool last, const sequence& s, index g, const packed_keys<T>& all,
                     const row_states<T>& states, const pattern_scratch<T>& scratch) const {
     const index b = s.batch, h = s.head, kv = h / shape.group();
     const position_range queries = queries_of(part, s, g);
@@ -204,7 +204,7 @@ struct pattern_call {
     visit_keys(part, s, g, [&](const key_set& set, const auto&) {
       if (in_place(set)) return;
       const key_set packed = as_packed(set);
-      scratch.gathered.from(used, packed.where).pack(head_of(k, b, kv), head_of(v, b, kv), 0, packed.count);
+      scratch.gathered.from(used, packed.positions).pack(head_of(k, b, kv), head_of(v, b, kv), 0, packed.count);
       used += round_up(packed.count, panel_width<T>);
     });
 
@@ -220,19 +220,19 @@ struct pattern_call {
       const auto ahead = [&](index r, index n) {
         if (asked) return;
         ask_for(part, s, g + 1, row + r, row + r + n, count, !first);
-        for (index i = r; first && i < r + n; ++i) prefetch_early(result.row(block.where[i]), result.cols);
+        for (index i = r; first && i < r + n; ++i) prefetch_early(result.row(block.positions[i]), result.cols);
         asked = r + n == rows;
       };
       visit_keys(part, s, g, [&](const key_set& set, const auto& of_query) {
         const key_set packed = as_packed(set);
-        const index lead = set.contiguous() ? set.where.first - packed.where.first : 0;
+        const index lead = set.contiguous() ? set.positions.first - packed.positions.first : 0;
         for (index r = 0; r < rows; ++r) {
-          const key_span span = set.span_of(s, p0 + r * queries.step, of_query);
+          const key_range span = set.span_of(s, p0 + r * queries.step, of_query);
           block.span[r] = {span.begin + lead, span.end + lead};
         }
         const pattern_terms<T, Score> seen{terms.for_head(b, h, s.first()), &packed};
         if (in_place(set)) return attend(block, all, seen);
-        attend(block, scratch.gathered.from(used, packed.where), seen, ahead);
+        attend(block, scratch.gathered.from(used, packed.positions), seen, ahead);
         used += round_up(packed.count, panel_width<T>);
       });
       if (last)
@@ -244,16 +244,16 @@ struct pattern_call {
 
   /// What the threads share while some pairs of batch item and key head are under way.
   struct pairs_under_way {
-    key_slab<T>* slabs;     // where keys are packed once for all groups
+    packed_keys<T>* slabs;     // where keys are packed once for all groups
     row_states<T>* states;  // one a query head, for joined patterns
     bool* needed;           // [pair][stretches]
   };
-  pairs_under_way layout(carver& memory, index pairs) const {
+  pairs_under_way layout(arena& memory, index pairs) const {
     const index heads = joined ? pairs * shape.group() : 0, slabs = shared ? pairs : 0;
-    const pairs_under_way held{memory.take<key_slab<T>>(slabs), memory.take<row_states<T>>(heads),
-                               memory.take<bool>(slabs * ceil_div(shape.keys, pack_step))};
+    const pairs_under_way held{memory.allocate<packed_keys<T>>(slabs), memory.allocate<row_states<T>>(heads),
+                               memory.allocate<bool>(slabs * ceil_div(shape.keys, pack_step))};
     for (index n = 0; n < slabs; ++n) {
-      const auto slab = key_slab<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
+      const auto slab = packed_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
       if (held.slabs) held.slabs[n] = slab;
     }
     for (index n = 0; n < heads; ++n) {
@@ -264,11 +264,11 @@ struct pattern_call {
   }
 
   /// Packs what the groups of `count` pairs from `begin` on read in place.
-  void pack_pairs(index begin, index count, const pairs_under_way& held, execution& where) const {
+  void pack_pairs(index begin, index count, const pairs_under_way& held, execution& exec) const {
     const index stretches = ceil_div(shape.keys, pack_step);
     for (index n = 0; n < count; ++n)
       mark((begin + n) / shape.kv_heads, (begin + n) % shape.kv_heads, held.needed + n * stretches);
-    where.for_each(count * stretches, [&](index task, int) {
+    exec.for_each(count * stretches, [&](index task, int) {
       const index n = task / stretches, b = (begin + n) / shape.kv_heads, kv = (begin + n) % shape.kv_heads;
       const index from = task % stretches * pack_step, to = std::min(from + pack_step, lengths.keys(b));
       if (from < to && held.needed[task]) held.slabs[n].pack(head_of(k, b, kv), head_of(v, b, kv), from, to);
@@ -276,21 +276,21 @@ struct pattern_call {
   }
 
   /// Pairs [begin, begin + count) of batch item and key head.
-  void attend_pairs(index begin, index count, execution& where) const {
+  void attend_pairs(index begin, index count, execution& exec) const {
     const index group = shape.group();
-    const pairs_under_way held = where.shared_scratch([&](carver& memory) { return layout(memory, count); });
-    if (shared) pack_pairs(begin, count, held, where);
+    const pairs_under_way held = exec.shared_scratch([&](arena& memory) { return layout(memory, count); });
+    if (shared) pack_pairs(begin, count, held, exec);
     for_each_part(pattern, [&](const auto& part, bool first, bool last) {
       index groups = 0;
       for (index n = 0; n < count * group; ++n) groups = std::max(groups, part.groups(head(begin, n)));
-      where.for_each(groups * count * group, [&](index task, int worker) {
+      exec.for_each(groups * count * group, [&](index task, int worker) {
         const index n = task % (count * group), g = task / (count * group);
         const sequence s = head(begin, n);
         if (g >= part.groups(s)) return;
-        const auto scratch = where.scratch(worker, [&](carver& memory) {
+        const auto scratch = exec.scratch(worker, [&](arena& memory) {
           return pattern_scratch<T>::layout(memory, gathered, shape.dim, shape.dim_v);
         });
-        attend_group(part, first, last, s, g, shared ? held.slabs[n / group] : key_slab<T>{},
+        attend_group(part, first, last, s, g, shared ? held.slabs[n / group] : packed_keys<T>{},
                      joined ? held.states[n].of(out, s.batch, s.head) : row_states<T>{}, scratch);
       });
     });
@@ -301,13 +301,13 @@ struct pattern_call {
     return sequence_of(pair / shape.kv_heads, pair % shape.kv_heads * shape.group() + n % shape.group());
   }
 
-  void run(execution& where) const {
+  void run(execution& exec) const {
     // A wave of pairs keeps the threads busy; serial, it is one pair.
-    const index pairs = shape.batch * shape.kv_heads, threads = where.threads();
+    const index pairs = shape.batch * shape.kv_heads, threads = exec.threads();
     const index bytes = std::max<index>(1, shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T)));
     const index wave =
         threads == 1 ? 1 : std::clamp<index>((index(2) << 20) / bytes, threads, std::max(pairs, threads));
-    for (index begin = 0; begin < pairs; begin += wave) attend_pairs(begin, std::min(wave, pairs - begin), where);
+    for (index begin = 0; begin < pairs; begin += wave) attend_pairs(begin, std::min(wave, pairs - begin), exec);
     for (index b = 0; b < shape.batch; ++b)
       for (index h = 0; h < shape.heads; ++h)
         clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, row_of(options.lse, b, h),
@@ -322,29 +322,29 @@ pattern_softmax_options<S> common_options(const Options& o) {
 }
 
 template <class S>
-std::pair<attention_shape, sequence_lengths> check_pattern_softmax(const door& at, const tensor_view<const S>& q,
+std::pair<attention_shape, sequence_lengths> check_pattern_softmax(const validator& check, const tensor_view<const S>& q,
                                                                    const tensor_view<const S>& k,
                                                                    const tensor_view<const S>& v,
                                                                    const tensor_view<S>& out,
                                                                    const pattern_softmax_options<S>& options) {
-  const attention_shape shape = check_attention(at, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_softmax_options(at, shape, options, q, k, v, out);
+  const attention_shape shape = check_attention(check, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(check, shape, options);
+  check_softmax_options(check, shape, options, q, k, v, out);
   return {shape, lengths};
 }
 
 /// A call whose shapes and options have passed their checks; the pattern is checked here.
 template <class S, class Pattern, class Score>
-void run_pattern_softmax(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void run_pattern_softmax(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
                          const tensor_view<const S>& v, const tensor_view<S>& out, const Pattern& pattern,
                          const pattern_softmax_options<S>& options, const attention_shape& shape,
-                         const sequence_lengths& lengths, Score& score, execution& where) {
+                         const sequence_lengths& lengths, Score& score, execution& exec) {
   pattern_call<S, Score, Pattern> call{
       q,     k,       v,
       out,   pattern, options,
       shape, lengths, {options.softcap, {}, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim)}};
-  call.survey(at, where);
-  call.run(where);
+  call.survey(check, exec);
+  call.run(exec);
 }
 
 }  // namespace detail
@@ -354,15 +354,15 @@ void run_pattern_softmax(const door& at, const tensor_view<const S>& q, const te
 template <viewable Q, viewable K, viewable V, viewable O, pattern Pattern, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
 void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern& pattern,
-                     const pattern_softmax_options<element_of<const Q&>>& options, Score&& score, execution& where) {
+                     const pattern_softmax_options<element_of<const Q&>>& options, Score&& score, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   detail::require_score<Score, compute_type<S>>();
   const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
   const tensor_view<S> to = as_view(out);
-  const detail::door at("pattern_softmax");
-  const auto [shape, lengths] = detail::check_pattern_softmax(at, queries, keys, values, to, options);
-  detail::run_pattern_softmax(at, queries, keys, values, to, pattern, options, shape, lengths, score, where);
+  const detail::validator check("pattern_softmax");
+  const auto [shape, lengths] = detail::check_pattern_softmax(check, queries, keys, values, to, options);
+  detail::run_pattern_softmax(check, queries, keys, values, to, pattern, options, shape, lengths, score, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, pattern Pattern, class Score>
@@ -375,8 +375,8 @@ void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern&
 
 template <viewable Q, viewable K, viewable V, viewable O, pattern Pattern>
 void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern& pattern,
-                     const pattern_softmax_options<element_of<const Q&>>& options, execution& where) {
-  pattern_softmax(q, k, v, out, pattern, options, detail::no_score{}, where);
+                     const pattern_softmax_options<element_of<const Q&>>& options, execution& exec) {
+  pattern_softmax(q, k, v, out, pattern, options, detail::no_score{}, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, pattern Pattern>

@@ -15,7 +15,7 @@
 
 #include <attn/softmax/full_softmax.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// A window without an end on that side.
 inline constexpr index unlimited = std::numeric_limits<index>::max();
@@ -33,20 +33,20 @@ struct sliding_window_options {
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Every how manyth key the window takes, >= 1: none given (1), one for all heads, or one per head.
-  std::span<const index> dilation{};
+  list_view<index> dilation{};
   /// Positions seen by every query, and whose queries see every key. Any order; once is enough; those beyond the length
   /// are ignored.
-  std::span<const index> global_positions{};
+  list_view<index> global_positions{};
   /// Own projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   tensor_view<const S> q_global{}, k_global{}, v_global{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// ALiBi: -slope |distance of positions|, one slope a head.
-  std::span<const real> alibi_slopes{};
+  list_view<real> alibi_slopes{};
   /// A logit per head that joins the denominator and has no value.
-  std::span<const real> sinks{};
+  list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   tensor_view<real, 3> lse{};
 };
@@ -57,19 +57,19 @@ namespace detail {
 template <class T>
 struct window_scratch {
   row_block<T> block;
-  key_slab<T> keys, global_keys;
+  packed_keys<T> keys, global_keys;
   index* key_list = nullptr;  // rows of k that are in the slab
   index* rank = nullptr;      // how many of them lie before an entry of the class
   index* row_list = nullptr;  // rows of q that are in the block
 
-  static window_scratch layout(carver& memory, index chunk, index reach, index globals, index dim, index dim_v) {
+  static window_scratch layout(arena& memory, index chunk, index reach, index globals, index dim, index dim_v) {
     window_scratch s;
     s.block = row_block<T>::layout(memory, dim, dim_v);
-    s.keys = key_slab<T>::layout(memory, chunk + reach, dim, dim_v);
-    s.global_keys = key_slab<T>::layout(memory, globals, dim, dim_v);
-    s.key_list = memory.take<index>(globals ? chunk + reach : 0);
-    s.rank = memory.take<index>(globals ? chunk + reach + 1 : 0);
-    s.row_list = memory.take<index>(globals ? max_rows : 0);
+    s.keys = packed_keys<T>::layout(memory, chunk + reach, dim, dim_v);
+    s.global_keys = packed_keys<T>::layout(memory, globals, dim, dim_v);
+    s.key_list = memory.allocate<index>(globals ? chunk + reach : 0);
+    s.rank = memory.allocate<index>(globals ? chunk + reach + 1 : 0);
+    s.row_list = memory.allocate<index>(globals ? max_rows : 0);
     return s;
   }
 };
@@ -119,7 +119,7 @@ struct window_call {
     const index k0 = std::clamp(t0 - left, index(0), keys), k1 = std::clamp(t1 + right, k0, keys);
 
     index count = k1 - k0;
-    s.keys.where = {r + d * k0, d, nullptr};
+    s.keys.positions = {r + d * k0, d, nullptr};
     if (!globals.empty()) {
       count = 0;
       for (index t = k0; t < k1; ++t) {
@@ -127,8 +127,8 @@ struct window_call {
         if (!is_global(r + d * t)) s.key_list[count++] = r + d * t;
       }
       s.rank[k1 - k0] = count;
-      s.keys.where.list = s.key_list;
-      s.global_keys.where.list = globals.data();
+      s.keys.positions.list = s.key_list;
+      s.global_keys.positions.list = globals.data();
       s.global_keys.pack(head_of(k, b, kv), head_of(v, b, kv), 0, globals_before(n));
     }
     s.keys.pack(head_of(k, b, kv), head_of(v, b, kv), 0, count);
@@ -141,22 +141,22 @@ struct window_call {
     for (index t = t0; t < t1; t += max_rows) {
       const index stop = std::min(t + max_rows, t1);
       index rows = stop - t;
-      index_map where{r + d * t - shift, d, nullptr};
+      index_map positions{r + d * t - shift, d, nullptr};
       if (!globals.empty()) {
         rows = 0;
         for (index u = t; u < stop; ++u)
           if (!is_global(r + d * u)) s.row_list[rows++] = r + d * u - shift;
-        where.list = s.row_list;
+        positions.list = s.row_list;
       }
-      s.block.begin(head_of(q, b, h), where, rows, terms.query_factor());
+      s.block.begin(head_of(q, b, h), positions, rows, terms.query_factor());
       for (index row = 0; row < rows; ++row) {
-        const index u = (where[row] + shift - r) / d;
+        const index u = (positions[row] + shift - r) / d;
         s.block.span[row] = {slot(u - left), slot(u + right + 1)};
       }
       attend(s.block, s.keys, head_terms);
       if (!globals.empty()) {
         for (index row = 0; row < rows; ++row)
-          s.block.span[row] = {0, globals_before(options.causal ? std::min(n, where[row] + shift + 1) : n)};
+          s.block.span[row] = {0, globals_before(options.causal ? std::min(n, positions[row] + shift + 1) : n)};
         attend(s.block, s.global_keys, head_terms);
       }
       write(s.block, b, h);
@@ -178,7 +178,7 @@ struct window_call {
     const index stop = options.causal ? s.row_list[rows - 1] + shift + 1 : n, step = s.keys.capacity;
     for (index at = 0; at < stop; at += step) {
       const index count = std::min(step, stop - at);
-      s.keys.where = {at, 1, nullptr};
+      s.keys.positions = {at, 1, nullptr};
       s.keys.pack(head_of(own ? options.k_global : k, b, kv), head_of(own ? options.v_global : v, b, kv), 0, count);
       for (index row = 0; row < rows; ++row)
         s.block.span[row] = {0, options.causal ? std::clamp(s.row_list[row] + shift + 1 - at, index(0), count) : count};
@@ -189,40 +189,40 @@ struct window_call {
 };
 
 template <class S>
-void check_window_options(const door& at, const attention_shape& shape, const sliding_window_options<S>& options,
+void check_window_options(const validator& check, const attention_shape& shape, const sliding_window_options<S>& options,
                           const tensor_view<S>& out) {
-  at.at_least("left", 0, options.left);
-  at.at_least("right", 0, options.right);
-  if (options.dilation.size() > 1) check_per_head(at, "dilation", options.dilation, shape.heads);
-  for (index d : options.dilation) at.at_least("dilation", 1, d);
-  for (index position : options.global_positions) at.at_least("global positions", 0, position);
+  check.at_least("left", 0, options.left);
+  check.at_least("right", 0, options.right);
+  if (options.dilation.size() > 1) check_per_head(check, "dilation", options.dilation, shape.heads);
+  for (index d : options.dilation) check.at_least("dilation", 1, d);
+  for (index position : options.global_positions) check.at_least("global positions", 0, position);
   const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
   if (own == 0) return;
-  if (own != 3) at.refuse("q_global, k_global and v_global together", text({"only ", own, " of them"}));
-  const attention_shape globals = check_attention(at, options.q_global, options.k_global, options.v_global, out);
-  at.equal("q_global dim = query dim", shape.dim, globals.dim);
-  at.equal("k_global heads = key heads", shape.kv_heads, globals.kv_heads);
-  at.equal("k_global length = key length", shape.keys, globals.keys);
+  if (own != 3) check.fail("q_global, k_global and v_global together", text({"only ", own, " of them"}));
+  const attention_shape globals = check_attention(check, options.q_global, options.k_global, options.v_global, out);
+  check.equal("q_global dim = query dim", shape.dim, globals.dim);
+  check.equal("k_global heads = key heads", shape.kv_heads, globals.kv_heads);
+  check.equal("k_global length = key length", shape.keys, globals.keys);
   if (options.lse) {
-    at.apart("lse", options.lse, "q_global", options.q_global);
-    at.apart("lse", options.lse, "k_global", options.k_global);
-    at.apart("lse", options.lse, "v_global", options.v_global);
+    check.no_alias("lse", options.lse, "q_global", options.q_global);
+    check.no_alias("lse", options.lse, "k_global", options.k_global);
+    check.no_alias("lse", options.lse, "v_global", options.v_global);
   }
 }
 
 template <class S, class Score>
-void sliding_window(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void sliding_window(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
                     const tensor_view<const S>& v, const tensor_view<S>& out, const sliding_window_options<S>& options,
-                    Score& score, execution& where) {
+                    Score& score, execution& exec) {
   using T = compute_type<S>;
-  const attention_shape shape = check_attention(at, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(at, shape, options);
-  check_softmax_options(at, shape, options, q, k, v, out);
-  check_window_options(at, shape, options, out);
+  const attention_shape shape = check_attention(check, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(check, shape, options);
+  check_softmax_options(check, shape, options, q, k, v, out);
+  check_window_options(check, shape, options, out);
 
   // The list of globals, sorted once for all.
   const index listed = static_cast<index>(options.global_positions.size());
-  index* const list = where.shared_scratch([&](carver& memory) { return memory.take<index>(listed); });
+  index* const list = exec.shared_scratch([&](arena& memory) { return memory.allocate<index>(listed); });
   std::copy(options.global_positions.begin(), options.global_positions.end(), list);
   std::sort(list, list + listed);
   const index globals = std::unique(list, list + listed) - list;
@@ -245,7 +245,7 @@ void sliding_window(const door& at, const tensor_view<const S>& q, const tensor_
       right,
       chunk};
   const index reach = std::min(left + right, shape.keys);
-  const auto layout = [&](carver& memory) {
+  const auto layout = [&](arena& memory) {
     return window_scratch<T>::layout(memory, chunk, reach, globals, shape.dim, shape.dim_v);
   };
 
@@ -253,11 +253,11 @@ void sliding_window(const door& at, const tensor_view<const S>& q, const tensor_
   for (index h = 0; h < shape.heads; ++h) pieces = std::max(pieces, call.chunks(h) * call.dilation(h));
   const index heads = shape.batch * shape.heads, global_blocks = (globals + max_rows - 1) / max_rows;
   // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
-  where.for_each(heads * (global_blocks + pieces + 1), [&](index task, int worker) {
+  exec.for_each(heads * (global_blocks + pieces + 1), [&](index task, int worker) {
     const index b = task % heads / shape.heads, h = task % heads % shape.heads, d = call.dilation(h);
     index piece = task / heads;
     if (piece < global_blocks) {
-      auto scratch = where.scratch(worker, layout);
+      auto scratch = exec.scratch(worker, layout);
       return call.attend_globals(b, h, piece * max_rows, scratch);
     }
     piece -= global_blocks;
@@ -265,7 +265,7 @@ void sliding_window(const door& at, const tensor_view<const S>& q, const tensor_
       return clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, row_of(options.lse, b, h),
                         options.lse.stride(2));
     if (piece >= call.chunks(h) * d) return;
-    auto scratch = where.scratch(worker, layout);
+    auto scratch = exec.scratch(worker, layout);
     call.attend_chunk(b, h, piece % d, piece / d, scratch);
   });
 }
@@ -277,12 +277,12 @@ void sliding_window(const door& at, const tensor_view<const S>& q, const tensor_
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
 void sliding_window(const Q& q, const K& k, const V& v, O&& out,
-                    const sliding_window_options<element_of<const Q&>>& options, Score&& score, execution& where) {
+                    const sliding_window_options<element_of<const Q&>>& options, Score&& score, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   detail::require_score<Score, compute_type<S>>();
-  detail::sliding_window<S>(detail::door("sliding_window"), as_view(q), as_view(k), as_view(v), as_view(out), options,
-                            score, where);
+  detail::sliding_window<S>(detail::validator("sliding_window"), as_view(q), as_view(k), as_view(v), as_view(out), options,
+                            score, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
@@ -295,8 +295,8 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out,
 
 template <viewable Q, viewable K, viewable V, viewable O>
 void sliding_window(const Q& q, const K& k, const V& v, O&& out,
-                    const sliding_window_options<element_of<const Q&>>& options, execution& where) {
-  sliding_window(q, k, v, out, options, detail::no_score{}, where);
+                    const sliding_window_options<element_of<const Q&>>& options, execution& exec) {
+  sliding_window(q, k, v, out, options, detail::no_score{}, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>

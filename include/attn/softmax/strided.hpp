@@ -16,7 +16,7 @@
 
 #include <attn/softmax/pattern_softmax.hpp>
 
-namespace attn {
+namespace attn::inline ATTN_ISA {
 
 /// The keys from `left` before to `right` after the query.
 struct window_pattern {
@@ -110,13 +110,13 @@ struct strided_options {
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  std::span<const index> lengths{}, query_lengths{}, key_lengths{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// ALiBi: -slope |distance of positions|, one slope a head.
-  std::span<const real> alibi_slopes{};
+  list_view<real> alibi_slopes{};
   /// A logit per head that joins the denominator and has no value.
-  std::span<const real> sinks{};
+  list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   tensor_view<real, 3> lse{};
 };
@@ -124,18 +124,18 @@ struct strided_options {
 namespace detail {
 
 template <class S, class Score>
-void strided(const door& at, const tensor_view<const S>& q, const tensor_view<const S>& k,
+void strided(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
              const tensor_view<const S>& v, const tensor_view<S>& out, const strided_options<S>& options, Score& score,
-             execution& where) {
+             execution& exec) {
   const auto common = common_options<S>(options);
-  const auto [shape, lengths] = check_pattern_softmax(at, q, k, v, out, common);
-  at.at_least("stride", 1, options.stride);
+  const auto [shape, lengths] = check_pattern_softmax(check, q, k, v, out, common);
+  check.at_least("stride", 1, options.stride);
   if (options.kind == strided_kind::strided)
-    return run_pattern_softmax(at, q, k, v, out, strided_pattern(options.stride), common, shape, lengths, score, where);
-  at.at_least("summary", 0, options.summary);
-  if (options.summary > options.stride) at.refuse(text({"summary <= stride ", options.stride}), options.summary);
-  run_pattern_softmax(at, q, k, v, out, fixed_pattern{options.stride, options.summary}, common, shape, lengths, score,
-                      where);
+    return run_pattern_softmax(check, q, k, v, out, strided_pattern(options.stride), common, shape, lengths, score, exec);
+  check.at_least("summary", 0, options.summary);
+  if (options.summary > options.stride) check.fail(text({"summary <= stride ", options.stride}), options.summary);
+  run_pattern_softmax(check, q, k, v, out, fixed_pattern{options.stride, options.summary}, common, shape, lengths, score,
+                      exec);
 }
 
 }  // namespace detail
@@ -145,11 +145,11 @@ void strided(const door& at, const tensor_view<const S>& q, const tensor_view<co
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
   requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
 void strided(const Q& q, const K& k, const V& v, O&& out, const strided_options<element_of<const Q&>>& options,
-             Score&& score, execution& where) {
+             Score&& score, execution& exec) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   detail::require_score<Score, compute_type<S>>();
-  detail::strided<S>(detail::door("strided"), as_view(q), as_view(k), as_view(v), as_view(out), options, score, where);
+  detail::strided<S>(detail::validator("strided"), as_view(q), as_view(k), as_view(v), as_view(out), options, score, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O, class Score>
@@ -162,8 +162,8 @@ void strided(const Q& q, const K& k, const V& v, O&& out, const strided_options<
 
 template <viewable Q, viewable K, viewable V, viewable O>
 void strided(const Q& q, const K& k, const V& v, O&& out, const strided_options<element_of<const Q&>>& options,
-             execution& where) {
-  strided(q, k, v, out, options, detail::no_score{}, where);
+             execution& exec) {
+  strided(q, k, v, out, options, detail::no_score{}, exec);
 }
 
 template <viewable Q, viewable K, viewable V, viewable O>

@@ -1,0 +1,61 @@
+// attn: the last arguments of every operator. Options, a callable where the operator takes one, and an execution may each
+// be left out:
+//
+//   f(q, k, v, out)                       f(q, k, v, out, {.causal = true}, score, threads)
+//   f(q, k, v, out, threads)              f(q, k, v, out, {.causal = true}, threads)
+//
+// One declaration does it: a parameter whose argument is written in braces is not deduced, so `Options` is then its
+// default, the options of this operator; what is deduced is checked here.
+//
+//   template <viewable Q, ..., class Options = f_options<element_of<const Q&>>, class Score = no_score>
+//   void f(const Q& q, ..., Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
+//     const auto& given = options_or_default<f_options<S>>(options);
+//     auto& score_given = callable_or_default<no_score>(score);
+//     execution& e = execution_of(exec, options, score);
+#pragma once
+
+#include <attn/core/execution.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class X>
+concept is_execution = std::same_as<std::remove_cvref_t<X>, execution>;
+
+/// The options given, or the defaults where an execution stands in their place.
+template <class Options, class Given>
+decltype(auto) options_or_default(const Given& given) {
+  if constexpr (std::same_as<Given, Options>) {
+    return (given);
+  } else {
+    static_assert(is_execution<Given>,
+                  "attn: expected the operator's own options for this element type, or an execution");
+    return Options{};
+  }
+}
+
+/// The callable given, or Default{} where there is none.
+template <class Default, class Given>
+decltype(auto) callable_or_default(Given& given) {
+  if constexpr (is_execution<Given>)
+    return Default{};
+  else
+    return (given);
+}
+
+template <class Last>
+execution* execution_in(Last& argument) {
+  if constexpr (std::same_as<Last, execution>)
+    return &argument;
+  else
+    return nullptr;
+}
+
+/// The execution of a call, in whichever place it is given.
+template <class... Others>
+execution& execution_of(execution_ref& last, Others&... others) {
+  execution* given = nullptr;
+  ((given = given ? given : execution_in(others)), ...);
+  return given ? *given : last.get();
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,138 @@
+// attn: the shapes every attention operator shares, and the true lengths of its sequences.
+//   q [B, H, Lq, D]   k [B, Hkv, Lk, D]   v [B, Hkv, Lk, Dv]   out [B, H, Lq, Dv]   Hkv divides H
+#pragma once
+
+#include <attn/core/detail/check.hpp>
+
+namespace attn::inline ATTN_ISA {
+namespace detail {
+
+struct attention_shape {
+  index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, dim = 0, dim_v = 0;
+
+  index group() const { return kv_heads ? heads / kv_heads : 0; }
+};
+
+/// Checks the four views against one another and returns what they agree on. The batch and head extents of all four are
+/// named by q; k names the key length, v the value dim.
+template <class S>
+attention_shape check_attention(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
+                                const tensor_view<const S>& v, const tensor_view<S>& out) {
+  check.readable("q", q);
+  check.readable("k", k);
+  check.readable("v", v);
+  check.writable("out", out);
+  attention_shape s{q.extent(0), q.extent(1), k.extent(1), q.extent(2), k.extent(2), q.extent(3), v.extent(3)};
+  check.equal("key batch = query batch", s.batch, k.extent(0));
+  check.equal("value batch = query batch", s.batch, v.extent(0));
+  check.equal("value heads = key heads", s.kv_heads, v.extent(1));
+  if (s.heads > 0 && (s.kv_heads == 0 || s.heads % s.kv_heads != 0))
+    check.fail(text({"key heads that divide the query heads ", s.heads}), s.kv_heads);
+  check.equal("key dim = query dim", s.dim, k.extent(3));
+  check.equal("value length = key length", s.keys, v.extent(2));
+  check.equal("out batch = query batch", s.batch, out.extent(0));
+  check.equal("out heads = query heads", s.heads, out.extent(1));
+  check.equal("out length = query length", s.queries, out.extent(2));
+  check.equal("out dim = value dim", s.dim_v, out.extent(3));
+  check.no_alias("out", out, "q", q);
+  check.no_alias("out", out, "k", k);
+  check.no_alias("out", out, "v", v);
+  return s;
+}
+
+/// The extents of a cache of keys and values.
+inline void check_cache(const validator& check, index batch, index kv_heads, index dim, index dim_v) {
+  check.at_least("batch", 0, batch);
+  check.at_least("key heads", 0, kv_heads);
+  check.at_least("key dim", 0, dim);
+  check.at_least("value dim", 0, dim_v);
+}
+
+/// Tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv] for such a cache.
+template <class S>
+void check_tokens(const validator& check, index batch, index kv_heads, index dim, index dim_v, const tensor_view<const S>& k,
+                  const tensor_view<const S>& v) {
+  check.readable("k", k);
+  check.readable("v", v);
+  check.equal("key batch = cache batch", batch, k.extent(0));
+  check.equal("key heads = cache heads", kv_heads, k.extent(1));
+  check.equal("key dim = cache dim", dim, k.extent(3));
+  check.equal("value batch = cache batch", batch, v.extent(0));
+  check.equal("value heads = cache heads", kv_heads, v.extent(1));
+  check.equal("value dim = cache value dim", dim_v, v.extent(3));
+  check.equal("value length = key length", k.extent(2), v.extent(2));
+}
+
+/// True lengths per batch item: what is given, else the extents.
+struct sequence_lengths {
+  index full_queries = 0, full_keys = 0;
+  std::span<const index> given_queries, given_keys;
+
+  index queries(index batch) const {
+    return given_queries.empty() ? full_queries : given_queries[static_cast<std::size_t>(batch)];
+  }
+  index keys(index batch) const { return given_keys.empty() ? full_keys : given_keys[static_cast<std::size_t>(batch)]; }
+};
+
+inline void check_length_list(const validator& check, const char* what, std::span<const index> list, index batch,
+                              index longest) {
+  if (list.empty()) return;
+  check.one_per(what, "batch item", batch, static_cast<index>(list.size()));
+  for (index n : list)
+    if (n < 0 || n > longest) check.fail(text({what, " from 0 to ", longest}), n);
+}
+
+/// `lengths` holds for queries and keys alike; `query_lengths` and `key_lengths` for one side each.
+template <class Options>
+sequence_lengths check_lengths(const validator& check, const attention_shape& s, const Options& options) {
+  if (!options.lengths.empty()) {
+    if (!options.query_lengths.empty() || !options.key_lengths.empty())
+      check.fail("either lengths, or query_lengths and key_lengths", "both");
+    if (s.queries != s.keys)
+      check.fail(
+          text({"query_lengths and key_lengths where query length ", s.queries, " and key length ", s.keys, " differ"}),
+          "lengths");
+  }
+  const auto queries = options.lengths.empty() ? options.query_lengths : options.lengths;
+  const auto keys = options.lengths.empty() ? options.key_lengths : options.lengths;
+  const bool both = !options.lengths.empty();
+  check_length_list(check, both ? "lengths" : "query_lengths", queries, s.batch, s.queries);
+  check_length_list(check, both ? "lengths" : "key_lengths", keys, s.batch, s.keys);
+  return {s.queries, s.keys, queries, keys};
+}
+
+/// One setting a head, or none.
+template <class T>
+void check_per_head(const validator& check, const char* what, std::span<const T> list, index heads) {
+  if (!list.empty()) check.one_per(what, "head", heads, static_cast<index>(list.size()));
+}
+
+/// A list that is read while results are written shares no memory with them.
+template <class T>
+void check_no_alias(const validator& check, const char* what, std::span<const T> list, const memory_layout& out,
+                 const memory_layout& lse) {
+  const tensor_view<const T, 1> numbers(list);
+  check.no_alias("out", out, what, numbers);
+  check.no_alias("lse", lse, what, numbers);
+}
+
+/// Entry `head` of a per-head list, or null where there is none.
+template <class T>
+const T* per_head(std::span<const T> list, index head) {
+  return list.empty() ? nullptr : list.data() + head;
+}
+
+/// The types of a call, checked where the compiler can.
+template <class Q, class K, class V, class O>
+constexpr void require_one_element_type() {
+  static_assert(decltype(as_view(std::declval<Q>()))::rank == 4, "attn: views must be [batch, head, length, dim]");
+  static_assert(element<element_of<Q>>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  static_assert(std::same_as<element_of<Q>, element_of<K>> && std::same_as<element_of<Q>, element_of<V>> &&
+                    std::same_as<element_of<Q>, element_of<O>>,
+                "attn: q, k, v and out must have one element type");
+  static_assert(!std::is_const_v<typename decltype(as_view(std::declval<O>()))::element_type>,
+                "attn: out must be writable, but its elements are const");
+}
+
+}  // namespace detail
+}  // namespace attn

@@ -1,0 +1,244 @@
+// attn: shapes and options, checked once on entry. Everything here throws std::invalid_argument in the form
+// "attn::linformer: expected projection columns = key length 512; found 256", before anything is written.
+// Nothing here is on a hot path or knows an element type: it is kept small and compiled once.
+#pragma once
+
+#include <attn/core/tensor_view.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// A word of a message: text that outlives it, or a number.
+struct word {
+  const char* text = nullptr;
+  index whole = 0;
+  double real = 0;
+  bool is_real = false;
+
+  word(const char* t) : text(t) {}
+  word(const std::string& t) : text(t.c_str()) {}
+  word(std::integral auto n) : whole(static_cast<index>(n)) {}
+  word(double x) : real(x), is_real(true) {}
+};
+
+[[gnu::cold, gnu::noinline]] inline std::string text(std::initializer_list<word> words) {
+  std::string all;
+  for (const word& w : words) {
+    char digits[32];
+    if (w.is_real) std::snprintf(digits, sizeof digits, "%g", w.real);
+    all += w.text ? w.text : w.is_real ? std::string(digits) : std::to_string(w.whole);
+  }
+  return all;
+}
+
+/// The product of sizes that are not negative, or -1 where no memory can hold it.
+inline index checked_product(std::initializer_list<index> sizes) {
+  index product = 1;
+  for (index size : sizes)
+    if (size == 0) return 0;
+  for (index size : sizes)
+    if (size < 0 || __builtin_mul_overflow(product, size, &product) ||
+        product > std::numeric_limits<index>::max() / index(sizeof(double)))
+      return -1;
+  return product;
+}
+
+/// A view without its element type.
+struct memory_layout {
+  const char* data = nullptr;
+  index item = 0;  // bytes of an element
+  int rank = 0;
+  index extents[4] = {}, strides[4] = {};  // strides in elements
+
+  template <class T, int Rank>
+  memory_layout(const tensor_view<T, Rank>& x)
+      : data(reinterpret_cast<const char*>(x.data())), item(sizeof(T)), rank(Rank) {
+    std::copy(x.extents().begin(), x.extents().end(), extents);
+    std::copy(x.strides().begin(), x.strides().end(), strides);
+  }
+
+  bool empty() const {
+    return std::any_of(extents, extents + rank, [](index n) { return n == 0; });
+  }
+};
+
+[[gnu::cold, gnu::noinline]] inline std::string list_text(const index* list, int count) {
+  std::string all = "[";
+  for (int n = 0; n < count; ++n) all += (n ? ", " : "") + std::to_string(list[n]);
+  return all + "]";
+}
+
+/// Could two of the elements share memory? Each step must pass everything the faster axes touch: true of every layout
+/// people build; one that interleaves its axes otherwise counts as sharing.
+bool elements_overlap(const memory_layout& x);
+
+/// Could the two views share a byte?
+bool may_share(const memory_layout& x, const memory_layout& y);
+
+/// Names the operator; every check says what was expected and what was found.
+class validator {
+ public:
+  constexpr explicit validator(const char* name) : name_(name) {}
+
+  [[noreturn, gnu::cold, gnu::noinline]] void fail(word expected, word found) const {
+    throw std::invalid_argument(text({"attn::", name_, ": expected ", expected, "; found ", found}));
+  }
+
+  /// "expected WHAT WANTED; found VALUE"
+  void equal(const char* what, index wanted, index value) const {
+    if (value != wanted) fail(text({what, " ", wanted}), value);
+  }
+
+  void at_least(const char* what, index least, index value) const {
+    if (value < least) fail(text({what, " >= ", least}), value);
+  }
+
+  /// Sizes whose product memory can hold; returns it.
+  index fits(const char* what, std::initializer_list<index> sizes) const {
+    const index product = checked_product(sizes);
+    if (product < 0) fail(text({what, " that memory can hold"}), "a size beyond it");
+    return product;
+  }
+
+  /// A list with one entry for each of `wanted` things.
+  void one_per(const char* what, const char* thing, index wanted, index value) const {
+    if (value != wanted) fail(text({what, ", one per ", thing, ": ", wanted}), value);
+  }
+
+  /// An extent that is `wanted`, or 1 for all.
+  void broadcasts(const char* what, index wanted, index value) const {
+    if (value != wanted && value != 1) fail(text({what, " 1 or ", wanted}), value);
+  }
+
+  /// A view that can be read: no negative extent, memory behind it unless it is empty.
+  [[gnu::noinline]] void readable(const char* what, const memory_layout& x) const {
+    if (std::any_of(x.extents, x.extents + x.rank, [](index n) { return n < 0; }))
+      fail(text({what, " with extents >= 0"}), list_text(x.extents, x.rank));
+    if (!x.data && !x.empty())
+      fail(text({what, " with memory behind its extents"}), "a null view of shape " + list_text(x.extents, x.rank));
+  }
+
+  /// A view that can be written: readable, and no two of its elements share memory.
+  [[gnu::noinline]] void writable(const char* what, const memory_layout& x) const {
+    readable(what, x);
+    if (elements_overlap(x))
+      fail(text({what, " whose elements do not overlap"}), "strides " + list_text(x.strides, x.rank));
+  }
+
+  /// A table of extents: what, which it should be, which it is.
+  struct extent {
+    const char* what;
+    index wanted, value;
+  };
+  [[gnu::noinline]] void extents(std::initializer_list<extent> table) const {
+    for (const extent& e : table) equal(e.what, e.wanted, e.value);
+  }
+
+  /// The views of a call. What is written overlaps neither itself nor anything else; views that are not given are passed
+  /// over.
+  struct named_view {
+    const char* name;
+    memory_layout view;
+  };
+  [[gnu::noinline]] void memory(std::initializer_list<named_view> written,
+                                std::initializer_list<named_view> read) const {
+    for (const named_view& x : read) readable(x.name, x.view);
+    for (const named_view& x : written) writable(x.name, x.view);
+    for (const named_view *x = written.begin(); x != written.end(); ++x) {
+      for (const named_view& y : read) no_alias(x->name, x->view, y.name, y.view);
+      for (const named_view* y = x + 1; y != written.end(); ++y) no_alias(x->name, x->view, y->name, y->view);
+    }
+  }
+
+  /// What is written and what is read share no memory.
+  [[gnu::noinline]] void no_alias(const char* what, const memory_layout& x, const char* other,
+                               const memory_layout& y) const {
+    if (may_share(x, y)) fail(text({what, " and ", other, " in separate memory"}), "an overlap");
+  }
+
+ private:
+  const char* name_;
+};
+
+/// The axes of a view that move: byte steps made positive, and the lowest address touched.
+struct moving_axes {
+  struct axis {
+    index stride, extent;
+  };
+  axis axes[4] = {};
+  int count = 0;
+  index item;
+  std::uintptr_t origin;
+
+  explicit moving_axes(const memory_layout& x) : item(x.item) {
+    const char* lowest = x.data;
+    for (int n = 0; n < x.rank; ++n) {
+      if (x.extents[n] < 2) continue;
+      const index step = x.strides[n] * x.item;
+      if (step < 0) lowest += step * (x.extents[n] - 1);
+      axes[count++] = {std::abs(step), x.extents[n]};
+    }
+    origin = reinterpret_cast<std::uintptr_t>(lowest);
+  }
+
+  /// Bytes from the lowest address on that the axes with steps below `limit` touch.
+  index span(index limit) const {
+    index bytes = item;
+    for (int n = 0; n < count; ++n)
+      if (axes[n].stride < limit) bytes += axes[n].stride * (axes[n].extent - 1);
+    return bytes;
+  }
+  /// The greatest common divisor of the steps from `limit` on, and of `period`.
+  index period(index limit, index period) const {
+    for (int n = 0; n < count; ++n)
+      if (axes[n].stride >= limit) period = std::gcd(period, axes[n].stride);
+    return period;
+  }
+};
+
+inline bool elements_overlap(const memory_layout& x) {
+  if (x.empty()) return false;
+  const moving_axes m(x);
+  for (int n = 0; n < m.count; ++n) {
+    if (m.axes[n].stride < m.span(m.axes[n].stride)) return true;
+    for (int other = 0; other < n; ++other)
+      if (m.axes[other].stride == m.axes[n].stride) return true;
+  }
+  return false;
+}
+
+/// Disjoint ranges share nothing. Where ranges interlace (q, k, v and out as slices of one buffer), every step of the
+/// slow axes is a multiple of some period; the views are apart if what the fast axes touch falls in different places of
+/// it. Exact for nested slices; an undecided case counts as sharing.
+inline bool may_share(const memory_layout& x, const memory_layout& y) {
+  if (x.empty() || y.empty()) return false;
+  constexpr index all = std::numeric_limits<index>::max();
+  const moving_axes a(x), b(y);
+  if (a.origin + static_cast<std::uintptr_t>(a.span(all)) <= b.origin ||
+      b.origin + static_cast<std::uintptr_t>(b.span(all)) <= a.origin)
+    return false;
+  const auto apart_at = [&](index cut) {
+    const index period = b.period(cut, a.period(cut, 0));
+    if (period == 0) return false;
+    const auto p = static_cast<std::uintptr_t>(period);
+    const auto place = static_cast<index>((a.origin % p + p - b.origin % p) % p);  // where a begins, counted from b
+    return place >= b.span(cut) && place + a.span(cut) <= period;
+  };
+  for (int n = 0; n < a.count; ++n)
+    if (apart_at(a.axes[n].stride)) return false;
+  for (int n = 0; n < b.count; ++n)
+    if (apart_at(b.axes[n].stride)) return false;
+  return true;
+}
+
+}  // namespace attn::detail

@@ -1,0 +1,242 @@
+// attn: the one file that touches Eigen's packet layer. A packet<T> is the widest vector of this build (SSE2 to
+// AVX-512, NEON, or a lone scalar where Eigen vectorises nothing); everything above is written once for any width.
+#pragma once
+
+#include <attn/core/tensor_view.hpp>
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__GNUC__)
+#define ATTN_INLINE inline __attribute__((always_inline))
+#else
+#define ATTN_INLINE inline
+#endif
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class T>
+using packet = typename Eigen::internal::packet_traits<T>::type;
+
+/// Lanes of a packet.
+template <class T>
+inline constexpr int width = Eigen::internal::unpacket_traits<packet<T>>::size;
+
+/// Vector registers of the instruction set: what a register-blocked tile may spend.
+inline constexpr int registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS;
+
+template <class T>
+ATTN_INLINE packet<T> load(const T* p) {
+  return Eigen::internal::ploadu<packet<T>>(p);
+}
+/// Asks for `count` elements from p on to be brought near; any address will do.
+template <class T>
+ATTN_INLINE void prefetch(const T* p, index count) {
+  const char* byte = reinterpret_cast<const char*>(p);
+  for (index at = 0; at < count * static_cast<index>(sizeof(T)); at += 64) Eigen::internal::prefetch(byte + at);
+}
+/// The same for what is needed later: it waits in the second-level cache.
+template <class T>
+ATTN_INLINE void prefetch_early(const T* p, index count) {
+  const char* byte = reinterpret_cast<const char*>(p);
+  for (index at = 0; at < count * static_cast<index>(sizeof(T)); at += 64) __builtin_prefetch(byte + at, 0, 2);
+}
+template <class T>
+ATTN_INLINE void store(T* p, const packet<T>& x) {
+  Eigen::internal::pstoreu(p, x);
+}
+template <class T>
+ATTN_INLINE packet<T> broadcast(T x) {
+  return Eigen::internal::pset1<packet<T>>(x);
+}
+template <class T>
+ATTN_INLINE packet<T> zero() {
+  return Eigen::internal::pset1<packet<T>>(T(0));
+}
+template <class P>
+ATTN_INLINE P add(const P& a, const P& b) {
+  return Eigen::internal::padd(a, b);
+}
+template <class P>
+ATTN_INLINE P sub(const P& a, const P& b) {
+  return Eigen::internal::psub(a, b);
+}
+template <class P>
+ATTN_INLINE P mul(const P& a, const P& b) {
+  return Eigen::internal::pmul(a, b);
+}
+template <class P>
+ATTN_INLINE P div(const P& a, const P& b) {
+  return Eigen::internal::pdiv(a, b);
+}
+/// Does fma() round once? Where it does not, a * b is rounded before c is added.
+#if defined(EIGEN_HAS_SINGLE_INSTRUCTION_MADD) || defined(EIGEN_VECTORIZE_FMA)
+inline constexpr bool fuses_products = true;
+#else
+inline constexpr bool fuses_products = false;
+#endif
+/// a * b + c
+template <class P>
+ATTN_INLINE P fma(const P& a, const P& b, const P& c) {
+  return Eigen::internal::pmadd(a, b, c);
+}
+/// The larger one; a where either is NaN.
+template <class P>
+ATTN_INLINE P max(const P& a, const P& b) {
+  return Eigen::internal::pmax(a, b);
+}
+template <class P>
+ATTN_INLINE P min(const P& a, const P& b) {
+  return Eigen::internal::pmin(a, b);
+}
+template <class P>
+ATTN_INLINE P abs(const P& a) {
+  return Eigen::internal::pabs(a);
+}
+/// The nearest whole number, of two the even one.
+template <class P>
+ATTN_INLINE P round(const P& a) {
+  return Eigen::internal::print(a);
+}
+/// a < b ? x : y, lane by lane.
+template <class P>
+ATTN_INLINE P if_less(const P& a, const P& b, const P& x, const P& y) {
+  return Eigen::internal::pselect(Eigen::internal::pcmp_lt(a, b), x, y);
+}
+template <class P>
+ATTN_INLINE auto sum_lanes(const P& a) {
+  return Eigen::internal::predux(a);
+}
+template <class P>
+ATTN_INLINE auto min_lanes(const P& a) {
+  return Eigen::internal::predux_min(a);
+}
+template <class P>
+ATTN_INLINE auto max_lanes(const P& a) {
+  return Eigen::internal::predux_max(a);
+}
+
+template <class T>
+struct float_bits;
+template <>
+struct float_bits<float> {
+  using integer = std::int32_t;
+  static constexpr int mantissa = 23, bias = 127;
+};
+template <>
+struct float_bits<double> {
+  using integer = std::int64_t;
+  static constexpr int mantissa = 52, bias = 1023;
+};
+
+/// The compiler's own vector of N numbers: for what Eigen's packets cannot do. Packets convert to and from it.
+template <class I, int N>
+struct lanes_of {
+  typedef I type __attribute__((vector_size(N * sizeof(I))));
+};
+
+/// width<T> elements from p on, as T. The 16-bit types are widened by integer operations on whole vectors: Eigen 3.4
+/// does it element by element in most builds, which made a half-precision cache slower to read than a float one.
+template <class T, class S>
+ATTN_INLINE packet<T> load_as(const S* p) {
+  if constexpr (std::same_as<T, S>) {
+    return load<T>(p);
+  } else if constexpr (width<T> == 1) {
+    return static_cast<T>(*p);
+  } else {
+    static_assert(std::same_as<T, float> && sizeof(S) == 2);
+    using narrow = typename lanes_of<std::uint16_t, width<T>>::type;
+    using wide = typename lanes_of<std::uint32_t, width<T>>::type;
+    narrow raw;
+    std::memcpy(&raw, p, sizeof raw);
+    const wide bits = __builtin_convertvector(raw, wide);
+    if constexpr (std::same_as<S, Eigen::bfloat16>) {
+      return (packet<T>)(bits << 16);
+    } else {
+      // Exponent and mantissa move up 13 places; 2^112 makes up for the other bias, also for subnormals. The largest
+      // exponent stands for infinity and NaN in both types.
+      const wide size = (bits & 0x7fff) << 13;
+      const wide scaled = (wide)mul<packet<T>>((packet<T>)size, broadcast<T>(0x1p112f));
+      const wide special = (wide)(size >= 0x0f800000u) & 0x7f800000u;
+      return (packet<T>)(scaled | special | (bits & 0x8000) << 16);
+    }
+  }
+}
+
+/// Shifts the bits of every lane up past the mantissa: turns the integer in a lane's lowest bits into an exponent.
+/// Eigen 3.4 has no 64-bit integer packets on x86, so the compiler's own vectors do it.
+template <class T>
+ATTN_INLINE packet<T> bits_to_exponent(const packet<T>& x) {
+  using integer = typename float_bits<T>::integer;
+  if constexpr (width<T> == 1) {
+    return std::bit_cast<T>(static_cast<integer>(static_cast<std::make_unsigned_t<integer>>(std::bit_cast<integer>(x))
+                                                 << float_bits<T>::mantissa));
+  } else {
+    return (packet<T>)((typename lanes_of<integer, width<T>>::type)x << float_bits<T>::mantissa);
+  }
+}
+
+/// f(std::integral_constant<int, 0>), ..., f(std::integral_constant<int, N - 1>): a loop the compiler has no choice but
+/// to unroll, so that arrays indexed by it live in registers.
+template <int N, class F>
+ATTN_INLINE void unroll(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
+
+/// Lane i of the result is lane lane_of(i) of a, or lane lane_of(i) - width<T> of b. Eigen has no such permutation.
+template <class T, class F>
+ATTN_INLINE packet<T> shuffle(const packet<T>& a, const packet<T>& b, F lane_of) {
+  if constexpr (width<T> == 1) {
+    return lane_of(0) == 0 ? a : b;
+  } else {
+    using lanes = typename lanes_of<T, width<T>>::type;
+    return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+      constexpr F lane{};
+      return (packet<T>)__builtin_shufflevector((lanes)a, (lanes)b, lane(I)...);
+    }(std::make_integer_sequence<int, width<T>>{});
+  }
+}
+
+/// Transposes width x width elements in registers: for every power of two the off-diagonal blocks of that size change
+/// places. A third of the instructions of Eigen 3.4's ptranspose with 16 lanes.
+template <class T, int Block = width<T> / 2>
+ATTN_INLINE void transpose(packet<T> (&rows)[width<T>]) {
+  if constexpr (Block > 0) {
+    constexpr int w = width<T>;
+    constexpr auto upper = [](int i) { return i & Block ? w + i - Block : i; };
+    constexpr auto lower = [](int i) { return i & Block ? w + i : i + Block; };
+    unroll<w / 2>([&](auto n) {
+      constexpr int i = n.value / Block * 2 * Block + n.value % Block;
+      const packet<T> a = rows[i], b = rows[i + Block];
+      rows[i] = shuffle<T>(a, b, upper);
+      rows[i + Block] = shuffle<T>(a, b, lower);
+    });
+    transpose<T, Block / 2>(rows);
+  }
+}
+
+/// Sums of neighbours: those of a, then those of b.
+template <class T>
+ATTN_INLINE packet<T> add_pairs(const packet<T>& a, const packet<T>& b) {
+  return add(shuffle<T>(a, b, [](int i) { return 2 * i; }), shuffle<T>(a, b, [](int i) { return 2 * i + 1; }));
+}
+
+/// Lane i of the result is the sum of the lanes of x[i]; x is used up. Every sum is the same tree.
+template <class T>
+ATTN_INLINE packet<T> sums_across(packet<T> (&x)[width<T>]) {
+  if constexpr (width<T> > 1) x[0] = add_pairs<T>(x[0], x[1]);
+  if constexpr (width<T> > 2) x[0] = add_pairs<T>(x[0], add_pairs<T>(x[2], x[3]));
+  if constexpr (width<T> > 4)
+    x[0] = add_pairs<T>(x[0], add_pairs<T>(add_pairs<T>(x[4], x[5]), add_pairs<T>(x[6], x[7])));
+  if constexpr (width<T> > 8)
+    x[0] = add_pairs<T>(x[0], add_pairs<T>(add_pairs<T>(add_pairs<T>(x[8], x[9]), add_pairs<T>(x[10], x[11])),
+                                           add_pairs<T>(add_pairs<T>(x[12], x[13]), add_pairs<T>(x[14], x[15]))));
+  static_assert(width<T> <= 16);
+  return x[0];
+}
+
+}  // namespace attn::detail

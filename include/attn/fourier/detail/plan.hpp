@@ -1,0 +1,220 @@
+// attn: a Fourier transform of any length, planned once and run on packets of channels.
+//
+//   X_k = sum over t of x_t e^(-2 pi i t k / n)
+//
+// A length whose primes are at most largest_odd_radix is transformed factor by factor (mixed radix, in place, depth
+// first: a part that fits into the first cache is finished before the next one is begun). Any other length n becomes a
+// circular convolution of a length of factors 2, 3 and 5 that is at least 2 n - 1 (Bluestein 1970): with
+// 2 t k = t^2 + k^2 - (k - t)^2 the transform is a product with the chirp c_t = e^(-pi i t^2 / n), a convolution with
+// its conjugate, and a product with the chirp again. Its way back runs the passes transposed: no order is ever undone.
+#pragma once
+
+#include <attn/fourier/detail/butterfly.hpp>
+#include <attn/fourier/detail/roots.hpp>
+
+#include <algorithm>
+#include <array>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The least number of factors 2, 3 and 5 that is not below n.
+inline index smooth_size(index n) {
+  index best = 1;
+  while (best < n) best *= 2;
+  for (index fives = 1; fives < best; fives *= 5)
+    for (index odd = fives; odd < best; odd *= 3) {
+      index all = odd;
+      while (all < n) all *= 2;
+      best = std::min(best, all);
+    }
+  return best;
+}
+
+/// A root of unity as two numbers of type T.
+template <class T>
+void put_root(T* to, std::complex<double> root) {
+  to[0] = static_cast<T>(root.real());
+  to[1] = static_cast<T>(root.imag());
+}
+
+template <class T>
+class fourier_plan {
+ public:
+  fourier_plan() = default;
+
+  /// Whether a transform of this length is nothing but passes.
+  static bool is_smooth(index n) { return fourier_plan().factor(n); }
+
+  /// The plan of length n >= 1 and its memory; to be filled once.
+  static fourier_plan layout(arena& memory, index n) {
+    fourier_plan plan;
+    plan.length_ = plan.size_ = n;
+    if (!plan.factor(n)) {
+      plan.size_ = smooth_size(2 * n - 1);
+      plan.factor(plan.size_);
+      plan.chirp_ = memory.allocate<T>(2 * n);
+      plan.spectrum_ = memory.allocate<T>(2 * plan.size_);
+      plan.chirp_roots_ = root_table::layout(memory, 2 * n);
+    }
+    if (!plan.convolves()) plan.place_ = memory.allocate<index>(n);
+    plan.roots_ = root_table::layout(memory, plan.size_);
+    index size = plan.size_;
+    for (int pass = 0; pass < plan.passes_; ++pass) {
+      stage& s = plan.stages_[static_cast<std::size_t>(pass)];
+      s.size = size;
+      size /= s.radix;
+      s.roots = memory.allocate<T>(2 * s.radix);
+      s.twiddles = memory.allocate<T>(2 * (s.radix - 1) * size);
+    }
+    return plan;
+  }
+
+  index length() const { return length_; }
+  /// Rows of memory a transform needs beside its own.
+  index spare_rows() const { return convolves() ? size_ : 0; }
+  /// Where result k stands after a transform.
+  index order(index k) const { return convolves() ? k : place_[k]; }
+
+  /// Computes the tables; `spare` is memory of spare_rows() rows.
+  void fill(T* spare) const {
+    roots_.fill();
+    for (int n = 0; n < passes_; ++n) stages_[static_cast<std::size_t>(n)].fill(roots_, size_);
+    if (convolves())
+      fill_chirp(spare);
+    else
+      fill_places();
+  }
+
+  /// Transforms length() rows in place; `spare` is memory of spare_rows() rows.
+  void transform(T* rows, T* spare) const {
+    if (convolves())
+      convolve(rows, spare);
+    else
+      run<false>(0, rows);
+  }
+
+ private:
+  /// One pass over blocks of `size` rows.
+  struct stage {
+    int radix = 1;
+    index size = 1;
+    T *roots = nullptr, *twiddles = nullptr;
+
+    void fill(const root_table& table, index whole) const {
+      for (index q = 0; q < radix; ++q) put_root(roots + 2 * q, std::conj(table(whole / radix * q)));
+      T* to = twiddles;
+      for (index j = 0; j < size / radix; ++j)
+        for (index k = 1; k < radix; ++k, to += 2) put_root(to, table(whole / size * j * k));
+    }
+    template <bool Transposed>
+    void run(T* rows, index blocks) const {
+      switch (radix) {
+        case 2:
+          return pass<2, Transposed>(rows, blocks, size, twiddles);
+        case 3:
+          return pass<3, Transposed>(rows, blocks, size, twiddles);
+        case 4:
+          return pass<4, Transposed>(rows, blocks, size, twiddles);
+        case 5:
+          return pass<5, Transposed>(rows, blocks, size, twiddles);
+        case 8:
+          return pass<8, Transposed>(rows, blocks, size, twiddles);
+        default:  // never in a convolution
+          return odd_pass(radix, rows, blocks, size, roots, twiddles);
+      }
+    }
+  };
+
+  bool convolves() const { return size_ != length_; }
+
+  void convolve(T* rows, T* spare) const {
+    constexpr index wide = row_width<T>;
+    for (index t = 0; t < length_; ++t) store_row(spare + t * wide, times(load_row(rows + t * wide), chirp_ + 2 * t));
+    std::fill(spare + length_ * wide, spare + size_ * wide, T(0));
+    run<false>(0, spare);
+    // Real and imaginary parts change places before and after: that makes a transform its inverse.
+    for (index p = 0; p < size_; ++p) {
+      const complex_packet<T> x = times(load_row(spare + p * wide), spectrum_ + 2 * p);
+      store_row(spare + p * wide, complex_packet<T>{x.im, x.re});
+    }
+    run<true>(0, spare);
+    for (index k = 0; k < length_; ++k) {
+      const complex_packet<T> x = load_row(spare + k * wide);
+      store_row(rows + k * wide, times(complex_packet<T>{x.im, x.re}, chirp_ + 2 * k));
+    }
+  }
+
+  /// Plans the passes of length n; false if a prime of it is too large. Powers of two go by eights where the registers
+  /// hold them, else by fours; the widest come last, since the last pass needs no twiddles.
+  bool factor(index n) {
+    passes_ = 0;
+    const auto use = [this](int radix) { stages_[static_cast<std::size_t>(passes_++)].radix = radix; };
+    for (int p = 3; p <= largest_odd_radix; p += 2)
+      for (; n % p == 0; n /= p) use(p);
+    int twos = 0;
+    for (; n % 2 == 0; n /= 2) ++twos;
+    const bool eights = registers >= 32;
+    if (twos == 1 || (!eights && twos % 2 == 1)) use(2), --twos;
+    for (; twos > 0 && (!eights || twos % 3 != 0); twos -= 2) use(4);
+    for (; twos > 0; twos -= 3) use(8);
+    return n == 1;
+  }
+
+  /// Result k = k_0 + r_0 (k_1 + r_1 (k_2 + ...)) stands where its digits count parts, the first one the largest.
+  void fill_places() const {
+    index known = 1;  // results below `known` are placed
+    place_[0] = 0;
+    for (int n = 0; n < passes_; ++n) {
+      const stage& s = stages_[static_cast<std::size_t>(n)];
+      for (index digit = 1; digit < s.radix; ++digit)
+        for (index k = 0; k < known; ++k) place_[digit * known + k] = place_[k] + digit * (s.size / s.radix);
+      known *= s.radix;
+    }
+  }
+
+  void fill_chirp(T* rows) const {
+    chirp_roots_.fill();
+    std::fill(rows, rows + size_ * row_width<T>, T(0));
+    for (index t = 0; t < length_; ++t) {
+      const std::complex<double> c = chirp_roots_(t * t % (2 * length_));
+      put_root(chirp_ + 2 * t, c);
+      for (index at : {t, (size_ - t) % size_}) {
+        rows[at * row_width<T>] = static_cast<T>(c.real() / static_cast<double>(size_));
+        rows[at * row_width<T> + width<T>] = static_cast<T>(-c.imag() / static_cast<double>(size_));
+      }
+    }
+    run<false>(0, rows);
+    for (index p = 0; p < size_; ++p) {
+      spectrum_[2 * p] = rows[p * row_width<T>];
+      spectrum_[2 * p + 1] = rows[p * row_width<T> + width<T>];
+    }
+  }
+
+  /// Passes n, n + 1, ... on one block; transposed, they come in reverse.
+  template <bool Transposed>
+  void run(int n, T* rows) const {
+    constexpr index near = 24 * 1024 / (row_width<T> * static_cast<index>(sizeof(T)));
+    if (n == passes_) return;
+    const stage& first = stages_[static_cast<std::size_t>(n)];
+    if (first.size <= near) {
+      for (int m = 0; m < passes_ - n; ++m) {
+        const stage& s = stages_[static_cast<std::size_t>(Transposed ? passes_ - 1 - m : n + m)];
+        s.template run<Transposed>(rows, first.size / s.size);
+      }
+      return;
+    }
+    if (!Transposed) first.template run<false>(rows, 1);
+    for (int part = 0; part < first.radix; ++part)
+      run<Transposed>(n + 1, rows + part * (first.size / first.radix) * row_width<T>);
+    if (Transposed) first.template run<true>(rows, 1);
+  }
+
+  index length_ = 0, size_ = 0;  // of the transform, and of its passes
+  int passes_ = 0;
+  std::array<stage, 40> stages_;              // 3^39 is beyond memory
+  index* place_ = nullptr;                    // where result k of the passes stands
+  T *chirp_ = nullptr, *spectrum_ = nullptr;  // the spectrum as the passes leave it
+  root_table roots_, chirp_roots_;
+};
+
+}  // namespace attn::detail

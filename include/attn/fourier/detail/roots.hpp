@@ -1,0 +1,58 @@
+// attn: roots of unity, exact to the last bits of double.
+#pragma once
+
+#include <attn/core/execution.hpp>
+
+#include <cmath>
+#include <complex>
+#include <numbers>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// e^(-2 pi i k / n) for k >= 0. The angle is brought into the first octant as a fraction, so that cos and sin never
+/// see a rounded multiple of pi.
+inline std::complex<double> root_of_unity(index k, index n) {
+  index a = 8 * (k % n);  // the circle is 8 n, an octant n
+  const bool below = a > 4 * n;
+  if (below) a = 8 * n - a;
+  const bool left = a > 2 * n;
+  if (left) a = 4 * n - a;
+  const bool steep = a > n;
+  if (steep) a = 2 * n - a;
+  const double angle = std::numbers::pi / 4 * (static_cast<double>(a) / static_cast<double>(n));
+  double c = std::cos(angle), s = std::sin(angle);
+  if (steep) std::swap(c, s);
+  return {left ? -c : c, below ? s : -s};
+}
+
+/// All powers of one root of unity, each the product of two from tables of about sqrt(n): n sines and cosines would
+/// take as long as a transform.
+class root_table {
+ public:
+  root_table() = default;
+
+  static root_table layout(arena& memory, index n) {
+    root_table table;
+    table.n_ = n;
+    while (table.step_ * table.step_ < n) table.step_ *= 2;
+    table.fine_ = memory.allocate<std::complex<double>>(table.step_);
+    table.coarse_ = memory.allocate<std::complex<double>>((n + table.step_ - 1) / table.step_);
+    return table;
+  }
+  void fill() const {
+    for (index k = 0; k < step_; ++k) fine_[k] = root_of_unity(k, n_);
+    for (index k = 0; k * step_ < n_; ++k) coarse_[k] = root_of_unity(k * step_, n_);
+  }
+
+  /// e^(-2 pi i k / n), 0 <= k < n
+  std::complex<double> operator()(index k) const {
+    const std::complex<double> a = coarse_[k / step_], b = fine_[k % step_];
+    return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
+  }
+
+ private:
+  index n_ = 1, step_ = 1;
+  std::complex<double>*fine_ = nullptr, *coarse_ = nullptr;
+};
+
+}  // namespace attn::detail

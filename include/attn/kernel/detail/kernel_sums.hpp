@@ -1,0 +1,93 @@
+// attn: what kernel attention keeps of the keys it has seen, and how two such sums become one.
+//
+//   values   S = sum_j phi(k_j) v_j^T     [features, value dim]
+//   weights  z = sum_j phi(k_j)           [features]
+//   level    where features are exponentials, row r of S and z stands for 2^level[r] times what is stored
+//
+// Levels are whole numbers, so raising one rescales exactly. There is one for each feature, not one for a head:
+// features of long keys differ by hundreds of powers of two, and the query decides which of them count.
+#pragma once
+
+#include <attn/core/execution.hpp>
+#include <attn/core/detail/exp.hpp>
+#include <attn/core/detail/tile_product.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The level of a feature no key has had. What lies below, the features of keys of norm 1e15 and more, counts as 0.
+template <class T>
+inline constexpr T no_level = T(-1e30);
+
+template <class T>
+struct kernel_sums {
+  static constexpr index wide = panel_width<T>;
+
+  T* values = nullptr;   // panels [dim_v / wide][rows][wide]
+  T* weights = nullptr;  // [round_up(features, width)]
+  T* level = nullptr;    // likewise; null where features are plain numbers
+  index features = 0, dim_v = 0;
+  bool empty = true;
+
+  static index rows(index features) { return round_up(features, tile_step); }
+  static index lanes(index features) { return round_up(rows(features), width<T>); }
+  static index value_count(index features, index dim_v) { return rows(features) * round_up(dim_v, wide); }
+  /// Numbers that one takes.
+  static index count(index features, index dim_v, bool leveled) {
+    return round_up(value_count(features, dim_v), 16) + round_up(lanes(features), 16) * (leveled ? 2 : 1);
+  }
+
+  static kernel_sums over(T* memory, index features, index dim_v, bool leveled) {
+    kernel_sums sums;
+    sums.features = features;
+    sums.dim_v = dim_v;
+    if (!memory) return sums;
+    sums.values = memory;
+    sums.weights = memory + round_up(value_count(features, dim_v), 16);
+    if (leveled) sums.level = sums.weights + round_up(lanes(features), 16);
+    return sums;
+  }
+  static kernel_sums layout(arena& memory, index features, index dim_v, bool leveled) {
+    return over(memory.allocate<T>(count(features, dim_v, leveled)), features, dim_v, leveled);
+  }
+
+  index rows() const { return rows(features); }
+  T* panel(index col) const { return values + col * rows(); }
+
+  void clear() {
+    std::fill_n(values, value_count(features, dim_v), T(0));
+    std::fill_n(weights, lanes(features), T(0));
+    if (level) std::fill_n(level, lanes(features), no_level<T>);
+    empty = true;
+  }
+};
+
+/// into = factor * a + b, in common levels. `into` may be a or b. `scratch`: 2 * lanes numbers.
+template <class T>
+void combine(const kernel_sums<T>& a, T factor, const kernel_sums<T>& b, kernel_sums<T>& into, T* scratch) {
+  const index lanes = kernel_sums<T>::lanes(a.features), rows = a.rows();
+  T *const of_a = scratch, *const of_b = scratch + lanes;
+  for (index r = 0; r < lanes; r += width<T>) {
+    packet<T> fa = broadcast<T>(factor), fb = broadcast<T>(T(1));
+    if (a.level) {
+      const packet<T> la = load<T>(a.level + r), lb = load<T>(b.level + r), top = max(la, lb);
+      fa = mul(fa, exp2_weight<T>(sub(la, top)));
+      fb = exp2_weight<T>(sub(lb, top));
+      store<T>(into.level + r, top);
+    }
+    store<T>(of_a + r, fa);
+    store<T>(of_b + r, fb);
+    store<T>(into.weights + r, fma(load<T>(a.weights + r), fa, mul(load<T>(b.weights + r), fb)));
+  }
+  for (index col = 0; col < a.dim_v; col += panel_width<T>) {
+    const T *x = a.panel(col), *y = b.panel(col);
+    T* to = into.panel(col);
+    for (index r = 0; r < rows; ++r, x += panel_width<T>, y += panel_width<T>, to += panel_width<T>)
+      unroll<2>([&](auto half) {
+        const index at = half * width<T>;
+        store<T>(to + at, fma(load<T>(x + at), broadcast<T>(of_a[r]), mul(load<T>(y + at), broadcast<T>(of_b[r]))));
+      });
+  }
+  into.empty = a.empty && b.empty;
+}
+
+}  // namespace attn::detail

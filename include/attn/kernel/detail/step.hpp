@@ -1,0 +1,89 @@
+// attn: one token of kernel attention: the state is read and written once, by the same pass that answers the queries.
+#pragma once
+
+#include <attn/kernel/detail/chunk.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Tokens up to which a step takes them one by one; more are worth a chunk.
+inline constexpr index few_tokens = 3;
+/// Queries answered by one pass over the sums.
+inline constexpr int step_queries = 4;
+
+/// rows[t][r] = columns[r][t] for t < count: features of a block, token by token. Rows are `stride` apart.
+template <class T>
+void columns_to_rows(const T* columns, index features, index count, T* rows, index stride) {
+  constexpr int w = width<T>;
+  for (index t = 0; t < count; t += w)
+    for (index r = 0; r < features; r += w) {
+      packet<T> square[w];
+      for (int i = 0; i < w; ++i) square[i] = load<T>(columns + std::min(r + i, features - 1) * kernel_chunk + t);
+      transpose<T>(square);
+      for (int i = 0; i < w && t + i < count; ++i) store<T>(rows + (t + i) * stride + r, square[i]);
+    }
+}
+
+/// One panel of S: S = keep S + key v^T if there is a key, and out[g] = sum over r of queries[g][r] S[r].
+template <class T, int G, bool Update>
+void step_panel(T* s, index features, const T* key, const T* keep, const T* value, const T* queries, index stride,
+                T* out) {
+  packet<T> sum[G][2], v[2];
+  unroll<2>([&](auto half) {
+    unroll<G>([&](auto g) { sum[g][half] = zero<T>(); });
+    v[half] = Update ? load<T>(value + half * width<T>) : zero<T>();
+  });
+  for (index r = 0; r < features; ++r, s += panel_width<T>) {
+    packet<T> x[2];
+    unroll<2>([&](auto half) {
+      x[half] = load<T>(s + half * width<T>);
+      if constexpr (Update) {
+        x[half] = fma(broadcast<T>(key[r]), v[half], mul(broadcast<T>(keep[r]), x[half]));
+        store<T>(s + half * width<T>, x[half]);
+      }
+    });
+    unroll<G>([&](auto g) {
+      const packet<T> q = broadcast<T>(queries[g * stride + r]);
+      unroll<2>([&](auto half) { sum[g][half] = fma(q, x[half], sum[g][half]); });
+    });
+  }
+  unroll<G>([&](auto g) {
+    unroll<2>([&](auto half) { store<T>(out + g * panel_width<T> + half * width<T>, sum[g][half]); });
+  });
+}
+
+/// The same for any number of queries; done(g, d, sum) takes the results, d the columns of the panel.
+template <class T, class Done>
+void step_head(kernel_sums<T>& sums, const T* key, const T* keep, const T* value, const T* queries, index stride,
+               index count, Done&& done) {
+  alignas(64) T out[step_queries * panel_width<T>];
+  for (index col = 0; col < sums.dim_v; col += panel_width<T>)
+    for (index g = 0; g == 0 || g < count; g += step_queries) {
+      const index some = std::min<index>(step_queries, count - g);
+      const T* const q = queries + g * stride;
+      const auto pass = [&](auto G) {
+        if (g == 0)
+          step_panel<T, G.value, true>(sums.panel(col), sums.features, key, keep, value + col, q, stride, out);
+        else
+          step_panel<T, G.value, false>(sums.panel(col), sums.features, key, keep, nullptr, q, stride, out);
+      };
+      if (some == 1)
+        pass(std::integral_constant<int, 1>{});
+      else  // rows beyond the last query repeat what memory holds there: the
+            // block is padded
+        pass(std::integral_constant<int, step_queries>{});
+      for (index n = 0; n < some; ++n) done(g + n, col, out + n * panel_width<T>);
+    }
+}
+
+/// sum over r < n of a[r] b[r].
+template <class T>
+T dot_rows(const T* a, const T* b, index n) {
+  packet<T> sum = zero<T>();
+  index i = 0;
+  for (; i + width<T> <= n; i += width<T>) sum = fma(load<T>(a + i), load<T>(b + i), sum);
+  T rest = sum_lanes(sum);
+  for (; i < n; ++i) rest = std::fma(a[i], b[i], rest);
+  return rest;
+}
+
+}  // namespace attn::detail

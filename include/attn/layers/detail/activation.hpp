@@ -1,0 +1,83 @@
+// attn: what stands between the two projections of a feed-forward layer.
+//
+//   relu       max(x, 0)
+//   gelu       x Phi(x), Phi the normal distribution: x (1 + erf(x / sqrt 2)) / 2     Hendrycks & Gimpel 2016
+//   gelu_tanh  its approximation x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, as in GPT-2
+//
+// Both forms of GELU keep their digits where x is far below 0 and the usual formulas cancel. NaN stays NaN.
+#pragma once
+
+#include <attn/core/detail/exp.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+enum class activation { relu, gelu, gelu_tanh };
+
+namespace detail {
+
+/// Phi(-a) = e^(-a^2 / 2) g(a) / (a + shift) for a >= 0, where g is smooth: a polynomial in u = base - span / (a +
+/// shift), which takes a in [0, farthest] to [-1, 1] (own Chebyshev fits). Beyond `farthest` the tail is below every
+/// number.
+template <class T>
+struct normal_tail_constants;
+
+template <>
+struct normal_tail_constants<float> {
+  static constexpr float farthest = 16, shift = 4, base = 1.5f, span = 10;
+  static constexpr float series[] = {0.8939409337f,   -0.6296958611f,   0.3289950788f,    -0.1214521862f,
+                                     0.02679433437f,  -6.864201383e-4f, -1.431346673e-3f, 2.277417755e-4f,
+                                     8.232412068e-5f, -1.713372472e-5f, -5.182693956e-6f};  // error 3.1e-9
+};
+
+template <>
+struct normal_tail_constants<double> {
+  static constexpr double farthest = 40, shift = 5, base = 1.25, span = 11.25;
+  static constexpr double series[] = {
+      0.84969577171772043018,     -0.70046492716831294111,   0.48437498414282825383,    -0.27811948195866812083,
+      0.12948165075059688115,     -0.046439848471161472927,  0.011238259242227438109,   -0.00089223599837507491439,
+      -0.00053135214124391333224, 0.00019836149567616763411, 4.0269205122117498757e-6,  -1.8309491606217897489e-5,
+      1.9814522256241948612e-6,   1.6315882654898510907e-6,  -3.142335792520198814e-7,  -1.6561373958573774091e-7,
+      3.7418484840097832443e-8,   1.9461312165756110165e-8,  -3.8250673215623652775e-9, -2.2864323817158118618e-9,
+      3.0587084313947988631e-10,  1.7982145219164412172e-10, -1.3796560806489797202e-11};  // error 1.3e-17
+};
+
+template <class T>
+ATTN_INLINE packet<T> gelu(const packet<T>& x) {
+  using constants = normal_tail_constants<T>;
+  const packet<T> one = broadcast<T>(T(1)), half = broadcast<T>(T(-0.5));
+  const packet<T> above = max(x, broadcast<T>(-constants::farthest));  // -infinity times 0 would be NaN
+  const packet<T> a = min(abs(above), broadcast<T>(constants::farthest));
+  // The square in two pieces: its rounding error would grow with the exponent.
+  const packet<T> square = mul(a, a), rest = fma(a, a, sub(zero<T>(), square));
+  const packet<T> bell = mul(exp<T>(mul(square, half)), fma(rest, half, one));
+  const packet<T> r = div(one, add(a, broadcast<T>(constants::shift)));
+  const packet<T> u = fma(r, broadcast<T>(-constants::span), broadcast<T>(constants::base));
+  const packet<T> tail = mul(mul(bell, polynomial<T>(u, constants::series)), r);
+  return mul(above, if_less(zero<T>(), x, sub(one, tail), tail));
+}
+
+/// x (1 + tanh u) / 2 = x / (1 + e^(-2u))
+template <class T>
+ATTN_INLINE packet<T> gelu_tanh(const packet<T>& x) {
+  constexpr T minus_two_root = T(-1.595769121605730711759785);  // -2 sqrt(2 / pi)
+  const packet<T> above = max(x, broadcast<T>(T(-64)));         // where e^(-2u) is infinite
+  const packet<T> cubic = fma(mul(above, above), broadcast<T>(T(0.044715)), broadcast<T>(T(1)));
+  const packet<T> minus_2u = mul(mul(above, broadcast<T>(minus_two_root)), cubic);
+  return div(above, add(exp<T>(minus_2u), broadcast<T>(T(1))));
+}
+
+/// x[n] = f(x[n]) for `count` numbers.
+template <class T>
+void activate(activation f, T* x, index count) {
+  switch (f) {
+    case activation::relu:
+      return map_packets(x, x, count, [](const auto& p) { return max(p, zero<T>()); });
+    case activation::gelu:
+      return map_packets(x, x, count, [](const auto& p) { return gelu<T>(p); });
+    case activation::gelu_tanh:
+      return map_packets(x, x, count, [](const auto& p) { return gelu_tanh<T>(p); });
+  }
+}
+
+}  // namespace detail
+}  // namespace attn

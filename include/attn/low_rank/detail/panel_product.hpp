@@ -1,0 +1,55 @@
+// attn: products of matrices that lie in panels, for what is small beside the sequence: projections and landmarks.
+#pragma once
+
+#include <attn/core/execution.hpp>
+#include <attn/core/detail/tile_product.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// A matrix in panels [capacity][panel_width]: what pack_panels writes, and both operands and the result of a product.
+/// Rows up to `capacity`, a multiple of tile_rows, may be read and written: they hold zeros.
+template <class T>
+struct panel_matrix {
+  static constexpr index wide = panel_width<T>;
+
+  T* data = nullptr;
+  index rows = 0, cols = 0, capacity = 0;
+
+  static panel_matrix layout(arena& memory, index rows, index cols) {
+    const index capacity = round_up(rows, tile_rows);
+    return {memory.allocate<T>(capacity * round_up(cols, wide)), rows, cols, capacity};
+  }
+
+  index size() const { return capacity * round_up(cols, wide); }
+  void clear() const { std::fill_n(data, size(), T(0)); }
+  T* at(index row, index col) const { return data + col / wide * capacity * wide + row * wide + col % wide; }
+};
+
+/// Rows of such a matrix as the left operand.
+template <class T>
+struct panel_rows {
+  const T* data;
+  index panel;  // numbers from one panel to the next
+  ATTN_INLINE T at(int m, index k) const {
+    return data[k / panel_width<T> * panel + k % panel_width<T> + m * panel_width<T>];
+  }
+};
+
+/// done(row, col, sum) takes sum over k < depth of a(row, k) b(k, col) for every row < rows, rounded up to a tile's
+/// height, and every packet of columns. left(row) is the left operand from that row on; b lies in panels of `capacity`
+/// rows.
+template <class T, class Left, class Done>
+void panel_product(Left&& left, index rows, const T* b, index capacity, index cols, index depth, Done&& done) {
+  constexpr index wide = panel_width<T>;
+  for (index col = 0; col < cols; col += wide)
+    for (index row = 0; row < rows; row += tile_rows)
+      with_tile_height(std::min<index>(tile_rows, rows - row), [&](auto M) {
+        const auto take = [&](auto m, auto half, const auto& sum) { done(row + m, col + half * width<T>, sum); };
+        if (col + width<T> < cols)
+          tile_product<T, M.value, 2>(left(row), b + col * capacity, depth, take);
+        else
+          tile_product<T, M.value, 1>(left(row), b + col * capacity, depth, take);
+      });
+}
+
+}  // namespace attn::detail

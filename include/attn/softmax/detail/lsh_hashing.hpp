@@ -1,0 +1,140 @@
+// attn: the hashes of lsh.hpp: random rotations, and the bucket of every token.
+#pragma once
+
+#include <attn/core/detail/check.hpp>
+#include <attn/core/random.hpp>
+#include <attn/core/detail/tile_product.hpp>
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+namespace attn::inline ATTN_ISA {
+namespace detail {
+
+/// Buckets are counted in the type computed in: float holds these numbers.
+inline constexpr index max_buckets = index(1) << 24;
+
+/// Unit normal numbers of one head.
+template <class T>
+void draw_rotations_into(T* numbers, index count, std::uint64_t seed, index head) {
+  random_numbers random(seed, static_cast<std::uint64_t>(head));
+  for (index n = 0; n < count; ++n) numbers[n] = static_cast<T>(random.normal());
+}
+
+/// 1 / sqrt(|x|^2 + dim eps), the factor that makes x a key; 0 where that is 1 / 0.
+template <class T, class S>
+T key_factor(const S* x, index stride, index dim, T eps) {
+  packet<T> squares = zero<T>();
+  for (index d = 0; d < dim; d += width<T>) {
+    const packet<T> part = load_part<T>(x + d * stride, stride, dim - d);
+    squares = fma(part, part, squares);
+  }
+  const T square = sum_lanes(squares) + static_cast<T>(dim) * eps;
+  return square > T(0) ? T(1) / std::sqrt(square) : square == T(0) ? T(0) : square;
+}
+
+template <class T, class S>
+void make_key(const S* x, index stride, index dim, T factor, T* key) {
+  if (stride == 1)
+    for (index d = 0; d < dim; ++d) key[d] = static_cast<T>(x[d]) * factor;
+  else
+    for (index d = 0; d < dim; ++d) key[d] = static_cast<T>(x[d * stride]) * factor;
+}
+
+/// The rotations of one head, packed as rows for tile_product: [round][tile of columns][dim][tile_rows].
+template <class T>
+struct lsh_hashes {
+  const T* rotations;
+  index rounds, half, dim;  // buckets / 2 columns a round
+
+  static index packed_size(index rounds, index half, index dim) {
+    return rounds * round_up(half, tile_rows) * dim + width<T>;
+  }
+
+  static void pack(const tensor_view<const T>& given, index head, T* packed) {
+    const index dim = given.extent(2), half = given.extent(3);
+    for (index round = 0; round < given.extent(1); ++round) {
+      const auto matrix = head_of(given, head, round);
+      for (index c = 0; c < half; c += tile_rows, packed += tile_rows * dim) {
+        const auto column = [&](index n) { return matrix.data + (c + n) * matrix.col_stride; };
+        pack_rows<T>(column, std::min<index>(tile_rows, half - c), dim, matrix.row_stride, T(1), packed);
+      }
+    }
+  }
+
+  /// bucket[round * stride + i] = argmax [x R; -x R] for the `count` keys x of a panel; the first of equals.
+  void hash(const T* panel, index count, index* bucket, index stride) const {
+    for (index round = 0; round < rounds; ++round)
+      hash_panel(rotations + round * round_up(half, tile_rows) * dim, panel, count, bucket + round * stride);
+  }
+
+ private:
+  void hash_panel(const T* rotation, const T* panel, index count, index* bucket) const {
+    constexpr T infinity = std::numeric_limits<T>::infinity();
+    // Largest and smallest product so far, and of which column, lane by lane.
+    packet<T> high[2] = {broadcast<T>(-infinity), broadcast<T>(-infinity)}, high_at[2] = {zero<T>(), zero<T>()};
+    packet<T> low[2] = {broadcast<T>(infinity), broadcast<T>(infinity)}, low_at[2] = {zero<T>(), zero<T>()};
+    for (index c = 0; c < half; c += tile_rows)
+      with_tile_height(half - c, [&](auto M) {
+        tile_product<T, M.value, 2>(packed_rows<T>{rotation + c * dim}, panel, dim, [&](auto m, auto n, const auto& x) {
+          const packet<T> column = broadcast<T>(static_cast<T>(c + m.value));
+          high_at[n] = if_less(high[n], x, column, high_at[n]);
+          low_at[n] = if_less(x, low[n], column, low_at[n]);
+          high[n] = max(high[n], x);
+          low[n] = min(low[n], x);
+        });
+      });
+    alignas(64) T best[4][panel_width<T>];
+    for (int n = 0; n < 2; ++n) {
+      store<T>(best[0] + n * width<T>, high[n]);
+      store<T>(best[1] + n * width<T>, high_at[n]);
+      store<T>(best[2] + n * width<T>, low[n]);
+      store<T>(best[3] + n * width<T>, low_at[n]);
+    }
+    for (index i = 0; i < count; ++i) {
+      const bool up = best[0][i] >= -best[2][i];
+      const auto column = static_cast<index>(best[up ? 1 : 3][i]);  // a tile repeats the last one, which is not more
+      bucket[i] = up ? column : half + column;
+    }
+  }
+};
+
+}  // namespace detail
+
+/// Rotations of lsh, [heads, rounds, dim, buckets / 2] unit normal numbers.
+template <class T>
+class lsh_rotations {
+ public:
+  lsh_rotations(index heads, index rounds, index dim, index buckets)
+      : extents_{heads, rounds, dim, buckets / 2},
+        numbers_(static_cast<std::size_t>(heads * rounds * dim * (buckets / 2))) {}
+
+  T* head(index h) { return numbers_.data() + h * extents_[1] * extents_[2] * extents_[3]; }
+  operator tensor_view<const T>() const { return {numbers_.data(), extents_}; }
+
+ private:
+  std::array<index, 4> extents_;
+  std::vector<T> numbers_;
+};
+
+/// Draws rotations: a seed gives the same numbers on every machine, and head 0 those that lsh draws from it for itself.
+/// T is float or double, the type computed in. Throws std::invalid_argument for sizes that do not fit.
+template <class T>
+lsh_rotations<T> draw_rotations(index heads, index rounds, index dim, index buckets, std::uint64_t seed) {
+  static_assert(std::same_as<T, float> || std::same_as<T, double>);
+  const detail::validator check("draw_rotations");
+  check.at_least("heads", 0, heads);
+  check.at_least("rounds", 1, rounds);
+  check.at_least("dim", 0, dim);
+  check.at_least("buckets", 2, buckets);
+  if (buckets % 2 != 0) check.fail("an even number of buckets", buckets);
+  if (buckets > detail::max_buckets) check.fail(detail::text({"buckets <= ", detail::max_buckets}), buckets);
+  check.fits("rotations", {heads, rounds, dim, buckets});
+  lsh_rotations<T> rotations(heads, rounds, dim, buckets);
+  for (index h = 0; h < heads; ++h)
+    detail::draw_rotations_into(rotations.head(h), rounds * dim * (buckets / 2), seed, h);
+  return rotations;
+}
+
+}  // namespace attn

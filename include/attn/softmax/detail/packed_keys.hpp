@@ -1,0 +1,86 @@
+// attn: keys and values of one head, or a stretch of it, packed for the blockwise kernel.
+#pragma once
+
+#include <attn/core/execution.hpp>
+#include <attn/core/detail/tile_product.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Which row of the sequence a slot stands for: first + step * slot, or a list.
+struct index_map {
+  index first = 0, step = 1;
+  const index* list = nullptr;
+
+  index operator[](index slot) const { return list ? list[slot] : first + step * slot; }
+};
+
+/// Slots [begin, end) a query sees.
+struct key_range {
+  index begin = 0, end = 0;
+};
+
+/// Slots [0, count) of keys and values. Keys lie across panels [dim][panel_width]; values in panels
+/// [capacity][panel_width]. `finite` knows, for every panel_width slots, whether a value in them is not finite: such
+/// values are multiplied only into the rows that see them.
+template <class T>
+struct packed_keys {
+  static constexpr index wide = panel_width<T>;
+
+  T* keys = nullptr;
+  T* values = nullptr;
+  bool* finite = nullptr;
+  index capacity = 0, dim = 0, dim_v = 0;
+  index_map positions;
+
+  /// Memory for `slots` slots; (slots + panel) * (dim + dim_v + panel) numbers at most.
+  static packed_keys layout(arena& memory, index slots, index dim, index dim_v) {
+    packed_keys slab;
+    slab.capacity = round_up(slots, wide);
+    slab.dim = dim;
+    slab.dim_v = dim_v;
+    slab.keys = memory.allocate<T>(slab.capacity * dim);
+    slab.values = memory.allocate<T>(slab.capacity * round_up(dim_v, wide));
+    slab.finite = memory.allocate<bool>(slab.capacity / wide);
+    return slab;
+  }
+
+  /// Fills slots [begin, end) from the rows `where` names; begin is a multiple of the panel width.
+  template <class K, class V>
+  void pack(const matrix_view<K>& k, const matrix_view<V>& v, index begin, index end) {
+    pack_keys([&](index slot) { return k.row(positions[begin + slot]); }, k.col_stride, begin, end);
+    pack_values(v, begin, end);
+  }
+  /// The keys of these slots are key_row(0), key_row(1), ...
+  template <class Row>
+  void pack_keys(Row&& key_row, index col_stride, index begin, index end) {
+    pack_panels_across<T>(key_row, end - begin, dim, col_stride, keys + begin * dim);
+  }
+  template <class V>
+  void pack_values(const matrix_view<V>& v, index begin, index end) {
+    const auto value_row = [&](index slot) { return v.row(positions[slot]); };
+    for (index slot = begin; slot < end; slot += wide)
+      finite[slot / wide] =
+          pack_panels<T>(value_row, slot, std::min(wide, end - slot), dim_v, v.col_stride, values, capacity);
+  }
+
+  /// The slots from `slot` on, a multiple of the panel width, with a map of their own.
+  packed_keys from(index slot, const index_map& map) const {
+    packed_keys rest = *this;
+    rest.keys += slot * dim;
+    rest.values += slot * wide;
+    rest.finite += slot / wide;
+    rest.positions = map;
+    return rest;
+  }
+
+  const T* key_panel(index slot) const { return keys + slot * dim; }
+  const T* value_panel(index col, index slot) const { return values + col * capacity + slot * wide; }
+
+  bool all_finite(index begin, index end) const {
+    bool all = true;
+    for (index panel = begin / wide; panel * wide < end; ++panel) all &= finite[panel];
+    return all;
+  }
+};
+
+}  // namespace attn::detail

@@ -1,0 +1,153 @@
+// attn: what may be done to a score between the product and the softmax, in this order:
+//   softcap c tanh(s / c),  + bias,  + ALiBi (-slope |distance|),  the caller's score(s, batch, head, i, j).
+// Nothing of it costs anything where it is not asked for: with no term given, the kernel never looks at a score.
+#pragma once
+
+#include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/exp.hpp>
+#include <attn/softmax/detail/packed_keys.hpp>
+
+#include <cmath>
+#include <optional>
+
+namespace attn::inline ATTN_ISA {
+namespace detail {
+
+/// Stands where the caller gives no score function.
+struct no_score {};
+
+template <class F, class T>
+concept score_function = requires(F& f, T s, index i) {
+  { f(s, i, i, i, i) } -> std::convertible_to<T>;
+};
+
+template <class T>
+inline constexpr T log2_e = T(1.442695040888963407359924681001892137L);
+template <class T>
+inline constexpr T ln_2 = T(0.693147180559945309417232121458176568L);
+
+/// The terms of one call; for_head() narrows them to one head.
+template <class T, class Score>
+struct score_terms {
+  std::optional<T> softcap;
+  tensor_view<const T> bias;
+  std::span<const T> slopes;
+  Score* score = nullptr;
+  T scale = T(1);
+
+  index query_origin = 0;  // what the caller's score calls query 0: in a stream, how many came before
+  index batch = 0, head = 0, query_shift = 0;  // query i stands at i + query_shift
+
+  static constexpr bool scored = !std::same_as<std::remove_const_t<Score>, no_score>;
+
+  bool any() const { return scored || softcap || bias || !slopes.empty(); }
+
+  /// What queries are multiplied by as they are packed. Scores enter the softmax in base 2; where a term needs them in
+  /// base e, the change of base follows the terms.
+  T query_factor() const { return any() ? scale : scale * log2_e<T>; }
+
+  score_terms for_head(index b, index h, index shift) const {
+    score_terms one = *this;
+    one.batch = b;
+    one.head = h;
+    one.query_shift = shift;
+    return one;
+  }
+
+  /// The caller's function on every score; key(n) is the row of key n. By pieces, through memory of its own: nothing
+  /// the function reads can then be what is written, and compilers vectorise it. What the bias masks stays masked.
+  template <class Key>
+  void ask_caller(T* s, index count, index i, Key key) const {
+    constexpr index piece = 64;
+    const index b = batch, h = head, row = i + query_origin;
+    const bool biased = static_cast<bool>(bias);
+    T scores[piece];
+    for (index begin = 0; begin < count; begin += piece) {
+      const index end = std::min(count - begin, piece);
+      for (index n = 0; n < end; ++n) {
+        const T x = s[begin + n], y = static_cast<T>((*score)(x, b, h, row, key(begin + n)));
+        scores[n] = biased && x == -std::numeric_limits<T>::infinity() ? x : y;
+      }
+      std::copy_n(scores, end, s + begin);
+    }
+  }
+
+  /// s[n] holds scale * q_i.k of the keys at slots slot + n, n < count, and becomes log2(e) times the final score.
+  void apply(T* s, index count, index i, const index_map& positions, index slot) const {
+    if (softcap) {
+      const auto cap = broadcast<T>(*softcap), uncap = broadcast<T>(T(1) / *softcap);
+      map_packets(s, s, count, [&](const auto& x) { return mul(cap, tanh<T>(mul(x, uncap))); });
+    }
+    if (bias) {
+      const index stride = bias.stride(3);
+      const T* row = bias.data() + (bias.extent(0) == 1 ? 0 : batch) * bias.stride(0) +
+                     (bias.extent(1) == 1 ? 0 : head) * bias.stride(1) + (bias.extent(2) == 1 ? 0 : i) * bias.stride(2);
+      // A masked key is not seen, whatever its score: also where that is NaN.
+      const auto masked = [](T x, T y) { return y == -std::numeric_limits<T>::infinity() ? y : x + y; };
+      if (stride == 1 && !positions.list && positions.step == 1) {
+        const T* b = row + positions[slot];
+        for (index n = 0; n < count; ++n) s[n] = masked(s[n], b[n]);
+      } else {
+        for (index n = 0; n < count; ++n) s[n] = masked(s[n], row[positions[slot + n] * stride]);
+      }
+    }
+    if (!slopes.empty()) {
+      const T slope = slopes[static_cast<std::size_t>(head)];
+      for (index n = 0; n < count; ++n) s[n] -= slope * static_cast<T>(std::abs(i + query_shift - positions[slot + n]));
+    }
+    if constexpr (scored) {
+      if (positions.list)
+        ask_caller(s, count, i, [list = positions.list + slot](index n) { return list[n]; });
+      else
+        ask_caller(s, count, i, [first = positions[slot], step = positions.step](index n) { return first + step * n; });
+    }
+    for (index n = 0; n < count; ++n) s[n] *= log2_e<T>;
+  }
+};
+
+/// 1 / sqrt(dim) unless given.
+template <class T>
+T scale_or_default(const std::optional<T>& scale, index dim) {
+  return scale ? *scale : T(1) / std::sqrt(static_cast<T>(std::max<index>(dim, 1)));
+}
+
+template <class T>
+void check_scale(const validator& check, const std::optional<T>& scale) {
+  if (scale && !std::isfinite(*scale)) check.fail("a finite scale", *scale);
+}
+
+/// The log-sum-exp, if it is asked for.
+template <class S>
+void check_lse(const validator& check, const attention_shape& s, const tensor_view<compute_type<S>, 3>& lse,
+               const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
+               const tensor_view<S>& out) {
+  if (!lse) return;
+  check.writable("lse", lse);
+  check.equal("lse batch = query batch", s.batch, lse.extent(0));
+  check.equal("lse heads = query heads", s.heads, lse.extent(1));
+  check.equal("lse length = query length", s.queries, lse.extent(2));
+  check.no_alias("lse", lse, "q", q);
+  check.no_alias("lse", lse, "k", k);
+  check.no_alias("lse", lse, "v", v);
+  check.no_alias("lse", lse, "out", out);
+}
+
+/// The checks every operator with a softmax over keys shares: lse, softcap, slopes, sinks.
+template <class S, class Options>
+void check_softmax_options(const validator& check, const attention_shape& s, const Options& options,
+                           const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
+                           const tensor_view<S>& out) {
+  check_scale(check, options.scale);
+  if (options.softcap && !(*options.softcap > 0 && std::isfinite(*options.softcap)))
+    check.fail("a finite softcap > 0", *options.softcap);
+  check_lse<S>(check, s, options.lse, q, k, v, out);
+  const auto check_list = [&](const char* what, std::span<const compute_type<S>> list) {
+    check_per_head(check, what, list, s.heads);
+    check_no_alias(check, what, list, out, options.lse);
+  };
+  if constexpr (requires { options.alibi_slopes; }) check_list("alibi_slopes", options.alibi_slopes);
+  check_list("sinks", options.sinks);
+}
+
+}  // namespace detail
+}  // namespace attn

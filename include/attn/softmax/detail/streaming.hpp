@@ -1,0 +1,225 @@
+// attn: exact softmax attention of a few queries, as in decoding: a second kernel beside blockwise.hpp.
+//
+// With few queries there is nothing to share the packing of the keys with, and the cost is that of reading the keys and
+// values once. So they are read where they lie: scores are dot products along the rows of k, the output a weighted sum
+// of the rows of v, both for up to four queries at a time; all query heads of one key head go together.
+//
+// Measured against packing and blockwise.hpp (one Zen 4 core, float, D 64, 8192 keys, 8 key heads): one query takes
+// 0.50 of its time, with 32 query heads 0.39; it stays ahead up to about 12 queries a head, with 32 query heads up
+// to 6.
+//
+// Keys are taken in chunks of stream_chunk, each with a softmax of its own, merged in order. Threads may share the
+// chunks of one head, and the result does not depend on who took which.
+#pragma once
+
+#include <attn/softmax/detail/blockwise.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+inline constexpr index stream_chunk = 2048;  // keys with a softmax of their own
+inline constexpr index stream_tile = 64;     // keys between two looks at the maximum
+
+/// What is known of the softmax of `rows` queries: maximum (base 2), denominator, unnormalised output.
+template <class T>
+struct stream_state {
+  index rows = 0, dim_v = 0, stride = 0;
+  T *top = nullptr, *sum = nullptr, *out = nullptr;
+
+  static stream_state layout(arena& memory, index rows, index dim_v) {
+    const index stride = round_up(dim_v, width<T>);
+    return {rows, dim_v, stride, memory.allocate<T>(rows), memory.allocate<T>(rows), memory.allocate<T>(rows * stride)};
+  }
+
+  void clear() const {
+    std::fill_n(top, rows, -std::numeric_limits<T>::infinity());
+    std::fill_n(sum, rows, T(0));
+    std::fill_n(out, rows * stride, T(0));
+  }
+
+  /// Takes in what another state has seen.
+  void merge(const stream_state& other) const {
+    for (index r = 0; r < rows; ++r) {
+      if (other.sum[r] == T(0)) continue;  // it has seen no key; a sum of NaN goes on
+      const T highest = std::max(top[r], other.top[r]);
+      const T reference = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
+      const T keep = std::exp2(top[r] - reference), take = std::exp2(other.top[r] - reference);
+      top[r] = highest;
+      sum[r] = sum[r] * keep + other.sum[r] * take;
+      for (index d = 0; d < dim_v; ++d)
+        out[r * stride + d] = out[r * stride + d] * keep + other.out[r * stride + d] * take;
+    }
+  }
+};
+
+/// The queries of one key head: row r is query r % queries of the query head first_head + r / queries.
+template <class T>
+struct stream_queries {
+  index rows = 0, dim = 0, stride = 0, queries = 0, first_head = 0;
+  T* data = nullptr;  // [rows][stride], scaled, padded with zeros
+
+  static stream_queries layout(arena& memory, index rows, index dim) {
+    const index stride = round_up(dim, width<T>);
+    return {rows, dim, stride, 0, 0, memory.allocate<T>(rows * stride)};
+  }
+
+  /// Takes `count` rows: the first `per_head` queries of the query heads from `head` on, times `factor`.
+  template <class S>
+  void begin(const tensor_view<const S>& q, index batch, index head, index count, index per_head, T factor) {
+    rows = count;
+    queries = per_head;
+    first_head = head;
+    for (index r = 0; r < rows; ++r) {
+      const S* row = &q(batch, head + r / queries, r % queries, 0);
+      for (index d = 0; d < stride; d += width<T>)
+        store<T>(data + r * stride + d,
+                 mul(load_part<T>(row + d * q.stride(3), q.stride(3), dim - d), broadcast<T>(factor)));
+    }
+  }
+};
+
+/// Memory of one worker.
+template <class T>
+struct stream_scratch {
+  T* scores = nullptr;                   // [rows][stream_tile]
+  T *keys = nullptr, *values = nullptr;  // a tile in T, padded, where it cannot be read in place
+
+  static stream_scratch layout(arena& memory, index rows, index dim, index dim_v) {
+    return {memory.allocate<T>(rows * stream_tile), memory.allocate<T>(stream_tile * round_up(dim, width<T>)),
+            memory.allocate<T>(stream_tile * round_up(dim_v, width<T>))};
+  }
+};
+
+/// A tile of rows in T with rows of whole packets: in place where it is that already, else converted into `buffer`.
+template <class T, class S>
+matrix_view<const T> whole_packets(const matrix_view<const S>& x, index begin, index count, T* buffer) {
+  const index stride = round_up(x.cols, width<T>);
+  if constexpr (std::same_as<T, S>) {
+    if (x.col_stride == 1 && stride == x.cols) return {x.row(begin), count, stride, x.row_stride, 1};
+  }
+  for (index r = 0; r < count; ++r)
+    for (index c = 0; c < stride; c += width<T>)
+      store<T>(buffer + r * stride + c, load_part<T>(x.row(begin + r) + c * x.col_stride, x.col_stride, x.cols - c));
+  return {buffer, count, stride, stride, 1};
+}
+
+/// Rows to ask for while others are worked on: values during the scores, the next keys during the output. Memory
+/// streams do not keep up by themselves where two take turns.
+template <class S>
+struct rows_ahead {
+  matrix_view<const S> rows;
+  index first = 0, count = 0;
+
+  void fetch(index j, index n) const {
+    for (; n > 0 && j < count; ++j, --n) prefetch(rows.row(first + j), rows.cols);
+  }
+};
+
+/// scores[r][j] = q_r . k_j for R rows, a few scores beyond the last key being anything: width<T> sums at a time, each
+/// along a register, then all added across at once.
+template <class T, int R, class S>
+void stream_scores(const T* q, index q_stride, const matrix_view<const T>& k, T* scores, const rows_ahead<S>& ahead) {
+  constexpr int keys = width<T> / R;
+  for (index j = 0; j < k.rows; j += keys) {
+    ahead.fetch(j, keys);
+    packet<T> sums[width<T>];
+    unroll<width<T>>([&](auto n) { sums[n] = zero<T>(); });
+    const T* row[keys];
+    for (int n = 0; n < keys; ++n) row[n] = k.row(std::min(j + n, k.rows - 1));
+    for (index d = 0; d < k.cols; d += width<T>)
+      unroll<keys>([&](auto n) {
+        const packet<T> x = load<T>(row[n] + d);
+        unroll<R>([&](auto r) { sums[r * keys + n] = fma(load<T>(q + r * q_stride + d), x, sums[r * keys + n]); });
+      });
+    alignas(64) T lanes[width<T>];
+    store<T>(lanes, sums_across<T>(sums));
+    for (int r = 0; r < R; ++r) std::copy_n(lanes + r * keys, keys, scores + r * stream_tile + j);
+  }
+}
+
+/// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` tells that a weight may be 0,
+/// values of weight 0 are skipped.
+template <class T, int R, class S>
+void stream_output(const T* weights, bool zeros, const T* rescale, const matrix_view<const T>& v, T* out,
+                   index out_stride, const rows_ahead<S>& ahead) {
+  const auto columns = [&](index col, auto vectors) {
+    constexpr int N = vectors.value;
+    packet<T> acc[R][N];
+    unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = zero<T>(); }); });
+    for (index j = 0; j < v.rows; ++j) {
+      const T* x = v.row(j) + col;
+      if (col == 0) ahead.fetch(j, 1);
+      unroll<R>([&](auto r) {
+        const T weight = weights[r * stream_tile + j];
+        if (zeros && weight == T(0)) return;
+        unroll<N>([&](auto n) { acc[r][n] = fma(broadcast<T>(weight), load<T>(x + n * width<T>), acc[r][n]); });
+      });
+    }
+    unroll<R>([&](auto r) {
+      unroll<N>([&](auto n) {
+        T* const o = out + r * out_stride + col + n * width<T>;
+        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[r]), acc[r][n]));
+      });
+    });
+  };
+  constexpr int most = 4;
+  index col = 0;
+  for (; col + most * width<T> <= v.cols; col += most * width<T>) columns(col, std::integral_constant<int, most>{});
+  for (; col < v.cols; col += width<T>) columns(col, std::integral_constant<int, 1>{});
+}
+
+/// Runs f(r, integral_constant<int, R>) over all rows, R at a time: four, then one by one.
+template <class T, class F>
+void by_rows(index rows, F&& f) {
+  constexpr int most = std::min(4, width<T>);
+  index r = 0;
+  for (; r + most <= rows; r += most) f(r, std::integral_constant<int, most>{});
+  for (; r < rows; ++r) f(r, std::integral_constant<int, 1>{});
+}
+
+/// Takes the queries through rows [begin, end) of k and v, which stand at where[row]; query i sees the rows below
+/// end_of(i). `terms` is of any head.
+template <class T, class S, class Terms, class End>
+void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, const matrix_view<const S>& v,
+                   const index_map& positions, index begin, index end, const Terms& terms, End&& end_of,
+                   const stream_scratch<T>& scratch, const stream_state<T>& state) {
+  constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
+  for (; begin < end; begin += stream_tile) {
+    const index count = std::min(stream_tile, end - begin), padded = round_up(count, width<T>);
+    const auto keys = whole_packets<T>(k, begin, count, scratch.keys);
+    by_rows<T>(q.rows, [&](index r, auto R) {
+      stream_scores<T, R.value>(q.data + r * q.stride, q.stride, keys, scratch.scores + r * stream_tile,
+                                rows_ahead<S>{v, begin, r == 0 ? count : 0});
+    });
+    const auto values = whole_packets<T>(v, begin, count, scratch.values);
+    by_rows<T>(q.rows, [&](index r0, auto R) {
+      T rescale[R.value];
+      bool zeros = false;
+      for (index r = r0; r < r0 + R.value; ++r) {
+        T* const s = scratch.scores + r * stream_tile;
+        const index i = r % q.queries, seen = std::clamp(end_of(i) - begin, index(0), count);
+        if (terms.any() && seen > 0)
+          terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift).apply(s, seen, i, positions, begin);
+        std::fill(s + seen, s + padded, minus_infinity);
+        packet<T> highest = broadcast<T>(minus_infinity);
+        for (index j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
+        const T top = std::max(state.top[r], max_lanes(highest)), reference = top == minus_infinity ? T(0) : top;
+        packet<T> sum = zero<T>(), least = broadcast<T>(T(1));
+        for (index j = 0; j < padded; j += width<T>) {
+          const packet<T> weight = exp2_weight<T>(sub(load<T>(s + j), broadcast<T>(reference)));
+          store<T>(s + j, weight);
+          sum = add(sum, weight);
+          least = min(least, weight);
+        }
+        zeros |= !(min_lanes(least) > T(0));
+        rescale[r - r0] = std::exp2(state.top[r] - reference);
+        state.top[r] = top;
+        state.sum[r] = state.sum[r] * rescale[r - r0] + sum_lanes(sum);
+      }
+      stream_output<T, R.value>(
+          scratch.scores + r0 * stream_tile, zeros, rescale, values, state.out + r0 * state.stride, state.stride,
+          rows_ahead<S>{k, begin + count, r0 == 0 ? std::min(stream_tile, end - begin - count) : 0});
+    });
+  }
+}
+
+}  // namespace attn::detail

@@ -1,0 +1,278 @@
+// attn: sliding-window attention over an endless stream, in memory that does not grow with it.
+//
+//   attn::sliding_window_cache<float> cache(batch, kv_heads, 64, 64, {.left = 512});
+//   attn::sliding_window_step(cache, q_t, k_t, v_t, out_t);    // a token or a chunk, as causal sliding_window
+//
+// Memory   batch * kv_heads * (capacity + global positions) * (dim + value_dim) elements. The ring holds the window,
+//          left * dilation + 1 tokens; since a global query sees every token before it, up to the last global position
+//          if that is further.
+#pragma once
+
+#include <attn/softmax/sliding_window.hpp>
+
+#include <vector>
+
+namespace attn::inline ATTN_ISA {
+
+/// What a step may be told; the window, its dilation and the global positions are the cache's.
+template <class S>
+struct sliding_window_step_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  using real = compute_type<S>;
+
+  /// Factor of q.k; 1 / sqrt(D) unless given.
+  std::optional<real> scale{};
+  /// c tanh(s / c) on scale q.k.
+  std::optional<real> softcap{};
+  /// ALiBi: -slope distance, one slope a head.
+  list_view<real> alibi_slopes{};
+  /// A logit per head that joins the denominator and has no value.
+  list_view<real> sinks{};
+  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, n].
+  tensor_view<real, 3> lse{};
+};
+
+/// What a stream sees. It is causal, so there is nothing to the right.
+struct sliding_window_cache_options {
+  /// Keys seen before the query's own, >= 0.
+  index left = 128;
+  /// Every how manyth key the window takes, >= 1: none given (1), one for all heads, or one per query head.
+  list_view<index> dilation{};
+  /// Positions seen by every later query, and whose queries see every earlier key.
+  list_view<index> global_positions{};
+};
+
+/// The last tokens of a stream, and those at its global positions. One that was moved from may only be assigned to or
+/// destroyed.
+template <element S>
+class sliding_window_cache {
+ public:
+  /// An empty stream; the lists of the options are copied. Throws std::invalid_argument for options that do not fit or
+  /// sizes no memory can hold.
+  sliding_window_cache(index batch, index kv_heads, index dim, index value_dim,
+                       const sliding_window_cache_options& options = {})
+      : batch_(batch), heads_(kv_heads), dim_(dim), dim_v_(value_dim), left_(options.left) {
+    const detail::validator check("sliding_window_cache");
+    detail::check_cache(check, batch, kv_heads, dim, value_dim);
+    check.at_least("left", 0, left_);
+    index widest = 1, furthest = 0;
+    for (index d : options.dilation) check.at_least("dilation", 1, d), widest = std::max(widest, d);
+    for (index p : options.global_positions) check.at_least("global positions", 0, p), furthest = std::max(furthest, p);
+    dilation_.assign(options.dilation.begin(), options.dilation.end());
+    globals_.assign(options.global_positions.begin(), options.global_positions.end());
+    std::sort(globals_.begin(), globals_.end());
+    globals_.erase(std::unique(globals_.begin(), globals_.end()), globals_.end());
+    capacity_ = std::max(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
+    const index rows = check.fits("ring", {batch_, heads_, rows_a_head()});
+    keys_.resize(static_cast<std::size_t>(check.fits("keys", {rows, dim_})));
+    values_.resize(static_cast<std::size_t>(check.fits("values", {rows, dim_v_})));
+  }
+
+  /// Tokens fed so far.
+  index size() const { return size_; }
+  /// Tokens the ring holds.
+  index capacity() const { return capacity_; }
+  index batch() const { return batch_; }
+  index kv_heads() const { return heads_; }
+  index dim() const { return dim_; }
+  index value_dim() const { return dim_v_; }
+  std::size_t bytes() const { return (keys_.size() + values_.size()) * sizeof(S); }
+
+  /// Back to the start of a stream.
+  void reset() { size_ = 0; }
+
+  /// Feeds tokens without asking anything: k [B, Hkv, n, D], v [B, Hkv, n, Dv].
+  template <viewable K, viewable V>
+  void append(const K& k, const V& v) {
+    const tensor_view<const S> keys = as_view(k), values = as_view(v);
+    check(detail::validator("sliding_window_cache"), keys, values);
+    const index tokens = keys.extent(2);
+    for (index b = 0; b < batch_; ++b)
+      for (index h = 0; h < heads_; ++h)
+        for (index t = 0; t < tokens; ++t) put(keys, values, b, h, t);
+    advance(tokens);
+  }
+
+  // For the step ------------------------------------------------------------------------------------------------------
+
+  const std::vector<index>& globals() const { return globals_; }
+  bool one_dilation() const { return dilation_.size() <= 1; }
+  index dilations() const { return static_cast<index>(dilation_.size()); }
+  index dilation(index query_head) const {
+    return dilation_.empty() ? 1 : dilation_[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
+  }
+  index left() const { return left_; }
+
+  /// Keys and values of one head: `capacity` rows of the ring, where position p lies in row p % capacity, then the
+  /// global ones in order.
+  detail::matrix_view<const S> keys(index b, index h) const {
+    return {keys_.data() + (b * heads_ + h) * rows_a_head() * dim_, rows_a_head(), dim_, dim_, 1};
+  }
+  detail::matrix_view<const S> values(index b, index h) const {
+    return {values_.data() + (b * heads_ + h) * rows_a_head() * dim_v_, rows_a_head(), dim_v_, dim_v_, 1};
+  }
+
+  void check(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
+    detail::check_tokens(check, batch_, heads_, dim_, dim_v_, k, v);
+  }
+
+  /// Token t of a chunk goes to its place in the ring and, if global, among the global ones.
+  void put(const tensor_view<const S>& k, const tensor_view<const S>& v, index b, index h, index t) {
+    const index position = size_ + t;
+    const auto found = std::lower_bound(globals_.begin(), globals_.end(), position);
+    const bool global = found != globals_.end() && *found == position;
+    const index first = (b * heads_ + h) * rows_a_head();
+    for (index row : {position % capacity_, global ? capacity_ + (found - globals_.begin()) : position % capacity_}) {
+      for (index d = 0; d < dim_; ++d) keys_[static_cast<std::size_t>((first + row) * dim_ + d)] = k(b, h, t, d);
+      for (index d = 0; d < dim_v_; ++d) values_[static_cast<std::size_t>((first + row) * dim_v_ + d)] = v(b, h, t, d);
+      if (!global) break;
+    }
+  }
+  void advance(index tokens) { size_ += tokens; }
+
+ private:
+  index rows_a_head() const { return capacity_ + static_cast<index>(globals_.size()); }
+
+  index batch_, heads_, dim_, dim_v_, left_, capacity_ = 0, size_ = 0;
+  std::vector<index> dilation_, globals_;
+  std::vector<S> keys_, values_;
+};
+
+namespace detail {
+
+/// One call of sliding_window_step, after its checks.
+template <class S, class Score>
+struct window_step {
+  using T = compute_type<S>;
+
+  sliding_window_cache<S>& cache;
+  const tensor_view<const S>&q, &k, &v;
+  const tensor_view<S>& out;
+  const sliding_window_step_options<S>& options;
+  score_terms<T, Score> terms;
+  index group;
+
+  struct scratch {
+    stream_queries<T> rows;
+    stream_scratch<T> tile;
+    stream_state<T> state;
+  };
+  scratch layout(arena& memory) const {
+    return {stream_queries<T>::layout(memory, group, cache.dim()),
+            stream_scratch<T>::layout(memory, group, cache.dim(), cache.value_dim()),
+            stream_state<T>::layout(memory, group, cache.value_dim())};
+  }
+
+  /// Attends token t of the chunk, of the `count` query heads from `head` on, which share a dilation.
+  void attend_token(index b, index kv, index t, index head, index count, scratch& s) const {
+    const index p = cache.size() + t, d = cache.dilation(head), ring = cache.capacity();
+    const auto& globals = cache.globals();
+    const index known = std::upper_bound(globals.begin(), globals.end(), p) - globals.begin();
+    const bool global_query = known > 0 && globals[static_cast<std::size_t>(known - 1)] == p;
+    const index step = global_query ? 1 : d, first = global_query ? 0 : p - std::min(cache.left(), p / d) * d;
+    s.rows.begin(q.slice(2, t, 1), b, head, count, 1, terms.query_factor());
+    s.state.rows = count;
+    s.state.clear();
+    const auto keys = cache.keys(b, kv), values = cache.values(b, kv);
+    auto token_terms = terms.for_head(b, head, p);
+    token_terms.query_origin = p;
+    const auto take = [&](index row, index stride, index rows, const index_map& positions) {
+      const matrix_view<const S> some_keys{keys.row(row), rows, keys.cols, keys.row_stride * stride, 1};
+      const matrix_view<const S> some_values{values.row(row), rows, values.cols, values.row_stride * stride, 1};
+      attend_stream(
+          s.rows, some_keys, some_values, positions, 0, rows, token_terms, [&](index) { return rows; }, s.tile, s.state);
+    };
+    // The window lies in the ring in one run, or in two.
+    for (index from = first; from <= p;) {
+      const index rows = std::min((p - from) / step, (ring - 1 - from % ring) / step) + 1;
+      take(from % ring, step, rows, {from, step, nullptr});
+      from += rows * step;
+    }
+    // Global keys before the window, or beside its steps, run by run.
+    const auto outside = [&](index position) { return position < first || (p - position) % d != 0; };
+    for (index g = 0; g < known && !global_query; ++g) {
+      index end = g;
+      while (end < known && outside(globals[static_cast<std::size_t>(end)])) ++end;
+      if (end > g) take(ring + g, 1, end - g, {0, 1, globals.data() + g});
+      g = end;
+    }
+    for (index r = 0; r < count; ++r) {
+      const index h = head + r;
+      finish_row(s.state.out + r * s.state.stride, s.state.sum[r], s.state.top[r], per_head(options.sinks, h),
+                 cache.value_dim(), &out(b, h, t, 0), out.stride(3), options.lse ? &options.lse(b, h, t) : nullptr);
+    }
+  }
+
+  void run(execution& exec) const {
+    const index tokens = q.extent(2);
+    try {
+      exec.for_each(cache.batch() * cache.kv_heads(), [&](index task, int worker) {
+        const index b = task / cache.kv_heads(), kv = task % cache.kv_heads(), heads = cache.one_dilation() ? group : 1;
+        scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+        for (index t = 0; t < tokens; ++t) {
+          cache.put(k, v, b, kv, t);
+          for (index h = kv * group; h < (kv + 1) * group; h += heads) attend_token(b, kv, t, h, heads, s);
+        }
+      });
+    } catch (...) {  // of the score function, or no memory: the ring has already lost what the chunk pushed out
+      cache.reset();
+      throw;
+    }
+    cache.advance(tokens);
+  }
+};
+
+}  // namespace detail
+
+/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and attends their queries q [B, H, n, D] causally: the next
+/// n rows of one causal sliding_window over the whole stream. In `score` i and j count from the start of the stream.
+/// Cost 2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. Tokens are taken
+/// one by one; feed a long prompt to sliding_window, then append() it.
+/// Throws std::invalid_argument before anything, the cache included, changes. Should anything else be thrown, by
+/// `score` or for want of memory, the cache is reset.
+template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>
+  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
+                         const std::type_identity_t<sliding_window_step_options<S>>& options, Score&& score,
+                         execution& exec) {
+  detail::require_one_element_type<const Q&, const K&, const V&, O>();
+  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
+  using T = compute_type<S>;
+  detail::require_score<Score, T>();
+  const detail::validator check("sliding_window_step");
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
+  const tensor_view<S> to = as_view(out);
+  const auto shape = detail::check_attention(check, queries, keys, values, to);
+  cache.check_tokens(check, keys, values);
+  check.equal("query length = key length", shape.keys, shape.queries);
+  detail::check_softmax_options(check, shape, options, queries, keys, values, to);
+  if (!cache.one_dilation()) check.equal("query heads = dilations of the cache", cache.dilations(), shape.heads);
+  const detail::score_terms<T, std::remove_reference_t<Score>> terms{
+      options.softcap, {}, options.alibi_slopes, &score, detail::scale_or_default(options.scale, shape.dim)};
+  detail::window_step<S, std::remove_reference_t<Score>>{cache, queries, keys,  values,
+                                                         to,    options, terms, shape.group()}
+      .run(exec);
+}
+
+template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>
+  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
+                         const std::type_identity_t<sliding_window_step_options<S>>& options, Score&& score) {
+  execution serial;
+  sliding_window_step(cache, q, k, v, out, options, score, serial);
+}
+
+template <element S, viewable Q, viewable K, viewable V, viewable O>
+void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
+                         const std::type_identity_t<sliding_window_step_options<S>>& options, execution& exec) {
+  sliding_window_step(cache, q, k, v, out, options, detail::no_score{}, exec);
+}
+
+template <element S, viewable Q, viewable K, viewable V, viewable O>
+void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
+                         const std::type_identity_t<sliding_window_step_options<S>>& options = {}) {
+  execution serial;
+  sliding_window_step(cache, q, k, v, out, options, detail::no_score{}, serial);
+}
+
+}  // namespace attn
