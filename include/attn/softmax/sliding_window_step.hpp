@@ -85,7 +85,7 @@ class sliding_window_cache {
   template <viewable K, viewable V>
   void append(const K& k, const V& v) {
     const tensor_view<const S> keys = as_view(k), values = as_view(v);
-    check(detail::validator("sliding_window_cache"), keys, values);
+    check_tokens(detail::validator("sliding_window_cache"), keys, values);
     const index tokens = keys.extent(2);
     for (index b = 0; b < batch_; ++b)
       for (index h = 0; h < heads_; ++h)
@@ -112,7 +112,7 @@ class sliding_window_cache {
     return {values_.data() + (b * heads_ + h) * rows_a_head() * dim_v_, rows_a_head(), dim_v_, dim_v_, 1};
   }
 
-  void check(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
+  void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
     detail::check_tokens(check, batch_, heads_, dim_, dim_v_, k, v);
   }
 
