@@ -1,0 +1,34 @@
+// attn: the extents a state or cache is made for.
+//
+//   attn::kv_cache<float> cache({.batch = 2, .heads = 8, .dim = 64});
+#pragma once
+
+#include <attn/core/detail/check.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// Extents of a state that keeps keys and values, or sums over their channels.
+struct state_extents {
+  index batch = 1;
+  /// Key heads.
+  index heads = 1;
+  /// Of keys.
+  index dim = 0;
+  /// Of values; that of keys unless given.
+  index value_dim = -1;
+};
+
+namespace detail {
+
+/// The same with value_dim filled in. Throws std::invalid_argument for negative extents.
+inline state_extents check_state_extents(const validator& check, state_extents e) {
+  if (e.value_dim == -1) e.value_dim = e.dim;
+  check.at_least("batch", 0, e.batch);
+  check.at_least("heads", 0, e.heads);
+  check.at_least("dim", 0, e.dim);
+  check.at_least("value_dim", 0, e.value_dim);
+  return e;
+}
+
+}  // namespace detail
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,56 @@
+// attn: a tensor that owns its memory: what the draw functions return.
+//
+//   const attn::tensor<float, 3> features = attn::draw_features<float>(256, 64, {.seed = 7});
+//   attn::performer(q, k, v, out, features);          // an operator takes it as a view
+#pragma once
+
+#include <attn/core/detail/check.hpp>
+
+#include <vector>
+
+namespace attn::inline ATTN_ISA {
+
+/// Contiguous, the last axis fastest.
+template <class T, int Rank = 4>
+class tensor {
+ public:
+  using extents_type = std::array<index, Rank>;
+
+  tensor() = default;
+  /// Filled with `value`. Throws std::invalid_argument for negative extents or sizes no memory can hold.
+  explicit tensor(const extents_type& extents, const T& value = T(0)) : extents_(extents) {
+    const detail::validator check("tensor");
+    index count = 1;
+    for (index n : extents) {
+      check.at_least("extents", 0, n);
+      count = check.fits("a tensor", {count, n});
+    }
+    elements_.assign(static_cast<std::size_t>(count), value);
+  }
+
+  T* data() { return elements_.data(); }
+  const T* data() const { return elements_.data(); }
+  index size() const { return static_cast<index>(elements_.size()); }
+  index extent(int axis) const { return extents_[static_cast<std::size_t>(axis)]; }
+  const extents_type& extents() const { return extents_; }
+
+  tensor_view<T, Rank> view() { return {data(), extents_}; }
+  tensor_view<const T, Rank> view() const { return {data(), extents_}; }
+  operator tensor_view<T, Rank>() { return view(); }
+  operator tensor_view<const T, Rank>() const { return view(); }
+
+  template <std::convertible_to<index>... I>
+  T& operator()(I... i) {
+    return view()(i...);
+  }
+  template <std::convertible_to<index>... I>
+  const T& operator()(I... i) const {
+    return view()(i...);
+  }
+
+ private:
+  extents_type extents_{};
+  std::vector<T> elements_;
+};
+
+}  // namespace attn::inline ATTN_ISA
