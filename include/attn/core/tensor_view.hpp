@@ -328,8 +328,8 @@ matrix_view<T> matrix_of(const tensor_view<T, 2>& x) {
 
 template <class T>
 matrix_view<T> head_of(const tensor_view<T>& x, index batch, index head) {
-  T* origin = x.data() ? x.data() + batch * x.stride(0) + head * x.stride(1) : nullptr;
-  return {origin, x.extent(2), x.extent(3), x.stride(2), x.stride(3)};
+  if (!x.data()) return {nullptr, x.extent(2), x.extent(3), 0, x.stride(3)};  // rows of no elements have no address
+  return {x.data() + batch * x.stride(0) + head * x.stride(1), x.extent(2), x.extent(3), x.stride(2), x.stride(3)};
 }
 
 /// The row of one head, or null where the view is not given.

@@ -20,9 +20,9 @@ void prefetch_row(const matrix_view<S>& x, index i) {
   prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<index>(sizeof(S)));
 }
 
-/// Rows of up to four matrices, fetched a few at a time between other work: memory streams that take turns are more than
-/// the processor foresees.
-template <cache_level Level = cache_level::second>
+/// Rows of up to `Streams` matrices, fetched a few at a time between other work: memory streams that take turns are more
+/// than the processor foresees.
+template <int Streams = 1, cache_level Level = cache_level::second>
 class row_prefetcher {
  public:
   row_prefetcher() = default;
@@ -41,7 +41,7 @@ class row_prefetcher {
 
   /// The next `rows` rows of every matrix.
   void next(index rows) {
-    for (int n = 0; n < count_; ++n) {
+    for (int n = 0; n < Streams; ++n) {
       stream& s = streams_[n];
       for (index r = std::min(rows, s.rows); r > 0; --r, --s.rows, s.row += s.stride)
         prefetch_bytes<Level>(s.row, s.bytes);
@@ -53,7 +53,7 @@ class row_prefetcher {
     const char* row = nullptr;
     index stride = 0, bytes = 0, rows = 0;
   };
-  stream streams_[4];
+  stream streams_[Streams];
   int count_ = 0;
 };
 

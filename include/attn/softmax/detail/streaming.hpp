@@ -38,10 +38,10 @@ struct stream_queries {
     queries = per_head;
     first_head = head;
     for (index r = 0; r < rows; ++r) {
-      const S* row = &q(batch, head + r / queries, r % queries, 0);
+      const matrix_view<const S> x = head_of(q, batch, head + r / queries);
       for (index d = 0; d < stride; d += width<T>)
-        store<T>(data + r * stride + d,
-                 mul(load_part<T>(row + d * q.stride(3), q.stride(3), dim - d), broadcast<T>(factor)));
+        store<T>(data + r * stride + d, mul(load_part<T>(x.row(r % queries) + d * x.col_stride, x.col_stride, dim - d),
+                                            broadcast<T>(factor)));
     }
   }
 };
@@ -72,7 +72,7 @@ matrix_view<const T> whole_packets(const matrix_view<const S>& x, index begin, i
 }
 
 /// Rows fetched while others are worked on: values during the scores, the next keys during the output.
-using stream_prefetcher = row_prefetcher<cache_level::first>;
+using stream_prefetcher = row_prefetcher<1, cache_level::first>;
 
 /// scores[r][j] = q_r . k_j for R rows, a few scores beyond the last key being anything: width<T> sums at a time, each
 /// along a register, then all added across at once.
