@@ -99,13 +99,13 @@ struct full_stream final : stream {
   attn::kv_cache<float> cache;
   std::shared_ptr<biases> w;
 
-  explicit full_stream(const problem& p) : cache(1, p.kv_heads, p.dim), w(std::make_shared<biases>(1, 1, p.length)) {
+  explicit full_stream(const problem& p) : cache({.heads = p.kv_heads, .dim = p.dim}), w(std::make_shared<biases>(1, 1, p.length)) {
     cache.reserve(p.length);
   }
   std::unique_ptr<stream> copy() const override { return std::make_unique<full_stream>(*this); }
   void feed(input k, input v) override { cache.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
-    const index heads = k.extent(1), length = cache.size() + 1;  // one row of biases stands for all
+    const index heads = k.extent(1), length = cache.tokens() + 1;  // one row of biases stands for all
     attn::aft_full_step(cache, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads),
                         input(w->numbers.data(), {1, 1, length, length}, {0, 0, 0, 1}), {}, exec);
   }

@@ -34,7 +34,9 @@ double seen_by_last(const problem& p) { return static_cast<double>(std::min(p.le
 struct full_softmax_stream final : stream {
   attn::kv_cache<float> cache;
 
-  explicit full_softmax_stream(const problem& p) : cache(1, p.kv_heads, p.dim, p.dim_v) { cache.reserve(p.length); }
+  explicit full_softmax_stream(const problem& p) : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}) {
+    cache.reserve(p.length);
+  }
   std::unique_ptr<stream> copy() const override { return std::make_unique<full_softmax_stream>(*this); }
   void feed(input k, input v) override { cache.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
@@ -46,7 +48,7 @@ struct full_softmax_stream final : stream {
 struct sliding_window_stream final : stream {
   attn::sliding_window_cache<float> cache;
 
-  explicit sliding_window_stream(const problem& p) : cache(1, p.kv_heads, p.dim, p.dim_v, {.left = p.set.window}) {}
+  explicit sliding_window_stream(const problem& p) : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}, {.left = p.set.window}) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<sliding_window_stream>(*this); }
   void feed(input k, input v) override { cache.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
@@ -63,7 +65,7 @@ runner prepare_full(const problem& p) {
 
 runner prepare_window(const problem& p) {
   return [w = p.set.window, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
-    attn::sliding_window(q, k, v, out, {.left = w, .right = w, .causal = causal}, exec);
+    attn::sliding_window(q, k, v, out, {.causal = causal, .left = w, .right = w}, exec);
   };
 }
 

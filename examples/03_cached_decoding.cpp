@@ -33,7 +33,7 @@ int main() {
   attn::full_softmax(q, k, v, view(once.data(), {1, heads, total, dim}), {.causal = true});
   std::printf("one pass over %td tokens     %8.1f ms\n", total, 1e3 * (seconds() - start));
 
-  attn::kv_cache<float> cache(1, kv_heads, dim);
+  attn::kv_cache<float> cache({.heads = kv_heads, .dim = dim});
   cache.reserve(total);  // optional: it grows by itself, but then has to move what it holds
 
   const auto feed = [&](attn::index first, attn::index count) {
@@ -49,7 +49,7 @@ int main() {
   const double each = (seconds() - start) / double(total - prompt);
   std::printf("%td more, one at a time      %8.1f us each: %.0f tokens a second\n", total - prompt, 1e6 * each,
               1 / each);
-  std::printf("the cache holds %td tokens in %.2f MiB, read at %.1f GB a second\n", cache.size(),
+  std::printf("the cache holds %td tokens in %.2f MiB, read at %.1f GB a second\n", cache.tokens(),
               double(cache.bytes()) / 1048576, 1e-9 * double(cache.bytes()) * (total + prompt) / (2. * total) / each);
 
   float difference = 0;
@@ -59,6 +59,6 @@ int main() {
   // Taking tokens back, to try another continuation, costs nothing.
   cache.truncate(prompt);
   feed(prompt, 1);
-  std::printf("back to the prompt and one token on: %td tokens\n", cache.size());
+  std::printf("back to the prompt and one token on: %td tokens\n", cache.tokens());
   return difference < 1e-5f ? 0 : 1;
 }

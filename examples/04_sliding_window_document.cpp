@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
   const std::vector<attn::index> title = {0, 1};
   Eigen::VectorXf lse(length);
   const attn::sliding_window_options<float> window = {
-      .left = 40, .causal = true, .global_positions = title, .lse = lse};
+      .causal = true, .left = 40, .global_positions = title, .lse = lse};
   attn::sliding_window(x, x, x, out, window);
 
   // The log-sum-exp turns a score into its weight, so nothing of size length x length is ever stored.

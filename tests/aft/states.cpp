@@ -47,7 +47,7 @@ TEMPLATE_LIST_TEST_CASE("aft states: extremes, chunk by chunk, after a silent st
       auto full = causal_problem<S, reference::aft_full_options>(s);
       full.options.w = rounded<S>(aft_biases(s, 2, 230, 230));
       const tensor<S> w = cast<S>(full.options.w);
-      attn::kv_cache<S> cache(2, 2, 20);
+      attn::kv_cache<S> cache({.batch = 2, .heads = 2, .dim = 20});
       check(full, fed<S>(full, cache, silent, 7, [&](auto& state, auto q, auto k, auto v, auto out) {
               compiled_aft_full<S>::step(state, q, k, v, out, view(w), {}, two);
             }));
@@ -146,7 +146,7 @@ TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states
   attn::execution serial;
   attn::aft_simple_state<float> sums(1, 2, 3);
   attn::aft_window_state<float> window(1, 2, 3, 2);
-  attn::kv_cache<float> cache(1, 2, 3), filled = cache;
+  attn::kv_cache<float> cache({.heads = 2, .dim = 3}), filled = cache;
   filled.append(view(x), view(x));
   const auto biases = [&](index h, index rows, index columns) {
     return in_view<float>(w.data.data(), {1, h, rows, columns});
@@ -205,7 +205,7 @@ TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states
     INFO(bad.name << ": " << message);
     CHECK(well_formed(message, bad.name));
     CHECK(message.find(bad.says) != std::string::npos);
-    CHECK((sums.size() == 0 && window.size() == 0 && cache.size() == 0 && filled.size() == 4));
+    CHECK((sums.size() == 0 && window.size() == 0 && cache.tokens() == 0 && filled.tokens() == 4));
     CHECK(std::all_of(out.data.begin(), out.data.end(), [](float value) { return value == 7; }));
   }
 }

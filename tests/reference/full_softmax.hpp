@@ -24,7 +24,7 @@ inline result full_softmax(const tensor<double>& q, const tensor<double>& k, con
           const double bias = options.bias.empty() ? 0 : options.bias.broadcast(b, h, i, j);
           if (bias == -infinity) continue;
           double score = plain_score(options, q, k, b, h, i, j, position - j) + bias;
-          if (options.score) score = options.score(score, b, h, i, j);
+          if (options.score) score = options.score(score, b, h, position, j);
           scores.push_back(score);
           seen.push_back(j);
         }

@@ -19,7 +19,7 @@ result by_pattern(const tensor<double>& q, const tensor<double>& k, const tensor
         for (index j = 0; j < keys; ++j) {
           if ((options.causal && j > position) || !sees(options, h, position, j, keys)) continue;
           double score = plain_score(options, q, k, b, h, i, j, position - j);
-          if (options.score) score = options.score(score, b, h, i, j);
+          if (options.score) score = options.score(score, b, h, position, j);
           scores.push_back(score);
           seen.push_back(j);
         }

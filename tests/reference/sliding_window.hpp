@@ -50,7 +50,7 @@ inline result sliding_window(const tensor<double>& q, const tensor<double>& k, c
           if (options.causal && j > position) continue;
           if (!global_query && !is_global(options, j) && !in_window(options, h, j - position)) continue;
           double score = plain_score(options, row_q, row_k, b, h, i, j, position - j);
-          if (options.score) score = options.score(score, b, h, i, j);
+          if (options.score) score = options.score(score, b, h, position, j);
           scores.push_back(score);
           seen.push_back(j);
         }

@@ -58,12 +58,12 @@ TEST_CASE("kv_cache refuses what does not fit", "[refusals]") {
     INFO(message);
     CHECK(well_formed(message, "kv_cache"));
   };
-  check(refusal([] { attn::kv_cache<float>(-1, 2, 8); }));
-  check(refusal([] { attn::kv_cache<float>(2, -2, 8); }));
-  check(refusal([] { attn::kv_cache<float>(2, 2, -8); }));
-  check(refusal([] { attn::kv_cache<float>(2, 2, 8, -5); }));
+  check(refusal([] { attn::kv_cache<float>({.batch = -1, .heads = 2, .dim = 8}); }));
+  check(refusal([] { attn::kv_cache<float>({.batch = 2, .heads = -2, .dim = 8}); }));
+  check(refusal([] { attn::kv_cache<float>({.batch = 2, .heads = 2, .dim = -8}); }));
+  check(refusal([] { attn::kv_cache<float>({.batch = 2, .heads = 2, .dim = 8, .value_dim = -5}); }));
 
-  attn::kv_cache<float> cache(2, 2, 8, 5);
+  attn::kv_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5});
   cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
   check(refusal([&] { cache.append(shaped(1, 2, 3, 8), shaped(1, 2, 3, 5)); }));
   check(refusal([&] { cache.append(shaped(2, 4, 3, 8), shaped(2, 4, 3, 5)); }));
@@ -74,11 +74,11 @@ TEST_CASE("kv_cache refuses what does not fit", "[refusals]") {
   check(refusal([&] { cache.truncate(4); }));
   check(refusal([&] { cache.truncate(-1); }));
   check(refusal([&] { cache.reserve(-1); }));
-  CHECK(cache.size() == 3);
+  CHECK(cache.tokens() == 3);
 }
 
 TEST_CASE("full_softmax_step refuses what does not fit", "[refusals]") {
-  attn::kv_cache<float> cache(2, 2, 8, 5);
+  attn::kv_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5});
   cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
   tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
   attn::execution serial;
@@ -89,7 +89,7 @@ TEST_CASE("full_softmax_step refuses what does not fit", "[refusals]") {
     INFO(message << " should mention " << says);
     CHECK(well_formed(message, "full_softmax_step"));
     CHECK(message.find(says) != std::string::npos);
-    CHECK(cache.size() == 3);
+    CHECK(cache.tokens() == 3);
     CHECK(untouched(out));
     CHECK(untouched(lse));
   };
@@ -118,10 +118,10 @@ TEST_CASE("full_softmax_step refuses what does not fit", "[refusals]") {
 
 TEST_CASE("sliding_window_cache refuses what does not fit", "[refusals]") {
   const auto check = [](const char* says, index left, std::vector<index> dilation, std::vector<index> globals,
-                        std::array<index, 4> shape = {2, 2, 8, 5}) {
+                        attn::state_extents extents = {.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}) {
     const attn::sliding_window_cache_options options{left, dilation, globals};
     const std::string message =
-        refusal([&] { attn::sliding_window_cache<float>(shape[0], shape[1], shape[2], shape[3], options); });
+        refusal([&] { attn::sliding_window_cache<float>(extents, options); });
     INFO(message << " should mention " << says);
     CHECK(well_formed(message, "sliding_window_cache"));
     CHECK(message.find(says) != std::string::npos);
@@ -138,16 +138,16 @@ TEST_CASE("sliding_window_cache refuses what does not fit", "[refusals]") {
   check("dim", 4, {}, {}, {2, 2, -8, 5});
   check("dim", 4, {}, {}, {2, 2, 8, -5});
 
-  attn::sliding_window_cache<float> cache(2, 2, 8, 5, {.left = 4});
+  attn::sliding_window_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}, {.left = 4});
   CHECK(well_formed(refusal([&] { cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 2, 5)); }), "sliding_window_cache"));
   CHECK(well_formed(refusal([&] { cache.append(shaped(2, 2, 3, 5), shaped(2, 2, 3, 5)); }), "sliding_window_cache"));
-  CHECK(cache.size() == 0);
+  CHECK(cache.tokens() == 0);
 }
 
 TEST_CASE("sliding_window_step refuses what does not fit", "[refusals]") {
   attn::sliding_window_cache_options window;
   window.left = 4;
-  attn::sliding_window_cache<float> cache(2, 2, 8, 5, window);
+  attn::sliding_window_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}, window);
   tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
   attn::execution serial;
   const auto check = [&](const char* says, const step_inputs& in, out_view<float> to,
@@ -157,7 +157,7 @@ TEST_CASE("sliding_window_step refuses what does not fit", "[refusals]") {
     INFO(message << " should mention " << says);
     CHECK(well_formed(message, "sliding_window_step"));
     CHECK(message.find(says) != std::string::npos);
-    CHECK(cache.size() == 0);
+    CHECK(cache.tokens() == 0);
     CHECK(untouched(out));
     CHECK(untouched(lse));
   };
@@ -180,7 +180,7 @@ TEST_CASE("sliding_window_step refuses a dilation per head for other heads", "[r
   attn::sliding_window_cache_options window;
   const std::vector<index> per_head = {1, 2};
   window.left = 4, window.dilation = per_head;
-  attn::sliding_window_cache<float> cache(2, 2, 8, 5, window);
+  attn::sliding_window_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}, window);
   tensor<float> out(2, 4, 2, 5, 7);
   attn::execution serial;
   const step_inputs in;

@@ -53,9 +53,10 @@ template <class S>
 void check(full_softmax_problem p, const std::vector<index>& chunks) {
   p.options.causal = true;
   p = rounded<S>(p);
-  attn::kv_cache<S> cache(p.k.batch(), p.k.heads(), p.k.dim(), p.v.dim());
+  attn::kv_cache<S> cache(
+      {.batch = p.k.batch(), .heads = p.k.heads(), .dim = p.k.dim(), .value_dim = p.v.dim()});
   const reference::result actual = decode<S>(p, chunks, cache), wanted = expected(p);
-  CHECK(cache.size() == p.k.length());
+  CHECK(cache.tokens() == p.k.length());
   CHECK(relative_error(actual.out, wanted.out) <= tolerance<S>::out);
   CHECK(relative_error(actual.lse, wanted.lse) <= tolerance<S>::lse);
 }
@@ -115,14 +116,14 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_step: grouped queries over a longer cache"
 TEMPLATE_LIST_TEST_CASE("kv_cache: holds what was appended", "[kv_cache]", all_types) {
   const auto p = hundred_tokens();
   const auto k = cast<TestType>(p.k), v = cast<TestType>(p.v);
-  attn::kv_cache<TestType> cache(2, 2, 20, 12);
-  CHECK(cache.size() == 0);
+  attn::kv_cache<TestType> cache({.batch = 2, .heads = 2, .dim = 20, .value_dim = 12});
+  CHECK(cache.tokens() == 0);
   CHECK(cache.keys().extents() == std::array<index, 4>{2, 2, 0, 20});
   for (index begin : {0, 10, 20, 90}) {
     const index count = begin == 20 ? 70 : 10;
     const auto some_k = part<TestType>(p.k, begin, count), some_v = part<TestType>(p.v, begin, count);
     cache.append(view(some_k), view(some_v));
-    CHECK(cache.size() == begin + count);
+    CHECK(cache.tokens() == begin + count);
   }
   CHECK(same(cache.keys(), k));
   CHECK(same(cache.values(), v));
@@ -131,21 +132,21 @@ TEMPLATE_LIST_TEST_CASE("kv_cache: holds what was appended", "[kv_cache]", all_t
 
   SECTION("truncate keeps the first tokens") {
     cache.truncate(37);
-    CHECK(cache.size() == 37);
+    CHECK(cache.tokens() == 37);
     CHECK(same(cache.keys(), rows(k, 0, 37)));
     cache.append(view(std::as_const(k)).slice(2, 37, 63), view(std::as_const(v)).slice(2, 37, 63));
     CHECK(same(cache.keys(), k));
     CHECK(same(cache.values(), v));
   }
-  SECTION("clear empties it and keeps the memory") {
+  SECTION("reset empties it and keeps the memory") {
     const std::size_t bytes = cache.bytes();
-    cache.clear();
-    CHECK(cache.size() == 0);
+    cache.reset();
+    CHECK(cache.tokens() == 0);
     CHECK(cache.bytes() == bytes);
   }
   SECTION("a copy stands for itself") {
     auto copy = cache;
-    cache.clear();
+    cache.reset();
     const tensor<TestType> zeros_k(2, 2, 50, 20), zeros_v(2, 2, 50, 12);
     cache.append(view(zeros_k), view(zeros_v));
     CHECK(same(copy.keys(), k));
@@ -160,20 +161,20 @@ TEMPLATE_LIST_TEST_CASE("kv_cache: holds what was appended", "[kv_cache]", all_t
 }
 
 TEST_CASE("kv_cache: what was reserved does not move", "[kv_cache]") {
-  attn::kv_cache<float> cache(1, 2, 8);
+  attn::kv_cache<float> cache({.heads = 2, .dim = 8});
   cache.reserve(500);
   CHECK(cache.capacity() >= 500);
-  CHECK(cache.size() == 0);
+  CHECK(cache.tokens() == 0);
   const float* held = cache.keys().data();
   const tensor<float> token(1, 2, 1, 8, 1.5f);
   for (int n = 0; n < 500; ++n) cache.append(view(token), view(token));
   CHECK(cache.keys().data() == held);
   cache.reserve(10);
-  CHECK(cache.size() == 500);
+  CHECK(cache.tokens() == 500);
 }
 
 TEST_CASE("kv_cache: appending is cheap without reserving", "[kv_cache]") {
-  attn::kv_cache<float> cache(1, 1, 4);
+  attn::kv_cache<float> cache({.dim = 4});
   const tensor<float> token(1, 1, 1, 4, 1.5f);
   int moves = 0;
   for (int n = 0; n < 4000; ++n) {
@@ -185,7 +186,7 @@ TEST_CASE("kv_cache: appending is cheap without reserving", "[kv_cache]") {
 }
 
 TEST_CASE("full_softmax_step: scratch does not grow with the cache", "[kv_cache]") {
-  attn::kv_cache<float> cache(1, 2, 32);
+  attn::kv_cache<float> cache({.heads = 2, .dim = 32});
   attn::execution execution;
   std::size_t at_1024 = 0;
   const tensor<float> q(1, 8, 1, 32, 0.1f), token(1, 2, 1, 32, 0.2f), chunk(1, 2, 1023, 32, 0.3f);
@@ -195,29 +196,29 @@ TEST_CASE("full_softmax_step: scratch does not grow with the cache", "[kv_cache]
     compiled_full_softmax<float>::step(cache, view(q), view(token), view(token), view(out), {}, {}, execution);
     if (n == 1) at_1024 = execution.scratch_bytes();
   }
-  CHECK(cache.size() == 8192);
+  CHECK(cache.tokens() == 8192);
   CHECK(execution.scratch_bytes() == at_1024);
 }
 
 TEST_CASE("full_softmax_step: what a score function throws leaves the cache as it was", "[kv_cache]") {
-  attn::kv_cache<float> cache(1, 1, 4);
+  attn::kv_cache<float> cache({.dim = 4});
   const tensor<float> x(1, 1, 3, 4, 0.5f);
   tensor<float> out(1, 1, 3, 4);
   cache.append(view(x), view(x));
   const auto score = [](float s, index, index, index i, index) { return i < 5 ? s : throw std::runtime_error("no"); };
   CHECK_THROWS_AS(attn::full_softmax_step(cache, view(x), view(x), view(x), view(out), {}, score), std::runtime_error);
-  CHECK(cache.size() == 3);
+  CHECK(cache.tokens() == 3);
 }
 
 TEST_CASE("full_softmax_step: queries that lie in the cache are refused", "[kv_cache]") {
-  attn::kv_cache<float> cache(1, 1, 4);
+  attn::kv_cache<float> cache({.dim = 4});
   const tensor<float> x(1, 1, 16, 4, 0.5f);
   tensor<float> out(1, 1, 1, 4);
   cache.append(view(x), view(x));
   const auto token = view(x).slice(2, 0, 1);
   CHECK_THROWS_AS(attn::full_softmax_step(cache, cache.keys().slice(2, 3, 1), token, token, view(out)),
                   std::invalid_argument);
-  CHECK(cache.size() == 16);
+  CHECK(cache.tokens() == 16);
 }
 
 }  // namespace testing

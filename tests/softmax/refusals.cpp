@@ -1,4 +1,6 @@
-// Bad input is refused at the door: std::invalid_argument in one sentence, out and lse untouched.
+// Bad input is refused on entry: std::invalid_argument in one sentence, out and lse untouched.
+#include <attn/softmax/merge_softmax.hpp>
+
 #include "support/refusals.hpp"
 
 namespace testing {

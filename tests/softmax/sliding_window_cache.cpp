@@ -15,7 +15,7 @@ struct stream {
   explicit stream(const sliding_window_problem& problem)
       : p(problem),
         stored(p.options),
-        cache(p.k.batch(), p.k.heads(), p.k.dim(), p.v.dim(),
+        cache({.batch = p.k.batch(), .heads = p.k.heads(), .dim = p.k.dim(), .value_dim = p.v.dim()},
               {stored.options.left, stored.options.dilation, stored.options.global_positions}) {}
 
   reference::result feed(const std::vector<index>& chunks) {
@@ -58,7 +58,7 @@ template <class S>
 void check(const sliding_window_problem& problem, const std::vector<index>& chunks) {
   stream<S> s(rounded<S>(problem));
   const reference::result actual = s.feed(chunks), wanted = expected(s.p);
-  CHECK(s.cache.size() == 150);
+  CHECK(s.cache.tokens() == 150);
   CHECK(relative_error(actual.out, wanted.out) <= tolerance<S>::out);
   CHECK(relative_error(actual.lse, wanted.lse) <= tolerance<S>::lse);
 }
@@ -100,8 +100,8 @@ TEST_CASE("sliding_window_cache: size, capacity and bytes", "[sliding_window_cac
   options.left = 20;
   const std::vector<index> dilation = {3}, positions = {0, 7};
   options.dilation = dilation, options.global_positions = positions;
-  attn::sliding_window_cache<float> cache(1, 2, 8, 6, options);
-  CHECK(cache.size() == 0);
+  attn::sliding_window_cache<float> cache({.heads = 2, .dim = 8, .value_dim = 6}, options);
+  CHECK(cache.tokens() == 0);
   CHECK(cache.capacity() >= 20 * 3 + 1);
   CHECK(cache.capacity() <= 2 * (20 * 3 + 1));  // a ring, not the sequence
   CHECK(cache.bytes() >= static_cast<std::size_t>(20 * 3 + 1) * 2 * (8 + 6) * sizeof(float));
@@ -112,7 +112,7 @@ TEST_CASE("sliding_window_cache: size, capacity and bytes", "[sliding_window_cac
   attn::execution serial;
   for (int n = 0; n < 5; ++n)
     compiled_sliding_window<float>::step(cache, view(q), view(k), view(v), view(out), {}, {}, serial);
-  CHECK(cache.size() == 5000);
+  CHECK(cache.tokens() == 5000);
   CHECK(cache.bytes() == bytes);
 }
 
@@ -134,8 +134,8 @@ TEST_CASE("sliding_window_cache: reset starts over, a copy goes its own way", "[
   s.feed({70});
   auto copy = s.cache;
   s.cache.reset();
-  CHECK(s.cache.size() == 0);
-  CHECK(copy.size() == 70);
+  CHECK(s.cache.tokens() == 0);
+  CHECK(copy.tokens() == 70);
   CHECK(relative_error(s.feed(feedings[4]).out, wanted) <= tolerance<float>::out);
 
   s.cache = copy;  // go on from token 70
@@ -155,7 +155,7 @@ TEST_CASE("sliding_window_cache: tokens may be fed without asking", "[sliding_wi
     stream<float> s(p);
     const auto past_k = cast<float>(rows(p.k, 0, quiet)), past_v = cast<float>(rows(p.v, 0, quiet));
     s.cache.append(view(past_k), view(past_v));
-    CHECK(s.cache.size() == quiet);
+    CHECK(s.cache.tokens() == quiet);
     const index rest = 150 - quiet;
     const auto q = cast<float>(rows(p.q, quiet, rest)), k = cast<float>(rows(p.k, quiet, rest)),
                v = cast<float>(rows(p.v, quiet, rest));
@@ -167,14 +167,14 @@ TEST_CASE("sliding_window_cache: tokens may be fed without asking", "[sliding_wi
 }
 
 TEST_CASE("sliding_window_step: what a score function throws resets the stream", "[sliding_window_cache]") {
-  attn::sliding_window_cache<float> cache(1, 1, 4, 4, {.left = 3});
+  attn::sliding_window_cache<float> cache({.dim = 4}, {.left = 3});
   const tensor<float> x(1, 1, 8, 4, 0.5f);
   tensor<float> out(1, 1, 8, 4);
   cache.append(view(x), view(x));
   const auto score = [](float s, index, index, index i, index) { return i < 12 ? s : throw std::runtime_error("no"); };
   CHECK_THROWS_AS(attn::sliding_window_step(cache, view(x), view(x), view(x), view(out), {}, score),
                   std::runtime_error);
-  CHECK(cache.size() == 0);
+  CHECK(cache.tokens() == 0);
 }
 
 }  // namespace testing

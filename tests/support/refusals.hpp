@@ -138,6 +138,7 @@ std::vector<refused<Door>> common_refusals() {
        }},
       {"a scale of NaN", "scale", [nan](auto& d) { d.options.scale = nan; }},
       {"an infinite scale", "scale", [](auto& d) { d.options.scale = HUGE_VALF; }},
+      {"a scale that overflows in base 2", "scale", [](auto& d) { d.options.scale = -3e38f; }},
   };
   const auto add = [&list](std::vector<refused<Door>> more) { list.insert(list.end(), more.begin(), more.end()); };
   if constexpr (requires(Door& d) { d.options.lse; })
@@ -175,11 +176,15 @@ std::vector<refused<Door>> common_refusals() {
         {"a softcap of 0", "softcap", [](auto& d) { d.options.softcap = 0.0f; }},
         {"a negative softcap", "softcap", [](auto& d) { d.options.softcap = -2.0f; }},
         {"a softcap of NaN", "softcap", [nan](auto& d) { d.options.softcap = nan; }},
+        {"a softcap whose inverse overflows", "softcap", [](auto& d) { d.options.softcap = 1e-40f; }},
     });
   if constexpr (requires(Door& d) { d.options.sinks; })
     add({
         {"too few sinks", "sinks", [](auto& d) { d.options.sinks = d.values(2); }},
         {"too many sinks", "sinks", [](auto& d) { d.options.sinks = d.values(8); }},
+        {"a sink of NaN", "sinks that are finite", [nan](auto& d) { d.options.sinks = d.values(4), d.numbers[2] = nan; }},
+        {"an infinite sink", "sinks that are finite, or -infinity for none; found inf",
+         [](auto& d) { d.options.sinks = d.values(4), d.numbers[3] = HUGE_VALF; }},
         {"sinks in out", "overlap", [](auto& d) { d.options.sinks = std::span(d.out.data).last(4); }},
         {"sinks in lse", "overlap", [](auto& d) { d.options.sinks = std::span(d.lse.data).last(4); }},
     });
@@ -187,6 +192,10 @@ std::vector<refused<Door>> common_refusals() {
     add({
         {"too few slopes", "alibi_slopes", [](auto& d) { d.options.alibi_slopes = d.values(3); }},
         {"too many slopes", "alibi_slopes", [](auto& d) { d.options.alibi_slopes = d.values(5); }},
+        {"a slope of NaN", "alibi_slopes that are finite",
+         [nan](auto& d) { d.options.alibi_slopes = d.values(4), d.numbers[0] = nan; }},
+        {"an infinite slope", "alibi_slopes that are finite; found -inf",
+         [](auto& d) { d.options.alibi_slopes = d.values(4), d.numbers[1] = -HUGE_VALF; }},
         {"slopes in out", "overlap", [](auto& d) { d.options.alibi_slopes = std::span(d.out.data).first(4); }},
         {"slopes in lse", "overlap", [](auto& d) { d.options.alibi_slopes = std::span(d.lse.data).first(4); }},
     });

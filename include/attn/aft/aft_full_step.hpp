@@ -1,6 +1,6 @@
 // attn: aft_full token by token, over a cache that grows.
 //
-//   attn::kv_cache<float> cache(batch, heads, dim);
+//   attn::kv_cache<float> cache({.batch = batch, .heads = heads, .dim = dim});
 //   attn::aft_full_step(cache, q_t, k_t, v_t, out_t, w);      // a token or a chunk: what causal aft_full gives
 #pragma once
 
@@ -25,12 +25,12 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
   const tensor_view<const S> biases = detail::parameter_view(w);
   const tensor_view<S> to = as_view(out);
-  const auto call = detail::check_aft_step<S>(check, cache.batch(), cache.kv_heads(), cache.dim(), queries, keys, values,
+  const auto call = detail::check_aft_step<S>(check, cache.batch(), cache.heads(), cache.dim(), queries, keys, values,
                                               to, options.gate);
   check.equal("value dim = cache value dim", cache.value_dim(), call.dim);
   detail::check_parameter(check, biases, to);
   check.broadcasts("w heads", call.heads, biases.extent(1));
-  const index before = cache.size(), tokens = call.length, parts = call.parts();
+  const index before = cache.tokens(), tokens = call.length, parts = call.parts();
   check.at_least("w rows", before + tokens, biases.extent(2));
   check.at_least("w columns", before + tokens, biases.extent(3));
   cache.check_tokens(check, keys, values);

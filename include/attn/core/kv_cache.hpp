@@ -1,33 +1,36 @@
 // attn: keys and values of the tokens so far, for operators that decode with a cache that grows.
 //
-// Memory   batch * kv_heads * capacity * (dim + value_dim) elements. It grows as tokens come, doubling; reserve() makes
-//          the room once.
+//   attn::kv_cache<float> cache({.batch = 2, .heads = 8, .dim = 64});
+//   cache.append(k, v);                                             // or by the step of an operator
+//
+// Memory   batch * heads * capacity * (dim + value_dim) elements. It grows as tokens come, doubling; reserve() allocates
+//          once.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/state_extents.hpp>
 
 #include <vector>
 
 namespace attn::inline ATTN_ISA {
 
-/// Keys [B, Hkv, size, D] and values [B, Hkv, size, Dv] of the tokens so far, each head contiguous. One that was moved
-/// from may only be assigned to or destroyed.
+/// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv], each head contiguous. One that was moved from may only be
+/// assigned to or destroyed.
 template <element S>
 class kv_cache {
  public:
-  /// An empty cache. Throws std::invalid_argument for a negative extent.
-  kv_cache(index batch, index kv_heads, index dim, index value_dim)
-      : batch_(batch), heads_(kv_heads), dim_(dim), dim_v_(value_dim) {
-    detail::check_cache(detail::validator("kv_cache"), batch, kv_heads, dim, value_dim);
-  }
-  kv_cache(index batch, index kv_heads, index dim) : kv_cache(batch, kv_heads, dim, dim) {}
+  /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent.
+  explicit kv_cache(const state_extents& extents)
+      : extents_(detail::check_state_extents(detail::validator("kv_cache"), extents)) {}
 
-  index size() const { return size_; }
+  /// Tokens fed so far.
+  index tokens() const { return tokens_; }
+  /// Tokens there is room for.
   index capacity() const { return capacity_; }
-  index batch() const { return batch_; }
-  index kv_heads() const { return heads_; }
-  index dim() const { return dim_; }
-  index value_dim() const { return dim_v_; }
+  index batch() const { return extents_.batch; }
+  index heads() const { return extents_.heads; }
+  index dim() const { return extents_.dim; }
+  index value_dim() const { return extents_.value_dim; }
   std::size_t bytes() const { return (keys_.capacity() + values_.capacity()) * sizeof(S); }
 
   /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
@@ -36,12 +39,13 @@ class kv_cache {
     const detail::validator check("kv_cache");
     check.at_least("tokens to reserve", 0, tokens);
     if (tokens <= capacity_) return;
-    std::vector<S> keys(static_cast<std::size_t>(check.fits("keys", {batch_, heads_, tokens, dim_})));
-    std::vector<S> values(static_cast<std::size_t>(check.fits("values", {batch_, heads_, tokens, dim_v_})));
-    for (index h = 0; h < batch_ * heads_; ++h) {
-      std::copy_n(keys_.data() + h * capacity_ * dim_, size_ * dim_, keys.data() + h * tokens * dim_);
-      std::copy_n(values_.data() + h * capacity_ * dim_v_, size_ * dim_v_, values.data() + h * tokens * dim_v_);
-    }
+    const auto grown = [&](const char* what, const std::vector<S>& from, index dim) {
+      std::vector<S> to(static_cast<std::size_t>(check.fits(what, {batch(), heads(), tokens, dim})));
+      for (index h = 0; h < batch() * heads() && tokens_ > 0; ++h)
+        std::copy_n(from.data() + h * capacity_ * dim, tokens_ * dim, to.data() + h * tokens * dim);
+      return to;
+    };
+    std::vector<S> keys = grown("keys", keys_, dim()), values = grown("values", values_, value_dim());
     keys_ = std::move(keys);
     values_ = std::move(values);
     capacity_ = tokens;
@@ -49,11 +53,12 @@ class kv_cache {
 
   /// Forgets all but the first `tokens` tokens; the memory stays.
   void truncate(index tokens) {
-    if (tokens < 0 || tokens > size_)
-      detail::validator("kv_cache").fail(detail::text({"tokens to keep from 0 to ", size_}), tokens);
-    size_ = tokens;
+    if (tokens < 0 || tokens > tokens_)
+      detail::validator("kv_cache").fail(detail::text({"tokens to keep from 0 to ", tokens_}), tokens);
+    tokens_ = tokens;
   }
-  void clear() { size_ = 0; }
+  /// Forgets all tokens; the memory stays.
+  void reset() { tokens_ = 0; }
 
   /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv]: a copy, and now and then a move of what is there.
   /// Throws std::invalid_argument for shapes that do not fit or views of the cache itself, before anything changes.
@@ -62,12 +67,12 @@ class kv_cache {
     append_views(detail::validator("kv_cache"), as_view(k), as_view(v));
   }
 
-  tensor_view<const S> keys() const { return view(keys_.data(), dim_); }
-  tensor_view<const S> values() const { return view(values_.data(), dim_v_); }
+  tensor_view<const S> keys() const { return view(keys_, dim()); }
+  tensor_view<const S> values() const { return view(values_, value_dim()); }
 
   // For the step: checks what append() would, and nothing else.
   void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
-    detail::check_tokens(check, batch_, heads_, dim_, dim_v_, k, v);
+    detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
     no_alias(check, "k", k);
     no_alias(check, "v", v);
   }
@@ -77,8 +82,10 @@ class kv_cache {
   }
 
  private:
-  tensor_view<const S> view(const S* data, index dim) const {
-    return {data, {batch_, heads_, size_, dim}, {heads_ * capacity_ * dim, capacity_ * dim, dim, 1}};
+  tensor_view<const S> view(const std::vector<S>& memory, index dim) const {
+    return {memory.data(),
+            {batch(), heads(), tokens_, dim},
+            {heads() * capacity_ * dim, capacity_ * dim, dim, 1}};
   }
   static tensor_view<const S> whole(const std::vector<S>& memory) {
     return {memory.data(), {1, 1, 1, static_cast<index>(memory.size())}};
@@ -86,23 +93,23 @@ class kv_cache {
 
   void append_views(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v) {
     check_tokens(check, k, v);
-    const index tokens = k.extent(2);
-    if (size_ + tokens > capacity_) reserve(std::max({size_ + tokens, 2 * capacity_, index(16)}));
+    const index count = k.extent(2);
+    if (tokens_ + count > capacity_) reserve(std::max({tokens_ + count, 2 * capacity_, index(16)}));
     const auto copy = [&](const tensor_view<const S>& from, std::vector<S>& to, index dim) {
-      for (index b = 0; b < batch_; ++b)
-        for (index h = 0; h < heads_; ++h)
-          for (index i = 0; i < tokens; ++i) {
-            S* row = to.data() + ((b * heads_ + h) * capacity_ + size_ + i) * dim;
+      for (index b = 0; b < batch(); ++b)
+        for (index h = 0; h < heads(); ++h)
+          for (index i = 0; i < count; ++i) {
+            S* row = to.data() + ((b * heads() + h) * capacity_ + tokens_ + i) * dim;
             for (index d = 0; d < dim; ++d) row[d] = from(b, h, i, d);
           }
     };
-    copy(k, keys_, dim_);
-    copy(v, values_, dim_v_);
-    size_ += tokens;
+    copy(k, keys_, dim());
+    copy(v, values_, value_dim());
+    tokens_ += count;
   }
 
-  index batch_, heads_, dim_, dim_v_;
-  index size_ = 0, capacity_ = 0;
+  state_extents extents_;
+  index tokens_ = 0, capacity_ = 0;
   std::vector<S> keys_, values_;
 };
 

@@ -1,27 +1,32 @@
 // attn: exact softmax attention.
 //
-//   out_i = sum_j softmax_j(scale q_i.k_j + bias_ij) v_j       Vaswani et al. 2017, "Attention is all you need"
+//   out_i = sum_j softmax_j(s_ij) v_j,   s_ij = softcap(scale q_i.k_j) + bias_ij - slope |p_i - j|
+//                                                              Vaswani et al. 2017, "Attention is all you need"
 //
 //   attn::full_softmax(q, k, v, out);                          // Eigen matrices [length, dim]: one head
 //   attn::full_softmax(q, k, v, out, {.causal = true, .lse = lse}, threads);
-//   attn::full_softmax(q, k, v, out, {}, [](float s, auto b, auto h, auto i, auto j) { return i - j < 9 ? s : s - 1;
-//   });
+//   attn::full_softmax(q, k, v, out, {}, [](float s, auto b, auto h, auto i, auto j) { return i - j < 9 ? s : s - 1; });
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
-//          Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          Eigen::half / Eigen::bfloat16 in memory with float arithmetic. Query i is at position p_i = i + Lk - Lq, with
+//          true lengths: the last query at the last key.
 // Cost     2 B H Lq Lk (D + Dv) operations, half of it when causal. Scratch: the packed keys and values of one key head
 //          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to four queries, as
 //          in decoding, the keys are read in place and scratch does not depend on Lk.
+// Result   A row that sees no key is 0 and its lse -infinity, whatever its sink; so are rows of padding. Scores must be
+//          finite in the compute type; -infinity masks the key.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// A score function score(s, batch, head, i, j) may replace the score s of query row i and key row j after every other
-// term; -infinity masks the key. It is inlined, called in no particular order and from all threads of the execution at
-// once, not for keys that causal or lengths hide, and what it throws passes through, leaving out partly written.
+// A score function score(s, batch, head, i, j) may replace the score s after every other term; -infinity masks the key.
+// i is the position of the query (below 0 where there are more queries than keys), j that of the key. It is inlined,
+// called in no particular order and from all threads of the execution at once, not for keys that causal or lengths hide,
+// and what it throws passes through, leaving out partly written.
 #pragma once
 
+#include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 #include <attn/softmax/detail/streaming.hpp>
-#include <attn/softmax/merge_softmax.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -33,17 +38,17 @@ struct full_softmax_options {
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to there.
+  /// Query i sees the keys up to its position.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   tensor_view<const real> bias{};
   /// c tanh(s / c) on scale q.k, before bias and ALiBi.
   std::optional<real> softcap{};
-  /// ALiBi (Press 2021): -slope |distance of positions|, one slope a head.
+  /// ALiBi (Press 2021): -slope |distance of positions|, one finite slope per head.
   list_view<real> alibi_slopes{};
-  /// Attention sinks: a logit per head that joins the denominator and has no value.
+  /// Attention sinks: a logit per head that joins the denominator and has no value. Finite, or -infinity for none.
   list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   tensor_view<real, 3> lse{};
@@ -51,8 +56,7 @@ struct full_softmax_options {
 
 namespace detail {
 
-/// Up to this many queries a head are attended where the keys lie (few_queries.hpp); more are worth packing the keys
-/// for.
+/// Up to this many queries per head are attended where the keys lie (streaming.hpp); more are worth packing the keys.
 inline constexpr index few_queries = 4;
 
 /// One call, after its checks.
@@ -60,206 +64,166 @@ template <class S, class Score>
 struct full_call {
   using T = compute_type<S>;
 
-  const tensor_view<const S>&q, &k, &v;
-  const tensor_view<S>& out;
+  tensor_view<const S> q, k, v;
+  tensor_view<S> out;
   const full_softmax_options<S>& options;
   attention_shape shape;
   sequence_lengths lengths;
   score_terms<T, Score> terms;
 
   bool few(index b) const { return lengths.queries(b) <= few_queries; }
-  /// The keys query i sees end here.
-  index end_of(index b, index i) const {
-    const index keys = lengths.keys(b);
-    return options.causal ? std::clamp(i + keys - lengths.queries(b) + 1, index(0), keys) : keys;
-  }
+  /// The position of the first query.
+  index shift(index b) const { return lengths.keys(b) - lengths.queries(b); }
   const T* sink(index h) const { return per_head(options.sinks, h); }
   T* lse(index b, index h) const { return row_of(options.lse, b, h); }
+  void clear_padding(index b, index h, index begin, index end) const {
+    clear_rows(head_of(out, b, h), std::max(begin, lengths.queries(b)), std::min(end, shape.queries), lse(b, h),
+               options.lse.stride(2));
+  }
 
-  /// Pairs [first, first + count) of batch item and key head, by the blockwise kernel: packed, then attended.
-  void attend_pairs(index first, index count, execution& exec) const {
+  /// A wave of pairs of batch item and key head, by the blockwise kernel: packed, then attended.
+  void attend_pairs(const wave<packed_keys<T>>& pairs) const {
     constexpr index pack_step = 512;
-    const index group = shape.group(), packs = (shape.keys + pack_step - 1) / pack_step;
-    const index row_blocks = (shape.queries + max_rows - 1) / max_rows;
-    const auto slabs = exec.shared_scratch([&](arena& memory) {
-      auto* list = memory.allocate<packed_keys<T>>(count);
-      for (index n = 0; n < count; ++n) {
-        const auto slab = packed_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
-        if (list) list[n] = slab;
-      }
-      return list;
-    });
-    exec.for_each(count * packs, [&](index task, int) {
-      const index n = task / packs, b = (first + n) / shape.kv_heads, h = (first + n) % shape.kv_heads;
-      const index begin = task % packs * pack_step, end = std::min(begin + pack_step, lengths.keys(b));
-      if (begin < end && !few(b)) slabs[n].pack(head_of(k, b, h), head_of(v, b, h), begin, end);
+    const index group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
+    pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, packed_keys<T>& keys, index step, int) {
+      const index b = pair / shape.kv_heads, h = pair % shape.kv_heads;
+      const index begin = step * pack_step, end = std::min(begin + pack_step, lengths.keys(b));
+      if (begin < end && !few(b)) keys.pack(head_of(k, b, h), head_of(v, b, h), begin, end);
     });
     // The last row blocks of a causal call are the longest: they go first.
-    exec.for_each(count * group * row_blocks, [&](index task, int worker) {
-      const index i0 = (row_blocks - 1 - task / (count * group)) * max_rows;
-      const index n = task % (count * group) / group, b = (first + n) / shape.kv_heads;
-      const index h = (first + n) % shape.kv_heads * group + task % group;
-      const index queries = lengths.queries(b), i1 = std::min(i0 + max_rows, queries);
+    pairs.for_each(row_blocks * group, [&](index pair, const packed_keys<T>& keys, index step, int worker) {
+      const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * group + step % group;
+      const index i0 = (row_blocks - 1 - step / group) * max_rows, i1 = std::min(i0 + max_rows, lengths.queries(b));
       if (i0 < i1 && !few(b)) {
-        auto block =
-            exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+        auto block = pairs.exec.scratch(
+            worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
         block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-        for (index i = i0; i < i1; ++i) block.ranges[i - i0] = {0, end_of(b, i)};
-        attend(block, slabs[n], terms.for_head(b, h, lengths.keys(b) - queries));
+        const index all = lengths.keys(b);
+        for (index i = i0; i < i1; ++i)
+          block.ranges[i - i0] = {0, options.causal ? std::clamp(i + shift(b) + 1, index(0), all) : all};
+        attend(block, keys, terms.for_head(b, h, shift(b)));
         finish(block, head_of(out, b, h), sink(h), lse(b, h), options.lse.stride(2));
       }
-      clear_rows(head_of(out, b, h), std::max(i0, queries), std::min(i0 + max_rows, shape.queries), lse(b, h),
-                 options.lse.stride(2));
+      clear_padding(b, h, i0, i0 + max_rows);
     });
   }
 
   /// The batch items with few queries, by the streaming kernel: waves of chunks of keys, merged in order.
   void attend_few(execution& exec) const {
     const index most = std::min(few_queries, shape.queries), most_rows = shape.group() * most;
-    const index chunks = std::max<index>(1, (shape.keys + stream_chunk - 1) / stream_chunk);
-    const index tasks = shape.batch * shape.kv_heads * chunks, wave = exec.threads() == 1 ? 1 : 4 * exec.threads();
-    const auto states = exec.shared_scratch([&](arena& memory) {
-      auto* list = memory.allocate<online_softmax<T>>(wave + 1);
-      for (index n = 0; n <= wave; ++n) {
-        const auto state = online_softmax<T>::layout(memory, most_rows, shape.dim_v);
-        if (list) list[n] = state;
-      }
-      return list;
-    });
-    online_softmax<T>& total = states[wave];
-    for (index first = 0; first < tasks; first += wave) {
-      const index count = std::min(wave, tasks - first);
-      exec.for_each(count, [&](index n, int worker) {
-        const index pair = (first + n) / chunks, b = pair / shape.kv_heads, h = pair % shape.kv_heads;
-        if (!few(b)) return;
-        const index begin = (first + n) % chunks * stream_chunk, end = std::min(begin + stream_chunk, lengths.keys(b));
-        states[n].rows = shape.group() * lengths.queries(b);
-        states[n].clear();
-        if (begin >= end) return;
-        stream_queries<T> rows;
-        const auto scratch = exec.scratch(worker, [&](arena& memory) {
-          rows = stream_queries<T>::layout(memory, most_rows, shape.dim);
-          return stream_scratch<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
-        });
-        rows.begin(q, b, h * shape.group(), states[n].rows, lengths.queries(b), terms.query_factor());
-        attend_stream(
-            rows, head_of(k, b, h), head_of(v, b, h), {}, begin, end,
-            terms.for_head(b, 0, lengths.keys(b) - lengths.queries(b)),
-            options.causal ? stream_limit{lengths.keys(b) - lengths.queries(b) + 1, 1} : stream_limit{lengths.keys(b), 0},
-            scratch, states[n]);
+    const index chunks = std::max<index>(1, ceil_div(shape.keys, stream_chunk));
+    const index tasks = shape.batch * shape.kv_heads * chunks, threads = exec.active_threads();
+    const auto layout = [&](arena& memory) { return online_softmax<T>::layout(memory, most_rows, shape.dim_v); };
+    const auto workspace = exec.workspace(layout);
+    online_softmax<T> total = *workspace;  // of the key head under way, which may go on in the next wave
+    for_each_wave(exec, tasks, threads == 1 ? 1 : 4 * threads, layout, [&](const wave<online_softmax<T>>& some) {
+      some.for_each(1, [&](index task, online_softmax<T>& state, index, int worker) {
+        attend_chunk(task / chunks, task % chunks, most_rows, state, exec, worker);
       });
-      for (index n = 0; n < count; ++n) {
-        const index pair = (first + n) / chunks, chunk = (first + n) % chunks, b = pair / shape.kv_heads;
+      for (index n = 0; n < some.count; ++n) {
+        const index pair = (some.first + n) / chunks, chunk = (some.first + n) % chunks, b = pair / shape.kv_heads;
         if (!few(b)) continue;
         if (chunk == 0) {
-          total.rows = states[n].rows;
+          total.rows = some.scratch[n].rows;
           total.clear();
         }
-        total.merge(states[n]);
-        if (chunk + 1 < chunks) continue;
-        for (index r = 0; r < total.rows; ++r) {
-          const index h = pair % shape.kv_heads * shape.group() + r / lengths.queries(b), i = r % lengths.queries(b);
-          total.finish_row(r, sink(h), &out(b, h, i, 0), out.stride(3),
-                           lse(b, h) ? lse(b, h) + i * options.lse.stride(2) : nullptr);
-        }
+        total.merge(some.scratch[n]);
+        if (chunk + 1 == chunks) write_few(b, pair % shape.kv_heads, total);
       }
+    });
+  }
+
+  /// The few queries of one pair and one chunk of its keys.
+  void attend_chunk(index pair, index chunk, index most_rows, online_softmax<T>& state, execution& exec,
+                    int worker) const {
+    const index b = pair / shape.kv_heads, h = pair % shape.kv_heads;
+    if (!few(b)) return;
+    const index begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, lengths.keys(b));
+    state.rows = shape.group() * lengths.queries(b);
+    state.clear();
+    if (begin >= end) return;
+    stream_queries<T> rows;
+    const auto scratch = exec.scratch(worker, [&](arena& memory) {
+      rows = stream_queries<T>::layout(memory, most_rows, shape.dim);
+      return stream_scratch<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
+    });
+    rows.begin(q, b, h * shape.group(), state.rows, lengths.queries(b), terms.query_factor());
+    const auto limit = options.causal ? stream_limit{shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
+    attend_stream(rows, head_of(k, b, h), head_of(v, b, h), {}, begin, end, terms.for_head(b, 0, shift(b)), limit, scratch,
+                  state);
+  }
+
+  void write_few(index b, index kv, const online_softmax<T>& state) const {
+    for (index r = 0; r < state.rows; ++r) {
+      const index h = kv * shape.group() + r / lengths.queries(b), i = r % lengths.queries(b);
+      const auto to = head_of(out, b, h);
+      state.finish_row(r, sink(h), to.row(i), to.col_stride, lse(b, h) ? lse(b, h) + i * options.lse.stride(2) : nullptr);
     }
   }
 
   void run(execution& exec) const {
+    const double seen = static_cast<double>(shape.queries) * static_cast<double>(shape.keys);
+    const double tokens = static_cast<double>(shape.batch * shape.kv_heads * shape.keys);
+    const auto limit = exec.limit_threads({.operations = shape.operations_per_pair() * seen,
+                                           .bytes = tokens * static_cast<double>(shape.dim + shape.dim_v) * sizeof(S)});
     index few_items = 0;
     for (index b = 0; b < shape.batch; ++b) few_items += few(b);
     if (few_items > 0) attend_few(exec);
-    // A wave of pairs keeps the threads busy; serial, it is one pair.
-    const index pairs = shape.batch * shape.kv_heads, threads = exec.threads();
-    const index bytes = std::max<index>(1, shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T)));
-    const index wave =
-        threads == 1 ? 1 : std::clamp<index>((index(2) << 20) / bytes, threads, std::max(pairs, threads));
+    const index pairs = shape.batch * shape.kv_heads;
+    const index bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
     if (few_items < shape.batch)
-      for (index first = 0; first < pairs; first += wave) attend_pairs(first, std::min(wave, pairs - first), exec);
+      for_each_wave(
+          exec, pairs, wave_size(exec, pairs, bytes),
+          [&](arena& memory) { return packed_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v); },
+          [&](const wave<packed_keys<T>>& some) { attend_pairs(some); });
     else
       for (index b = 0; b < shape.batch; ++b)
-        for (index h = 0; h < shape.heads; ++h)
-          clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, lse(b, h), options.lse.stride(2));
+        for (index h = 0; h < shape.heads; ++h) clear_padding(b, h, 0, shape.queries);
   }
 };
 
-/// Everything full_softmax refuses, it refuses here.
+/// What full_softmax and its step refuse beside shapes and lengths.
 template <class S>
-std::pair<attention_shape, sequence_lengths> check_full_softmax(const validator& check, const tensor_view<const S>& q,
-                                                                const tensor_view<const S>& k,
-                                                                const tensor_view<const S>& v,
-                                                                const tensor_view<S>& out,
-                                                                const full_softmax_options<S>& options) {
-  const attention_shape shape = check_attention(check, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(check, shape, options);
+void check_full_softmax(const validator& check, const attention_shape& shape, const full_softmax_options<S>& options,
+                        const memory_layout& q, const memory_layout& k, const memory_layout& v,
+                        const memory_layout& out) {
   check_softmax_options(check, shape, options, q, k, v, out);
-  if (options.bias) {
-    check.readable("bias", options.bias);
-    check.broadcasts("bias batch", shape.batch, options.bias.extent(0));
-    check.broadcasts("bias heads", shape.heads, options.bias.extent(1));
-    check.broadcasts("bias query length", shape.queries, options.bias.extent(2));
-    check.equal("bias key length = key length", shape.keys, options.bias.extent(3));
-    check.no_alias("out", out, "bias", options.bias);
-    check.no_alias("lse", options.lse, "bias", options.bias);
-  }
-  return {shape, lengths};
-}
-
-/// A call that has passed its checks. `query_origin` is what the score function calls query 0.
-template <class S, class Score>
-void run_full_softmax(const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
-                      const tensor_view<S>& out, const full_softmax_options<S>& options, const attention_shape& shape,
-                      const sequence_lengths& lengths, Score& score, execution& exec, index query_origin = 0) {
-  using T = compute_type<S>;
-  score_terms<T, Score> terms = terms_of<T>(options, shape.dim, &score);
-  terms.query_origin = query_origin;
-  full_call<S, Score>{q, k, v, out, options, shape, lengths, terms}.run(exec);
-}
-
-/// What the caller gives as a score function, or nothing.
-template <class Score, class T>
-constexpr void require_score() {
-  static_assert(score_function<std::remove_reference_t<Score>, T> || std::same_as<std::remove_cvref_t<Score>, no_score>,
-                "attn: score must be callable as score(s, batch, head, i, j) and return a number");
+  if (!options.bias) return;
+  check.memory({{"out", out}, {"lse", options.lse}}, {{"bias", options.bias}});
+  check.broadcasts("bias batch", shape.batch, options.bias.extent(0));
+  check.broadcasts("bias heads", shape.heads, options.bias.extent(1));
+  check.broadcasts("bias query length", shape.queries, options.bias.extent(2));
+  check.equal("bias key length = key length", shape.keys, options.bias.extent(3));
 }
 
 }  // namespace detail
 
-/// Exact softmax attention with a score function, by an execution; either may be left out. See the top of the file.
-template <viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void full_softmax(const Q& q, const K& k, const V& v, O&& out,
-                  const full_softmax_options<element_of<const Q&>>& options, Score&& score, execution& exec) {
+/// Exact softmax attention; options, score and execution may each be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, class Options = full_softmax_options<element_of<const Q&>>,
+          class Score = detail::no_score>
+void full_softmax(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
+                  execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  detail::require_score<Score, compute_type<S>>();
+  using T = compute_type<S>;
+  const full_softmax_options<S>& chosen = detail::options_or_default<full_softmax_options<S>>(options);
+  auto&& scored = detail::callable_or_default<detail::no_score>(score);
+  detail::require_score<decltype(scored), T>();
   const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
   const tensor_view<S> to = as_view(out);
-  const auto [shape, lengths] =
-      detail::check_full_softmax(detail::validator("full_softmax"), queries, keys, values, to, options);
-  detail::run_full_softmax(queries, keys, values, to, options, shape, lengths, score, exec);
-}
-
-template <viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void full_softmax(const Q& q, const K& k, const V& v, O&& out,
-                  const full_softmax_options<element_of<const Q&>>& options, Score&& score) {
-  execution serial;
-  full_softmax(q, k, v, out, options, score, serial);
-}
-
-template <viewable Q, viewable K, viewable V, viewable O>
-void full_softmax(const Q& q, const K& k, const V& v, O&& out,
-                  const full_softmax_options<element_of<const Q&>>& options, execution& exec) {
-  full_softmax(q, k, v, out, options, detail::no_score{}, exec);
-}
-
-template <viewable Q, viewable K, viewable V, viewable O>
-void full_softmax(const Q& q, const K& k, const V& v, O&& out,
-                  const full_softmax_options<element_of<const Q&>>& options = {}) {
-  execution serial;
-  full_softmax(q, k, v, out, options, detail::no_score{}, serial);
+  const detail::validator check("full_softmax");
+  const detail::attention_shape shape = detail::check_attention(check, queries, keys, values, to);
+  const detail::sequence_lengths lengths = detail::check_lengths(check, shape, chosen);
+  detail::check_full_softmax(check, shape, chosen, queries, keys, values, to);
+  detail::full_call<S, std::remove_reference_t<decltype(scored)>>{.q = queries,
+                                                                  .k = keys,
+                                                                  .v = values,
+                                                                  .out = to,
+                                                                  .options = chosen,
+                                                                  .shape = shape,
+                                                                  .lengths = lengths,
+                                                                  .terms = detail::terms_of<T>(chosen, shape.dim, &scored)}
+      .run(detail::execution_of(exec, options, score));
 }
 
 }  // namespace attn

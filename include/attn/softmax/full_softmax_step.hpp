@@ -1,7 +1,17 @@
 // attn: decoding with a cache of keys and values.
 //
-//   attn::kv_cache<float> cache(batch, kv_heads, 64);
+//   attn::kv_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64});
 //   attn::full_softmax_step(cache, q_t, k_t, v_t, out_t);      // one token, or a chunk: what causal full_softmax gives
+//
+// Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which are at
+// the last n positions, to all tokens up to their own: the last n rows of one causal full_softmax over the whole
+// sequence. Options are those of full_softmax: it is always causal; `bias` is [B or 1, H or 1, n or 1, cache tokens with
+// the n new ones]; in `score` i and j are positions since the start.
+//
+// Cost     up to four tokens: one reading of the cache, and scratch memory that does not depend on its size. Longer
+//          chunks are attended as full_softmax does.
+// Throws   std::invalid_argument for shapes or options that do not fit, and for lengths, query_lengths and key_lengths,
+//          since all items of a batch have the same number of tokens, before anything, the cache included, changes.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>
@@ -9,71 +19,48 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which stand
-/// at the end, to all tokens up to their own: the last n rows of one causal full_softmax over the whole sequence. In
-/// `score` i and j count from the start of the sequence; `bias` is [B or 1, H or 1, n or 1, cache size with the n new
-/// tokens]. Lengths are refused: items of a batch go in step. Up to four tokens cost one reading of the cache and
-/// scratch memory that does not depend on its size; longer chunks are attended as full_softmax does. Throws
-/// std::invalid_argument before anything, the cache included, changes.
-template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
-                       const std::type_identity_t<full_softmax_options<S>>& options, Score&& score, execution& exec) {
+/// Feeds n tokens and attends their queries; options, score and execution may each be left out. See the top of the file.
+template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = full_softmax_options<S>,
+          class Score = detail::no_score>
+void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
+                       Score&& score = {}, execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
-  detail::require_score<Score, compute_type<S>>();
+  using T = compute_type<S>;
+  full_softmax_options<S> chosen = detail::options_or_default<full_softmax_options<S>>(options);
+  auto&& scored = detail::callable_or_default<detail::no_score>(score);
+  detail::require_score<decltype(scored), T>();
   const detail::validator check("full_softmax_step");
   const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
   const tensor_view<S> to = as_view(out);
+  detail::attention_shape shape = detail::check_attention(check, queries, keys, values, to);
   cache.check_tokens(check, keys, values);
-  check.equal("query length = key length", keys.extent(2), queries.extent(2));
-  if (!options.lengths.empty() || !options.query_lengths.empty() || !options.key_lengths.empty())
-    check.fail("no lengths, since all items of a batch go in step", "some");
-  full_softmax_options<S> causal = options;
-  causal.causal = true;
-  const index before = cache.size();
-  // What the attention would refuse it refuses before the cache changes, against views of the coming shape.
-  auto all = [&](const tensor_view<const S>& part) {
-    return tensor_view<const S>(
-        part.data(), {part.extent(0), part.extent(1), part.extent(2) ? before + part.extent(2) : 0, part.extent(3)},
-        {part.stride(0), part.stride(1), 0, part.stride(3)});
-  };
-  const auto [shape, lengths] = detail::check_full_softmax<S>(check, queries, all(keys), all(values), to, causal);
-  check.no_alias("out", to, "k", keys);
-  check.no_alias("out", to, "v", values);
-  check.no_alias("lse", options.lse, "k", keys);
-  check.no_alias("lse", options.lse, "v", values);
+  check.equal("query length = key length", shape.keys, shape.queries);
+  if (!chosen.lengths.empty() || !chosen.query_lengths.empty() || !chosen.key_lengths.empty())
+    check.fail("no lengths, since all items of a batch have the same number of tokens", "some");
+  chosen.causal = true;
+  const index before = cache.tokens();
+  shape.keys += before;
+  detail::check_full_softmax(check, shape, chosen, queries, keys, values, to);
   for (const auto& [what, x] : std::initializer_list<std::pair<const char*, detail::memory_layout>>{
-           {"q", queries}, {"out", to}, {"bias", options.bias}, {"lse", options.lse}})
+           {"q", queries}, {"out", to}, {"bias", chosen.bias}, {"lse", chosen.lse}})
     cache.no_alias(check, what, x);
   cache.append(keys, values);
   try {
-    detail::run_full_softmax(queries, cache.keys(), cache.values(), to, causal, shape, lengths, score, exec, before);
-  } catch (...) {
+    detail::full_call<S, std::remove_reference_t<decltype(scored)>>{
+        .q = queries,
+        .k = cache.keys(),
+        .v = cache.values(),
+        .out = to,
+        .options = chosen,
+        .shape = shape,
+        .lengths = {.full_queries = shape.queries, .full_keys = shape.keys},
+        .terms = detail::terms_of<T>(chosen, shape.dim, &scored)}
+        .run(detail::execution_of(exec, options, score));
+  } catch (...) {  // of the score function, or no memory
     cache.truncate(before);
     throw;
   }
-}
-
-template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
-                       const std::type_identity_t<full_softmax_options<S>>& options, Score&& score) {
-  execution serial;
-  full_softmax_step(cache, q, k, v, out, options, score, serial);
-}
-
-template <element S, viewable Q, viewable K, viewable V, viewable O>
-void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
-                       const std::type_identity_t<full_softmax_options<S>>& options, execution& exec) {
-  full_softmax_step(cache, q, k, v, out, options, detail::no_score{}, exec);
-}
-
-template <element S, viewable Q, viewable K, viewable V, viewable O>
-void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
-                       const std::type_identity_t<full_softmax_options<S>>& options = {}) {
-  execution serial;
-  full_softmax_step(cache, q, k, v, out, options, detail::no_score{}, serial);
 }
 
 }  // namespace attn

@@ -21,37 +21,29 @@ void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<elemen
   const tensor_view<S> into = as_view(out);
   const tensor_view<const S> from = as_view(other_out);
   const detail::validator check("merge_softmax");
-  check.writable("out", into);
-  check.writable("lse", lse);
-  check.readable("other_out", from);
-  check.readable("other_lse", other_lse);
-  check.equal("other_out batch = out batch", into.extent(0), from.extent(0));
-  check.equal("other_out heads = out heads", into.extent(1), from.extent(1));
-  check.equal("other_out length = out length", into.extent(2), from.extent(2));
-  check.equal("other_out dim = out dim", into.extent(3), from.extent(3));
-  check.equal("lse batch = out batch", into.extent(0), lse.extent(0));
-  check.equal("lse heads = out heads", into.extent(1), lse.extent(1));
-  check.equal("lse length = out length", into.extent(2), lse.extent(2));
-  check.equal("other_lse batch = out batch", into.extent(0), other_lse.extent(0));
-  check.equal("other_lse heads = out heads", into.extent(1), other_lse.extent(1));
-  check.equal("other_lse length = out length", into.extent(2), other_lse.extent(2));
-  check.no_alias("out", into, "lse", lse);
-  check.no_alias("out", into, "other_out", from);
-  check.no_alias("out", into, "other_lse", other_lse);
-  check.no_alias("lse", lse, "other_out", from);
-  check.no_alias("lse", lse, "other_lse", other_lse);
+  check.memory({{"out", into}, {"lse", lse}}, {{"other_out", from}, {"other_lse", other_lse}});
+  check.extents({{"other_out batch = out batch", into.extent(0), from.extent(0)},
+                 {"other_out heads = out heads", into.extent(1), from.extent(1)},
+                 {"other_out length = out length", into.extent(2), from.extent(2)},
+                 {"other_out dim = out dim", into.extent(3), from.extent(3)},
+                 {"lse batch = out batch", into.extent(0), lse.extent(0)},
+                 {"lse heads = out heads", into.extent(1), lse.extent(1)},
+                 {"lse length = out length", into.extent(2), lse.extent(2)},
+                 {"other_lse batch = out batch", into.extent(0), other_lse.extent(0)},
+                 {"other_lse heads = out heads", into.extent(1), other_lse.extent(1)},
+                 {"other_lse length = out length", into.extent(2), other_lse.extent(2)}});
 
   for (index b = 0; b < into.extent(0); ++b)
     for (index h = 0; h < into.extent(1); ++h)
       for (index i = 0; i < into.extent(2); ++i) {
         const T mine = lse(b, h, i), theirs = other_lse(b, h, i);
         if (theirs == -std::numeric_limits<T>::infinity()) continue;
-        const T top = std::max(mine, theirs), keep = std::exp(mine - top), take = std::exp(theirs - top);
-        const T sum = keep + take;
-        lse(b, h, i) = top + std::log(sum);
+        const T highest = std::max(mine, theirs), own = std::exp(mine - highest), others = std::exp(theirs - highest);
+        const T sum = own + others;
+        lse(b, h, i) = highest + std::log(sum);
         for (index d = 0; d < into.extent(3); ++d)
-          into(b, h, i, d) =
-              static_cast<S>((static_cast<T>(into(b, h, i, d)) * keep + static_cast<T>(from(b, h, i, d)) * take) / sum);
+          into(b, h, i, d) = static_cast<S>(
+              (static_cast<T>(into(b, h, i, d)) * own + static_cast<T>(from(b, h, i, d)) * others) / sum);
       }
 }
 

@@ -9,11 +9,16 @@
 //
 // Shapes   as full_softmax.
 // Cost     2 B H (D + Dv) operations for every pair of query and key it sees; keys that nobody sees are not touched.
-//          Scratch a thread: about (2 (left + right) + 500 + global positions) (D + Dv) numbers, whatever the length.
+//          Scratch per thread: about (2 (left + right) + 500 + global positions) (D + Dv) numbers, whatever the length.
+// Result   A row that sees no key is 0 and its lse -infinity, whatever its sink; so are rows of padding.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+//
+// score(s, batch, head, i, j) may replace the score s of the query at position i and the key at position j, after every
+// other term; -infinity masks the key. How it is called: full_softmax.hpp.
 #pragma once
 
-#include <attn/softmax/full_softmax.hpp>
+#include <attn/core/detail/arguments.hpp>
+#include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -26,14 +31,14 @@ struct sliding_window_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Keys seen beside the query itself, >= 0, or `unlimited`; a window of 2 w + 1 keys is left = right = w.
-  index left = 128, right = 128;
-  /// Nothing after the query's own position, not even a global key.
-  bool causal = false;
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// Nothing after the query's own position, not even a global key.
+  bool causal = false;
+  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  /// Keys seen beside the query itself, >= 0, or `unlimited`; a window of 2 w + 1 keys is left = right = w.
+  index left = 128, right = 128;
   /// Every how manyth key the window takes, >= 1: none given (1), one for all heads, or one per head.
   list_view<index> dilation{};
   /// Positions seen by every query, and whose queries see every key. Any order; once is enough; those beyond the length
@@ -43,9 +48,9 @@ struct sliding_window_options {
   tensor_view<const S> q_global{}, k_global{}, v_global{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
-  /// ALiBi: -slope |distance of positions|, one slope a head.
+  /// ALiBi: -slope |distance of positions|, one finite slope per head.
   list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value.
+  /// A logit per head that joins the denominator and has no value. Finite, or -infinity for none.
   list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   tensor_view<real, 3> lse{};
@@ -58,8 +63,8 @@ template <class T>
 struct window_scratch {
   row_block<T> block;
   packed_keys<T> keys, global_keys;
-  index* key_list = nullptr;  // rows of k that are in the slab
-  index* rank = nullptr;      // how many of them lie before an entry of the class
+  index* key_list = nullptr;  // rows of k that are packed
+  index* rank = nullptr;      // how many of them are before an entry of the class
   index* row_list = nullptr;  // rows of q that are in the block
 
   static window_scratch layout(arena& memory, index chunk, index reach, index globals, index dim, index dim_v) {
@@ -79,14 +84,14 @@ template <class S, class Score>
 struct window_call {
   using T = compute_type<S>;
 
-  const tensor_view<const S>&q, &k, &v;
-  const tensor_view<S>& out;
+  tensor_view<const S> q, k, v;
+  tensor_view<S> out;
   const sliding_window_options<S>& options;
   attention_shape shape;
   sequence_lengths lengths;
   score_terms<T, Score> terms;
-  std::span<const index> globals;  // ascending, each once
-  index left, right, chunk;        // window in keys of a class, cut to what can occur; queries a task takes
+  index left, right, chunk;          // window in keys of a class, cut to what can occur; queries a task takes
+  std::span<const index> globals{};  // ascending, each once
 
   /// Of one head; cut to where a step leaves the sequence, so that there are no more classes than positions.
   index dilation(index h) const {
@@ -186,11 +191,51 @@ struct window_call {
     }
     write(s.block, b, h);
   }
+
+  /// The list of globals, sorted once for all tasks.
+  std::span<const index> sorted_globals(execution& exec) const {
+    const index listed = std::ssize(options.global_positions);
+    index* const list = exec.shared_scratch([&](arena& memory) { return memory.allocate<index>(listed); });
+    std::copy(options.global_positions.begin(), options.global_positions.end(), list);
+    std::sort(list, list + listed);
+    return {list, std::unique(list, list + listed)};
+  }
+
+  void run(execution& exec) {
+    const double seen = static_cast<double>(std::min(left + right + 1 + std::ssize(options.global_positions), shape.keys));
+    const auto limit = exec.limit_threads(
+        {.operations = shape.operations_per_pair() * static_cast<double>(shape.queries) * seen,
+         .bytes = static_cast<double>(shape.batch * shape.kv_heads * (shape.dim + shape.dim_v)) * seen * sizeof(S)});
+    globals = sorted_globals(exec);
+    const index listed = std::ssize(globals), reach = std::min(left + right, shape.keys);
+    const auto layout = [&](arena& memory) {
+      return window_scratch<T>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v);
+    };
+    index pieces = 0;  // of the head that has most
+    for (index h = 0; h < shape.heads; ++h) pieces = std::max(pieces, chunks(h) * dilation(h));
+    const index heads = shape.batch * shape.heads, global_blocks = ceil_div(listed, max_rows);
+    // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
+    exec.for_each(heads * (global_blocks + pieces + 1), [&](index task, int worker) {
+      const index b = task % heads / shape.heads, h = task % heads % shape.heads, d = dilation(h);
+      index piece = task / heads;
+      if (piece < global_blocks) {
+        auto scratch = exec.scratch(worker, layout);
+        return attend_globals(b, h, piece * max_rows, scratch);
+      }
+      piece -= global_blocks;
+      if (piece == pieces)
+        return clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, row_of(options.lse, b, h),
+                          options.lse.stride(2));
+      if (piece >= chunks(h) * d) return;
+      auto scratch = exec.scratch(worker, layout);
+      attend_chunk(b, h, piece % d, piece / d, scratch);
+    });
+  }
 };
 
 template <class S>
 void check_window_options(const validator& check, const attention_shape& shape, const sliding_window_options<S>& options,
-                          const tensor_view<S>& out) {
+                          const memory_layout& out) {
   check.at_least("left", 0, options.left);
   check.at_least("right", 0, options.right);
   if (options.dilation.size() > 1) check_per_head(check, "dilation", options.dilation, shape.heads);
@@ -200,110 +245,52 @@ void check_window_options(const validator& check, const attention_shape& shape, 
   if (own == 0) return;
   if (own != 3) check.fail("q_global, k_global and v_global together", text({"only ", own, " of them"}));
   const attention_shape globals = check_attention(check, options.q_global, options.k_global, options.v_global, out);
-  check.equal("q_global dim = query dim", shape.dim, globals.dim);
-  check.equal("k_global heads = key heads", shape.kv_heads, globals.kv_heads);
-  check.equal("k_global length = key length", shape.keys, globals.keys);
-  if (options.lse) {
-    check.no_alias("lse", options.lse, "q_global", options.q_global);
-    check.no_alias("lse", options.lse, "k_global", options.k_global);
-    check.no_alias("lse", options.lse, "v_global", options.v_global);
-  }
-}
-
-template <class S, class Score>
-void sliding_window(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                    const tensor_view<const S>& v, const tensor_view<S>& out, const sliding_window_options<S>& options,
-                    Score& score, execution& exec) {
-  using T = compute_type<S>;
-  const attention_shape shape = check_attention(check, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(check, shape, options);
-  check_softmax_options(check, shape, options, q, k, v, out);
-  check_window_options(check, shape, options, out);
-
-  // The list of globals, sorted once for all.
-  const index listed = static_cast<index>(options.global_positions.size());
-  index* const list = exec.shared_scratch([&](arena& memory) { return memory.allocate<index>(listed); });
-  std::copy(options.global_positions.begin(), options.global_positions.end(), list);
-  std::sort(list, list + listed);
-  const index globals = std::unique(list, list + listed) - list;
-
-  // Longer windows take longer chunks: what a chunk packs and its neighbours pack again stays below twice its own.
-  const index all = shape.queries + shape.keys, left = std::min(options.left, all);
-  const index right = options.causal ? 0 : std::min(options.right, all);
-  const index chunk = round_up(std::clamp<index>(left + right, 4 * max_rows, 20 * max_rows), max_rows);
-  const window_call<S, Score> call{
-      q,
-      k,
-      v,
-      out,
-      options,
-      shape,
-      lengths,
-      terms_of<T>(options, shape.dim, &score),
-      {list, static_cast<std::size_t>(globals)},
-      left,
-      right,
-      chunk};
-  const index reach = std::min(left + right, shape.keys);
-  const auto layout = [&](arena& memory) {
-    return window_scratch<T>::layout(memory, chunk, reach, globals, shape.dim, shape.dim_v);
-  };
-
-  index pieces = 0;  // of the head that has most
-  for (index h = 0; h < shape.heads; ++h) pieces = std::max(pieces, call.chunks(h) * call.dilation(h));
-  const index heads = shape.batch * shape.heads, global_blocks = (globals + max_rows - 1) / max_rows;
-  // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
-  exec.for_each(heads * (global_blocks + pieces + 1), [&](index task, int worker) {
-    const index b = task % heads / shape.heads, h = task % heads % shape.heads, d = call.dilation(h);
-    index piece = task / heads;
-    if (piece < global_blocks) {
-      auto scratch = exec.scratch(worker, layout);
-      return call.attend_globals(b, h, piece * max_rows, scratch);
-    }
-    piece -= global_blocks;
-    if (piece == pieces)
-      return clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, row_of(options.lse, b, h),
-                        options.lse.stride(2));
-    if (piece >= call.chunks(h) * d) return;
-    auto scratch = exec.scratch(worker, layout);
-    call.attend_chunk(b, h, piece % d, piece / d, scratch);
-  });
+  check.extents({{"q_global dim = query dim", shape.dim, globals.dim},
+                 {"k_global heads = key heads", shape.kv_heads, globals.kv_heads},
+                 {"k_global length = key length", shape.keys, globals.keys}});
+  if (options.lse)
+    check.memory({{"lse", options.lse}},
+                 {{"q_global", options.q_global}, {"k_global", options.k_global}, {"v_global", options.v_global}});
 }
 
 }  // namespace detail
 
-/// Sliding-window attention; `score(s, batch, head, i, j)` may replace the score s of query row i and key row j, after
-/// every other term; -infinity masks the key.
-template <viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void sliding_window(const Q& q, const K& k, const V& v, O&& out,
-                    const sliding_window_options<element_of<const Q&>>& options, Score&& score, execution& exec) {
+/// Sliding-window attention; options, score and execution may each be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, class Options = sliding_window_options<element_of<const Q&>>,
+          class Score = detail::no_score>
+void sliding_window(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
+                    execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  detail::require_score<Score, compute_type<S>>();
-  detail::sliding_window<S>(detail::validator("sliding_window"), as_view(q), as_view(k), as_view(v), as_view(out), options,
-                            score, exec);
-}
+  using T = compute_type<S>;
+  const sliding_window_options<S>& chosen = detail::options_or_default<sliding_window_options<S>>(options);
+  auto&& scored = detail::callable_or_default<detail::no_score>(score);
+  detail::require_score<decltype(scored), T>();
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
+  const tensor_view<S> to = as_view(out);
+  const detail::validator check("sliding_window");
+  const detail::attention_shape shape = detail::check_attention(check, queries, keys, values, to);
+  const detail::sequence_lengths lengths = detail::check_lengths(check, shape, chosen);
+  detail::check_softmax_options(check, shape, chosen, queries, keys, values, to);
+  detail::check_window_options(check, shape, chosen, to);
 
-template <viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void sliding_window(const Q& q, const K& k, const V& v, O&& out,
-                    const sliding_window_options<element_of<const Q&>>& options, Score&& score) {
-  execution serial;
-  sliding_window(q, k, v, out, options, score, serial);
-}
-
-template <viewable Q, viewable K, viewable V, viewable O>
-void sliding_window(const Q& q, const K& k, const V& v, O&& out,
-                    const sliding_window_options<element_of<const Q&>>& options, execution& exec) {
-  sliding_window(q, k, v, out, options, detail::no_score{}, exec);
-}
-
-template <viewable Q, viewable K, viewable V, viewable O>
-void sliding_window(const Q& q, const K& k, const V& v, O&& out,
-                    const sliding_window_options<element_of<const Q&>>& options = {}) {
-  execution serial;
-  sliding_window(q, k, v, out, options, detail::no_score{}, serial);
+  // Longer windows take longer chunks: what a chunk packs and its neighbours pack again stays below twice its own.
+  constexpr index rows = detail::max_rows;
+  const index all = shape.queries + shape.keys, left = std::min(chosen.left, all);
+  const index right = chosen.causal ? 0 : std::min(chosen.right, all);
+  detail::window_call<S, std::remove_reference_t<decltype(scored)>>{
+      .q = queries,
+      .k = keys,
+      .v = values,
+      .out = to,
+      .options = chosen,
+      .shape = shape,
+      .lengths = lengths,
+      .terms = detail::terms_of<T>(chosen, shape.dim, &scored),
+      .left = left,
+      .right = right,
+      .chunk = detail::round_up(std::clamp<index>(left + right, 4 * rows, 20 * rows), rows)}
+      .run(detail::execution_of(exec, options, score));
 }
 
 }  // namespace attn

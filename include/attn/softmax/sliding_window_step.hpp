@@ -1,20 +1,29 @@
 // attn: sliding-window attention over an endless stream, in memory that does not grow with it.
 //
-//   attn::sliding_window_cache<float> cache(batch, kv_heads, 64, 64, {.left = 512});
+//   attn::sliding_window_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64}, {.left = 512});
 //   attn::sliding_window_step(cache, q_t, k_t, v_t, out_t);    // a token or a chunk, as causal sliding_window
 //
-// Memory   batch * kv_heads * (capacity + global positions) * (dim + value_dim) elements. The ring holds the window,
+// The step feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and attends their queries q [B, H, n, D] causally: the
+// next n rows of one causal sliding_window over the whole stream. In `score` i and j are positions since the start.
+//
+// Memory   batch * heads * (capacity + global positions) * (dim + value_dim) elements. The ring holds the window,
 //          left * dilation + 1 tokens; since a global query sees every token before it, up to the last global position
 //          if that is further.
+// Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. Tokens are
+//          taken one by one; feed a long prompt to sliding_window, then append() it.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
+//          Should `score` throw, or memory be lacking, the cache is reset.
 #pragma once
 
+#include <attn/core/state_extents.hpp>
+#include <attn/softmax/detail/streaming.hpp>
 #include <attn/softmax/sliding_window.hpp>
 
 #include <vector>
 
 namespace attn::inline ATTN_ISA {
 
-/// What a step may be told; the window, its dilation and the global positions are the cache's.
+/// Options of a step; the window, its dilation and the global positions are the cache's.
 template <class S>
 struct sliding_window_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
@@ -24,9 +33,9 @@ struct sliding_window_step_options {
   std::optional<real> scale{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
-  /// ALiBi: -slope distance, one slope a head.
+  /// ALiBi: -slope distance, one finite slope per head.
   list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value.
+  /// A logit per head that joins the denominator and has no value. Finite, or -infinity for none.
   list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, n].
   tensor_view<real, 3> lse{};
@@ -47,13 +56,11 @@ struct sliding_window_cache_options {
 template <element S>
 class sliding_window_cache {
  public:
-  /// An empty stream; the lists of the options are copied. Throws std::invalid_argument for options that do not fit or
+  /// An empty stream; heads are key heads, and the lists of the options are copied. Throws std::invalid_argument for options that do not fit or
   /// sizes no memory can hold.
-  sliding_window_cache(index batch, index kv_heads, index dim, index value_dim,
-                       const sliding_window_cache_options& options = {})
-      : batch_(batch), heads_(kv_heads), dim_(dim), dim_v_(value_dim), left_(options.left) {
+  explicit sliding_window_cache(const state_extents& extents, const sliding_window_cache_options& options = {})
+      : extents_(detail::check_state_extents(detail::validator("sliding_window_cache"), extents)), left_(options.left) {
     const detail::validator check("sliding_window_cache");
-    detail::check_cache(check, batch, kv_heads, dim, value_dim);
     check.at_least("left", 0, left_);
     index widest = 1, furthest = 0;
     for (index d : options.dilation) check.at_least("dilation", 1, d), widest = std::max(widest, d);
@@ -63,34 +70,34 @@ class sliding_window_cache {
     std::sort(globals_.begin(), globals_.end());
     globals_.erase(std::unique(globals_.begin(), globals_.end()), globals_.end());
     capacity_ = std::max(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
-    const index rows = check.fits("ring", {batch_, heads_, rows_a_head()});
-    keys_.resize(static_cast<std::size_t>(check.fits("keys", {rows, dim_})));
-    values_.resize(static_cast<std::size_t>(check.fits("values", {rows, dim_v_})));
+    const index rows = check.fits("ring", {batch(), heads(), head_rows()});
+    keys_.resize(static_cast<std::size_t>(check.fits("keys", {rows, dim()})));
+    values_.resize(static_cast<std::size_t>(check.fits("values", {rows, value_dim()})));
   }
 
   /// Tokens fed so far.
-  index size() const { return size_; }
+  index tokens() const { return tokens_; }
   /// Tokens the ring holds.
   index capacity() const { return capacity_; }
-  index batch() const { return batch_; }
-  index kv_heads() const { return heads_; }
-  index dim() const { return dim_; }
-  index value_dim() const { return dim_v_; }
+  index batch() const { return extents_.batch; }
+  index heads() const { return extents_.heads; }
+  index dim() const { return extents_.dim; }
+  index value_dim() const { return extents_.value_dim; }
   std::size_t bytes() const { return (keys_.size() + values_.size()) * sizeof(S); }
 
   /// Back to the start of a stream.
-  void reset() { size_ = 0; }
+  void reset() { tokens_ = 0; }
 
-  /// Feeds tokens without asking anything: k [B, Hkv, n, D], v [B, Hkv, n, Dv].
+  /// Feeds tokens without attending: k [B, Hkv, n, D], v [B, Hkv, n, Dv].
   template <viewable K, viewable V>
   void append(const K& k, const V& v) {
     const tensor_view<const S> keys = as_view(k), values = as_view(v);
     check_tokens(detail::validator("sliding_window_cache"), keys, values);
-    const index tokens = keys.extent(2);
-    for (index b = 0; b < batch_; ++b)
-      for (index h = 0; h < heads_; ++h)
-        for (index t = 0; t < tokens; ++t) put(keys, values, b, h, t);
-    advance(tokens);
+    const index count = keys.extent(2);
+    for (index b = 0; b < batch(); ++b)
+      for (index h = 0; h < heads(); ++h)
+        for (index t = 0; t < count; ++t) put(keys, values, b, h, t);
+    advance(count);
   }
 
   // For the step ------------------------------------------------------------------------------------------------------
@@ -103,37 +110,40 @@ class sliding_window_cache {
   }
   index left() const { return left_; }
 
-  /// Keys and values of one head: `capacity` rows of the ring, where position p lies in row p % capacity, then the
+  /// Keys and values of one head: `capacity` rows of the ring, where position p is in row p % capacity, then the
   /// global ones in order.
   detail::matrix_view<const S> keys(index b, index h) const {
-    return {keys_.data() + (b * heads_ + h) * rows_a_head() * dim_, rows_a_head(), dim_, dim_, 1};
+    return {keys_.data() + (b * heads() + h) * head_rows() * dim(), head_rows(), dim(), dim(), 1};
   }
   detail::matrix_view<const S> values(index b, index h) const {
-    return {values_.data() + (b * heads_ + h) * rows_a_head() * dim_v_, rows_a_head(), dim_v_, dim_v_, 1};
+    return {values_.data() + (b * heads() + h) * head_rows() * value_dim(), head_rows(), value_dim(), value_dim(), 1};
   }
 
   void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
-    detail::check_tokens(check, batch_, heads_, dim_, dim_v_, k, v);
+    detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
   }
 
   /// Token t of a chunk goes to its place in the ring and, if global, among the global ones.
   void put(const tensor_view<const S>& k, const tensor_view<const S>& v, index b, index h, index t) {
-    const index position = size_ + t;
+    const index position = tokens_ + t;
     const auto found = std::lower_bound(globals_.begin(), globals_.end(), position);
     const bool global = found != globals_.end() && *found == position;
-    const index first = (b * heads_ + h) * rows_a_head();
-    for (index row : {position % capacity_, global ? capacity_ + (found - globals_.begin()) : position % capacity_}) {
-      for (index d = 0; d < dim_; ++d) keys_[static_cast<std::size_t>((first + row) * dim_ + d)] = k(b, h, t, d);
-      for (index d = 0; d < dim_v_; ++d) values_[static_cast<std::size_t>((first + row) * dim_v_ + d)] = v(b, h, t, d);
-      if (!global) break;
-    }
+    const index first = (b * heads() + h) * head_rows();
+    const auto write = [&](index row) {
+      const auto place = static_cast<std::size_t>(first + row);
+      for (index d = 0; d < dim(); ++d) keys_[place * static_cast<std::size_t>(dim()) + d] = k(b, h, t, d);
+      for (index d = 0; d < value_dim(); ++d) values_[place * static_cast<std::size_t>(value_dim()) + d] = v(b, h, t, d);
+    };
+    write(position % capacity_);
+    if (global) write(capacity_ + (found - globals_.begin()));
   }
-  void advance(index tokens) { size_ += tokens; }
+  void advance(index count) { tokens_ += count; }
 
  private:
-  index rows_a_head() const { return capacity_ + static_cast<index>(globals_.size()); }
+  index head_rows() const { return capacity_ + static_cast<index>(globals_.size()); }
 
-  index batch_, heads_, dim_, dim_v_, left_, capacity_ = 0, size_ = 0;
+  state_extents extents_;
+  index left_, capacity_ = 0, tokens_ = 0;
   std::vector<index> dilation_, globals_;
   std::vector<S> keys_, values_;
 };
@@ -146,11 +156,11 @@ struct window_step {
   using T = compute_type<S>;
 
   sliding_window_cache<S>& cache;
-  const tensor_view<const S>&q, &k, &v;
-  const tensor_view<S>& out;
+  tensor_view<const S> q, k, v;
+  tensor_view<S> out;
   const sliding_window_step_options<S>& options;
+  attention_shape shape;
   score_terms<T, Score> terms;
-  index group;
 
   struct scratch {
     stream_queries<T> rows;
@@ -158,14 +168,14 @@ struct window_step {
     online_softmax<T> state;
   };
   scratch layout(arena& memory) const {
-    return {stream_queries<T>::layout(memory, group, cache.dim()),
-            stream_scratch<T>::layout(memory, group, cache.dim(), cache.value_dim()),
-            online_softmax<T>::layout(memory, group, cache.value_dim())};
+    return {stream_queries<T>::layout(memory, shape.group(), cache.dim()),
+            stream_scratch<T>::layout(memory, shape.group(), cache.dim(), cache.value_dim()),
+            online_softmax<T>::layout(memory, shape.group(), cache.value_dim())};
   }
 
   /// Attends token t of the chunk, of the `count` query heads from `head` on, which share a dilation.
   void attend_token(index b, index kv, index t, index head, index count, scratch& s) const {
-    const index p = cache.size() + t, d = cache.dilation(head), ring = cache.capacity();
+    const index p = cache.tokens() + t, d = cache.dilation(head), ring = cache.capacity();
     const auto& globals = cache.globals();
     const index known = std::upper_bound(globals.begin(), globals.end(), p) - globals.begin();
     const bool global_query = known > 0 && globals[static_cast<std::size_t>(known - 1)] == p;
@@ -174,8 +184,7 @@ struct window_step {
     s.state.rows = count;
     s.state.clear();
     const auto keys = cache.keys(b, kv), values = cache.values(b, kv);
-    auto token_terms = terms.for_head(b, head, p);
-    token_terms.query_origin = p;
+    const auto token_terms = terms.for_head(b, head, p);
     const auto take = [&](index row, index stride, index rows, const index_map& positions) {
       const matrix_view<const S> some_keys{keys.row(row), rows, keys.cols, keys.row_stride * stride, 1};
       const matrix_view<const S> some_values{values.row(row), rows, values.cols, values.row_stride * stride, 1};
@@ -197,16 +206,21 @@ struct window_step {
     }
     for (index r = 0; r < count; ++r) {
       const index h = head + r;
-      s.state.finish_row(r, per_head(options.sinks, h), &out(b, h, t, 0), out.stride(3),
+      const auto to = head_of(out, b, h);
+      s.state.finish_row(r, per_head(options.sinks, h), to.row(t), to.col_stride,
                          options.lse ? &options.lse(b, h, t) : nullptr);
     }
   }
 
   void run(execution& exec) const {
-    const index tokens = q.extent(2);
+    const index tokens = shape.queries, group = shape.group();
+    const double seen = static_cast<double>(tokens) * static_cast<double>(std::min(cache.left() + 1, cache.tokens() + tokens));
+    const auto limit = exec.limit_threads(
+        {.operations = shape.operations_per_pair() * seen,
+         .bytes = static_cast<double>(shape.batch * shape.kv_heads * (shape.dim + shape.dim_v)) * seen * sizeof(S)});
     try {
-      exec.for_each(cache.batch() * cache.kv_heads(), [&](index task, int worker) {
-        const index b = task / cache.kv_heads(), kv = task % cache.kv_heads(), heads = cache.one_dilation() ? group : 1;
+      exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {
+        const index b = task / shape.kv_heads, kv = task % shape.kv_heads, heads = cache.one_dilation() ? group : 1;
         scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
         for (index t = 0; t < tokens; ++t) {
           cache.put(k, v, b, kv, t);
@@ -223,54 +237,35 @@ struct window_step {
 
 }  // namespace detail
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and attends their queries q [B, H, n, D] causally: the next
-/// n rows of one causal sliding_window over the whole stream. In `score` i and j count from the start of the stream.
-/// Cost 2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. Tokens are taken
-/// one by one; feed a long prompt to sliding_window, then append() it.
-/// Throws std::invalid_argument before anything, the cache included, changes. Should anything else be thrown, by
-/// `score` or for want of memory, the cache is reset.
-template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
+/// Feeds n tokens and attends their queries; options, score and execution may each be left out. See the top of the file.
+template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = sliding_window_step_options<S>,
+          class Score = detail::no_score>
 void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
-                         const std::type_identity_t<sliding_window_step_options<S>>& options, Score&& score,
-                         execution& exec) {
+                         Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
   using T = compute_type<S>;
-  detail::require_score<Score, T>();
+  const sliding_window_step_options<S>& chosen = detail::options_or_default<sliding_window_step_options<S>>(options);
+  auto&& scored = detail::callable_or_default<detail::no_score>(score);
+  detail::require_score<decltype(scored), T>();
   const detail::validator check("sliding_window_step");
   const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
   const tensor_view<S> to = as_view(out);
-  const auto shape = detail::check_attention(check, queries, keys, values, to);
+  const detail::attention_shape shape = detail::check_attention(check, queries, keys, values, to);
   cache.check_tokens(check, keys, values);
   check.equal("query length = key length", shape.keys, shape.queries);
-  detail::check_softmax_options(check, shape, options, queries, keys, values, to);
+  detail::check_softmax_options(check, shape, chosen, queries, keys, values, to);
   if (!cache.one_dilation()) check.equal("query heads = dilations of the cache", cache.dilations(), shape.heads);
-  const auto terms = detail::terms_of<T>(options, shape.dim, &score);
-  detail::window_step<S, std::remove_reference_t<Score>>{cache, queries, keys,  values,
-                                                         to,    options, terms, shape.group()}
-      .run(exec);
-}
-
-template <element S, viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
-                         const std::type_identity_t<sliding_window_step_options<S>>& options, Score&& score) {
-  execution serial;
-  sliding_window_step(cache, q, k, v, out, options, score, serial);
-}
-
-template <element S, viewable Q, viewable K, viewable V, viewable O>
-void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
-                         const std::type_identity_t<sliding_window_step_options<S>>& options, execution& exec) {
-  sliding_window_step(cache, q, k, v, out, options, detail::no_score{}, exec);
-}
-
-template <element S, viewable Q, viewable K, viewable V, viewable O>
-void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
-                         const std::type_identity_t<sliding_window_step_options<S>>& options = {}) {
-  execution serial;
-  sliding_window_step(cache, q, k, v, out, options, detail::no_score{}, serial);
+  detail::window_step<S, std::remove_reference_t<decltype(scored)>>{
+      .cache = cache,
+      .q = queries,
+      .k = keys,
+      .v = values,
+      .out = to,
+      .options = chosen,
+      .shape = shape,
+      .terms = detail::terms_of<T>(chosen, shape.dim, &scored)}
+      .run(detail::execution_of(exec, options, score));
 }
 
 }  // namespace attn

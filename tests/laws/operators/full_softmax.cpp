@@ -77,7 +77,8 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
   };
   if (entry.causal && !entry.bias)
     op.stream = [entry](const law_shape& shape) -> bound<T> {
-      auto cache = std::make_shared<attn::kv_cache<T>>(shape.batch, shape.kv_heads, shape.dim, shape.value_dim);
+      auto cache = std::make_shared<attn::kv_cache<T>>(attn::state_extents{
+          .batch = shape.batch, .heads = shape.kv_heads, .dim = shape.dim, .value_dim = shape.value_dim});
       cache->reserve(shape.queries);
       return [cache, p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
         auto options = options_of(p->entry, call, p->slopes, p->sinks, p->bias);

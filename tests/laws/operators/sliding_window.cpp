@@ -99,7 +99,9 @@ bound<T> stream_window(const sliding_window_entry& entry, const law_shape& shape
   const auto all = p.options({});
   const attn::sliding_window_cache_options window{all.left, all.dilation, all.global_positions};
   auto shared = std::make_shared<state>(
-      state{p, attn::sliding_window_cache<T>(shape.batch, shape.kv_heads, shape.dim, shape.value_dim, window)});
+      state{p, attn::sliding_window_cache<T>(
+                   {.batch = shape.batch, .heads = shape.kv_heads, .dim = shape.dim, .value_dim = shape.value_dim},
+                   window)});
   return [shared](const law_call<T>& call) {
     const auto chosen = shared->p.options(call);
     attn::sliding_window_step_options<T> options;

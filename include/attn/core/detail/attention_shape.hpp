@@ -48,24 +48,22 @@ inline void check_cache(const validator& check, index batch, index kv_heads, ind
 }
 
 /// Tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv] for such a cache.
-template <class S>
-void check_tokens(const validator& check, index batch, index kv_heads, index dim, index dim_v, const tensor_view<const S>& k,
-                  const tensor_view<const S>& v) {
-  check.readable("k", k);
-  check.readable("v", v);
-  check.equal("key batch = cache batch", batch, k.extent(0));
-  check.equal("key heads = cache heads", kv_heads, k.extent(1));
-  check.equal("key dim = cache dim", dim, k.extent(3));
-  check.equal("value batch = cache batch", batch, v.extent(0));
-  check.equal("value heads = cache heads", kv_heads, v.extent(1));
-  check.equal("value dim = cache value dim", dim_v, v.extent(3));
-  check.equal("value length = key length", k.extent(2), v.extent(2));
+inline void check_tokens(const validator& check, index batch, index kv_heads, index dim, index dim_v,
+                         const memory_layout& k, const memory_layout& v) {
+  check.memory({}, {{"k", k}, {"v", v}});
+  check.extents({{"key batch = cache batch", batch, k.extents[0]},
+                 {"key heads = cache heads", kv_heads, k.extents[1]},
+                 {"key dim = cache dim", dim, k.extents[3]},
+                 {"value batch = cache batch", batch, v.extents[0]},
+                 {"value heads = cache heads", kv_heads, v.extents[1]},
+                 {"value dim = cache value dim", dim_v, v.extents[3]},
+                 {"value length = key length", k.extents[2], v.extents[2]}});
 }
 
 /// True lengths per batch item: what is given, else the extents.
 struct sequence_lengths {
   index full_queries = 0, full_keys = 0;
-  std::span<const index> given_queries, given_keys;
+  std::span<const index> given_queries{}, given_keys{};
 
   index queries(index batch) const {
     return given_queries.empty() ? full_queries : given_queries[static_cast<std::size_t>(batch)];
@@ -103,7 +101,7 @@ sequence_lengths check_lengths(const validator& check, const attention_shape& s,
   return check_lengths(check, s, options.lengths, options.query_lengths, options.key_lengths);
 }
 
-/// One setting a head, or none.
+/// One setting per head, or none.
 template <class T>
 void check_per_head(const validator& check, const char* what, std::span<const T> list, index heads) {
   if (!list.empty()) check.one_per(what, "head", heads, static_cast<index>(list.size()));

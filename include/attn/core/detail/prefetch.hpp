@@ -22,7 +22,7 @@ void prefetch_row(const matrix_view<S>& x, index i) {
 
 /// Rows of up to `Streams` matrices, fetched a few at a time between other work: memory streams that take turns are more
 /// than the processor foresees.
-template <int Streams = 1, cache_level Level = cache_level::second>
+template <int Streams = 4, cache_level Level = cache_level::second>
 class row_prefetcher {
  public:
   row_prefetcher() = default;

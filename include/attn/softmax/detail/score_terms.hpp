@@ -63,7 +63,6 @@ struct score_terms {
   T scale = T(1);
   excluded_keys excluded{};
 
-  index query_origin = 0;  // what the caller's score calls query 0: in a stream, how many came before
   index batch = 0, head = 0, query_shift = 0;  // query i is at position i + query_shift
 
   static constexpr bool scored = !std::same_as<std::remove_const_t<Score>, no_score>;
@@ -92,18 +91,18 @@ struct score_terms {
   }
 
  private:
-  /// The caller's function on every score; key(n) is the row of key n. By pieces, through memory of its own: nothing
+  /// The caller's function on every score; key(n) is the position of key n. In pieces, through memory of its own: nothing
   /// the function reads can then be what is written, and compilers vectorise it. What the bias masks stays masked.
   template <class Key>
   void ask_caller(T* s, index count, index i, Key key) const {
     constexpr index piece = 64;
-    const index b = batch, h = head, row = i + query_origin;
+    const index b = batch, h = head, position = i + query_shift;
     const bool biased = static_cast<bool>(bias);
     T scores[piece];
     for (index begin = 0; begin < count; begin += piece) {
       const index end = std::min(count - begin, piece);
       for (index n = 0; n < end; ++n) {
-        const T x = s[begin + n], y = static_cast<T>((*score)(x, b, h, row, key(begin + n)));
+        const T x = s[begin + n], y = static_cast<T>((*score)(x, b, h, position, key(begin + n)));
         scores[n] = biased && x == -std::numeric_limits<T>::infinity() ? x : y;
       }
       std::copy_n(scores, end, s + begin);
@@ -158,42 +157,50 @@ score_terms<T, Score> terms_of(const Options& options, index dim, Score* score =
   return terms;
 }
 
+/// A scale is finite in base 2 too.
 template <class T>
 void check_scale(const validator& check, const std::optional<T>& scale) {
-  if (scale && !std::isfinite(*scale)) check.fail("a finite scale", *scale);
+  if (scale && !std::isfinite(*scale * log2_e<T>)) check.fail("a finite scale, times log2(e) too", *scale);
 }
 
 /// The log-sum-exp, if it is asked for.
 template <class S>
 void check_lse(const validator& check, const attention_shape& s, const tensor_view<compute_type<S>, 3>& lse,
-               const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
-               const tensor_view<S>& out) {
+               const memory_layout& q, const memory_layout& k, const memory_layout& v, const memory_layout& out) {
   if (!lse) return;
-  check.writable("lse", lse);
-  check.equal("lse batch = query batch", s.batch, lse.extent(0));
-  check.equal("lse heads = query heads", s.heads, lse.extent(1));
-  check.equal("lse length = query length", s.queries, lse.extent(2));
-  check.no_alias("lse", lse, "q", q);
-  check.no_alias("lse", lse, "k", k);
-  check.no_alias("lse", lse, "v", v);
-  check.no_alias("lse", lse, "out", out);
+  check.memory({{"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}, {"out", out}});
+  check.extents({{"lse batch = query batch", s.batch, lse.extent(0)},
+                 {"lse heads = query heads", s.heads, lse.extent(1)},
+                 {"lse length = query length", s.queries, lse.extent(2)}});
 }
 
-/// The checks every operator with a softmax over keys shares: lse, softcap, slopes, sinks.
-template <class S, class Options>
+/// The checks every operator with a softmax over keys shares: scale, softcap, slopes, sinks, lse.
+template <class Options>
 void check_softmax_options(const validator& check, const attention_shape& s, const Options& options,
-                           const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
-                           const tensor_view<S>& out) {
+                           const memory_layout& q, const memory_layout& k, const memory_layout& v,
+                           const memory_layout& out) {
+  using T = std::remove_cvref_t<decltype(*options.scale)>;
   check_scale(check, options.scale);
-  if (options.softcap && !(*options.softcap > 0 && std::isfinite(*options.softcap)))
-    check.fail("a finite softcap > 0", *options.softcap);
-  check_lse<S>(check, s, options.lse, q, k, v, out);
-  const auto check_list = [&](const char* what, std::span<const compute_type<S>> list) {
+  if (options.softcap &&
+      !(*options.softcap > 0 && std::isfinite(*options.softcap) && std::isfinite(T(1) / *options.softcap)))
+    check.fail("a finite softcap > 0 whose inverse is finite", *options.softcap);
+  check_lse<T>(check, s, options.lse, q, k, v, out);
+  const auto check_list = [&](const char* what, const char* numbers, std::span<const T> list, T least) {
     check_per_head(check, what, list, s.heads);
     check_no_alias(check, what, list, out, options.lse);
+    for (T x : list)
+      if (!(x >= least && x <= std::numeric_limits<T>::max())) check.fail(text({what, numbers}), x);
   };
-  if constexpr (requires { options.alibi_slopes; }) check_list("alibi_slopes", options.alibi_slopes);
-  check_list("sinks", options.sinks);
+  if constexpr (requires { options.alibi_slopes; })
+    check_list("alibi_slopes", " that are finite", options.alibi_slopes, std::numeric_limits<T>::lowest());
+  check_list("sinks", " that are finite, or -infinity for none", options.sinks, -std::numeric_limits<T>::infinity());
+}
+
+/// What the caller gives as a score function, or nothing.
+template <class Score, class T>
+constexpr void require_score() {
+  static_assert(score_function<std::remove_reference_t<Score>, T> || std::same_as<std::remove_cvref_t<Score>, no_score>,
+                "attn: score must be callable as score(s, batch, head, i, j) and return a number");
 }
 
 }  // namespace detail
