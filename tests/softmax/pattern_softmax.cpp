@@ -1,11 +1,11 @@
-// Patterns of one's own against the reference, what is refused of them, and drawings.
+// Users' patterns against the reference, what is refused of them, and patterns as text.
 #include <map>
 
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 #include "support/run_pattern.hpp"
 
-// The reference of a pattern of one's own: the pairs it names, written down one by one.
+// The reference of a user's pattern: its pairs, listed one by one.
 namespace reference {
 struct listed_options : softmax_options {
   std::map<std::pair<index, index>, index> seen;  // (position of the query, key) -> how often
@@ -22,15 +22,15 @@ using piece = listed_pattern::piece;
 using listed_problem = problem<reference::listed_options>;
 
 void note(const listed_pattern& pattern, index first, index keys, reference::listed_options& to) {
-  for (const auto& group : pattern.all)
-    for (index p = group.queries.begin; p < std::min(group.queries.end, keys); p += group.queries.step) {
+  for (const auto& set : pattern.all)
+    for (index p = set.queries.begin; p < std::min(set.queries.end, keys); p += set.queries.step) {
       if (p < first) continue;
-      for (const piece& given : group.pieces) {
+      for (const piece& given : set.pieces) {
         std::vector<index> list = given.list;
         if (list.empty())
           for (index j = given.range.begin; j < given.range.end; j += given.range.step) list.push_back(j);
         for (index j : list)
-          if (j >= 0 && j < keys && !(given.others && j == p) &&
+          if (j >= 0 && j < keys && !(given.except_self && j == p) &&
               (given.left == attn::unlimited || (p - given.left <= j && j <= p + given.right)))
             ++to.seen[{p, j}];
       }
@@ -44,10 +44,10 @@ listed_pattern odd_pattern(index first, index keys) {
   for (index step : {0, 1, 2})
     p.all.push_back({{first + step, first + 60, 3},
                      {{.range = {-5, 9}},
-                      {.range = {20 + step, 200, 7}, .others = true},
+                      {.range = {20 + step, 200, 7}, .except_self = true},
                       {.range = {9, 20}, .left = 9, .right = 2}}});
   p.all.push_back({{first + 60, first + 61}, {}});
-  p.all.push_back({{first + 61, keys + 30}, {{.list = some, .others = true}, {.range = {50, 52}}}});
+  p.all.push_back({{first + 61, keys + 30}, {{.list = some, .except_self = true}, {.range = {50, 52}}}});
   p.all.push_back({{first - 50, first}, {{.range = {0, 5}}}});
   return p;
 }
@@ -70,9 +70,9 @@ void check(listed_problem p, const Pattern& pattern, attn::execution& execution)
 // A query sees every step-th key from 2 on, of those in a range that begins at `begin`.
 struct from_anywhere {
   index begin, step;
-  index groups(const attn::sequence&) const { return 1; }
-  attn::position_range queries(const attn::sequence& s, index) const { return {0, s.keys, 1}; }
-  void keys(const attn::sequence&, index, auto&& see) const {
+  index query_sets(const attn::pattern_shape&) const { return 1; }
+  attn::position_range queries(const attn::pattern_shape& s, index) const { return {0, s.keys, 1}; }
+  void keys(const attn::pattern_shape&, index, auto&& see) const {
     see(attn::position_range{2, attn::unlimited, step}, [b = begin](index p) {
       return attn::position_range{b, p + 1};
     });
@@ -91,7 +91,7 @@ std::string refused_pattern(const listed_pattern& pattern) {
 }
 
 template <class Options>
-std::string drawn_by_reference(const Options& options, index length) {
+std::string text_by_reference(const Options& options, index length) {
   std::string rows;
   for (index i = 0; i < length; ++i) {
     for (index j = 0; j < length; ++j) rows += (options.causal && j > i) || !sees(options, 0, i, j, length) ? '.' : '#';
@@ -127,7 +127,7 @@ TEMPLATE_LIST_TEST_CASE("pattern_softmax: joined patterns", "[pattern_softmax]",
     listed_pattern near, far;
     for (index g = 0; g < 3; ++g) near.all.push_back({{50 * g, 50 * g + 50}, {{.range = {50 * g, 50 * g + 50}}}});
     for (index r = 0; r < 50; ++r)  // every 50th key but the query's own
-      far.all.push_back({{r, 150, 50}, {{.range = {r, 150, 50}, .others = true}}});
+      far.all.push_back({{r, 150, 50}, {{.range = {r, 150, 50}, .except_self = true}}});
     note(near, 0, 150, p.options), note(far, 0, 150, p.options);
     check<TestType>(p, joined_listed_pattern{near, far}, serial);
     check<TestType>(p, joined_listed_pattern{far, near}, serial);
@@ -137,8 +137,8 @@ TEMPLATE_LIST_TEST_CASE("pattern_softmax: joined patterns", "[pattern_softmax]",
 TEST_CASE("pattern_softmax: a query's range may begin anywhere", "[pattern_softmax]") {
   constexpr index least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
   for (index begin : {least, least + 1, index(-1), index(2)})
-    CHECK(attn::draw_pattern(from_anywhere{begin, 1}, 4) == "....\n....\n..#.\n..##\n");
-  CHECK(attn::draw_pattern(from_anywhere{least, most}, 4) == "....\n....\n..#.\n..#.\n");
+    CHECK(attn::pattern_text(from_anywhere{begin, 1}, 4) == "....\n....\n..#.\n..##\n");
+  CHECK(attn::pattern_text(from_anywhere{least, most}, 4) == "....\n....\n..#.\n..#.\n");
 }
 
 TEST_CASE("pattern_softmax refuses patterns that do not fit, out untouched", "[pattern_softmax]") {
@@ -149,7 +149,7 @@ TEST_CASE("pattern_softmax refuses patterns that do not fit, out untouched", "[p
     CHECK(message.find(says) != std::string::npos);
   };
   CHECK(refused_pattern({{{{0, 10}, {{.range = {0, 10}}}}}}) == "");
-  refused({}, "groups that hold each query once: 10 in all; found 0");
+  refused({}, "query sets that contain each query once: 10 in all; found 0");
   refused({{{{0, 9}, {}}}}, "found 9");
   refused({{{{0, 10}, {}}, {{3, 4}, {}}}}, "found the one at position 3 twice");
   refused({{{{0, 5}, {}}, {{0, 5}, {}}}}, "found the one at position 0 twice");
@@ -157,8 +157,8 @@ TEST_CASE("pattern_softmax refuses patterns that do not fit, out untouched", "[p
   refused({{{{0, 10}, {{.range = {0, 10, -1}}}}}}, "step");
   refused({{{{0, 10}, {{.list = {-1, 3}}}}}}, "listed keys >= 0; found -1");
   refused({{{{0, 10}, {{.list = {2, 3, 3}}}}}}, "listed keys that ascend; found 3 before 3");
-  const std::string drawn = refusal([] { attn::draw_pattern(listed_pattern{{{{0, 10}, {{.list = {-20, 3}}}}}}, 10); });
-  CHECK(well_formed(drawn, "draw_pattern"));
+  const std::string text = refusal([] { attn::pattern_text(listed_pattern{{{{0, 10}, {{.list = {-20, 3}}}}}}, 10); });
+  CHECK(well_formed(text, "pattern_text"));
   refused({{{{0, 10}, {{.list = {2, 50, 1}}}}}}, "listed keys that ascend; found 50 before 1");
 }
 
@@ -175,28 +175,28 @@ TEST_CASE("pattern_softmax: keys and values that nobody sees are never touched",
   CHECK(out(0, 0, 100, 0) == 150.0f);
 }
 
-TEST_CASE("patterns are drawn as they are seen", "[pattern_softmax]") {
-  CHECK(attn::draw_pattern(attn::block_pattern{2, 0}, 5) == "##...\n##...\n..##.\n..##.\n....#\n");
-  CHECK(attn::draw_pattern(attn::block_pattern{2, 0}, 3, true) == "#..\n##.\n..#\n");
-  CHECK(attn::draw_pattern(attn::block_pattern{2, 0}, 0) == "");
+TEST_CASE("patterns as text show what is seen", "[pattern_softmax]") {
+  CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 5) == "##...\n##...\n..##.\n..##.\n....#\n");
+  CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 3, true) == "#..\n##.\n..#\n");
+  CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 0) == "");
   for (index length : {1, 2, 7, 33})
     for (bool causal : {false, true})
       for (index size : {1, 3, 4, 50}) {
         CAPTURE(length, causal, size);
         reference::block_options block;
         block.causal = causal, block.size = size;
-        CHECK(attn::draw_pattern(attn::block_pattern{size, 1}, length, causal) == drawn_by_reference(block, length));
+        CHECK(attn::pattern_text(attn::block_pattern{size, 1}, length, causal) == text_by_reference(block, length));
         reference::strided_options strided;
         strided.causal = causal, strided.stride = size;
-        CHECK(attn::draw_pattern(attn::strided_pattern(size), length, causal) == drawn_by_reference(strided, length));
+        CHECK(attn::pattern_text(attn::strided_pattern(size), length, causal) == text_by_reference(strided, length));
         strided.fixed = true;
-        CHECK(attn::draw_pattern(attn::fixed_pattern{size, 1}, length, causal) == drawn_by_reference(strided, length));
+        CHECK(attn::pattern_text(attn::fixed_pattern{size, 1}, length, causal) == text_by_reference(strided, length));
         reference::bigbird_options bigbird;
         bigbird.causal = causal, bigbird.size = size;
         bigbird.random = block_table(0, 1, (length + size - 1) / size, 2);
         const attn::bigbird_pattern pattern{
             size, 3, 1, {bigbird.random.data.data(), {1, bigbird.random.length(), bigbird.random.dim()}}};
-        CHECK(attn::draw_pattern(pattern, length, causal) == drawn_by_reference(bigbird, length));
+        CHECK(attn::pattern_text(pattern, length, causal) == text_by_reference(bigbird, length));
       }
 }
 
