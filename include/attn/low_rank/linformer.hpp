@@ -100,7 +100,7 @@ struct linformer_call {
       auto block =
           exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
       block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-      std::fill_n(block.span, block.rows, key_range{0, seen});
+      std::fill_n(block.ranges, block.rows, key_range{0, seen});
       attend(block, slab, terms);
       finish(block, head_of(out, b, h), static_cast<const T*>(nullptr), lse, options.lse.stride(2));
     }
@@ -127,7 +127,7 @@ void linformer(const validator& check, const tensor_view<const S>& q, const tens
   }
   if (shape.heads == 0) return;
   const linformer_call<S> call{
-      q, k, v, out, e, f, options, shape, lengths, {{}, {}, {}, nullptr, scale_or_default(options.scale, shape.dim)}};
+      q, k, v, out, e, f, options, shape, lengths, terms_of<compute_type<S>>(options, shape.dim)};
   const index wave = std::max<index>(1, 32 / std::max<index>(1, shape.heads));  // items
   for (index b = 0; b < shape.batch; b += wave) call.run(b, std::min(wave, shape.batch - b), exec);
 }

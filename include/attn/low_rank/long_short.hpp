@@ -163,11 +163,11 @@ struct long_short_call {
       s.block.begin(head_of(q, b, h), {i, 1, nullptr}, rows, terms.query_factor());
       for (index r = 0; r < rows; ++r) {
         const key_range seen = window(i + r + shift, n);
-        s.block.span[r] = {seen.begin - first, seen.end - first};
+        s.block.ranges[r] = {seen.begin - first, seen.end - first};
       }
       attend(s.block, s.window, terms);
       for (index r = 0; r < rows; ++r)
-        s.block.span[r] = {0, rank() * finished(n, options.causal ? i + r + shift + 1 : n)};
+        s.block.ranges[r] = {0, rank() * finished(n, options.causal ? i + r + shift + 1 : n)};
       attend(s.block, head.compressed, terms);
       finish(s.block, head_of(out, b, h), per_head(options.sinks, h), row_of(options.lse, b, h), options.lse.stride(2));
     }
@@ -275,7 +275,7 @@ void long_short(const validator& check, const tensor_view<const S>& q, const ten
   const index chunk = round_up(std::clamp<index>(left + right + block, 4 * max_rows, 20 * max_rows), max_rows);
   long_short_call<S>{q,     k,       v,
                      out,   logits,  options,
-                     shape, lengths, {options.softcap, {}, {}, nullptr, scale_or_default(options.scale, shape.dim)},
+                     shape, lengths, terms_of<compute_type<S>>(options, shape.dim),
                      left,  right,   block,
                      chunk}
       .run(exec);

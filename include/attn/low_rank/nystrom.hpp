@@ -91,16 +91,16 @@ struct nystrom_call {
   struct pair_state {
     T* queries = nullptr;  // [group][landmarks][dim]
     T* keys = nullptr;     // [landmarks][dim]
-    stream_state<T>* partial = nullptr;
+    online_softmax<T>* partial = nullptr;
     packed_keys<T>* slab = nullptr;  // one a query head; the first for all where every key is a landmark
   };
   pair_state layout(arena& memory) const {
     pair_state state;
     state.queries = memory.allocate<T>(shape.group() * most_queries() * shape.dim);
     state.keys = memory.allocate<T>(most_keys() * shape.dim);
-    state.partial = memory.allocate<stream_state<T>>(pieces());
+    state.partial = memory.allocate<online_softmax<T>>(pieces());
     for (index n = 0; n < pieces(); ++n) {
-      const auto one = stream_state<T>::layout(memory, shape.group() * most_queries(), shape.dim_v);
+      const auto one = online_softmax<T>::layout(memory, shape.group() * most_queries(), shape.dim_v);
       if (state.partial) state.partial[n] = one;
     }
     state.slab = memory.allocate<packed_keys<T>>(shape.group());
@@ -133,7 +133,7 @@ struct nystrom_call {
     const index last = piece_begin(n + 1), keys = lengths.keys(b);
     index landmark = piece_begin(n);
     const index begin = segment_begin(landmark, keys, m()), end = segment_begin(last, keys, m());
-    stream_state<T>& to = state.partial[n];
+    online_softmax<T>& to = state.partial[n];
     to.rows = rows;
     to.clear();
     packed_keys<T> slab;
@@ -154,19 +154,17 @@ struct nystrom_call {
       slab.positions = {at, 1, nullptr};
       slab.pack(head_of(k, b, kv), head_of(v, b, kv), 0, count);
       // Here and for the queries: 4 % of the whole on one Zen 4 core.
-      rows_ahead<S>{head_of(k, b, kv), at + count, end - at - count}.fetch(0, key_step);
-      rows_ahead<S>{head_of(v, b, kv), at + count, end - at - count}.fetch(0, key_step);
+      stream_prefetcher(head_of(k, b, kv), at + count, end).next(key_step);
+      stream_prefetcher(head_of(v, b, kv), at + count, end).next(key_step);
       for (index i = 0; i < blocks; ++i) {
-        std::fill_n(block[i].span, block[i].rows, key_range{0, count});
+        std::fill_n(block[i].ranges, block[i].rows, key_range{0, count});
         attend(block[i], slab, terms);
       }
     }
     for (index i = 0; i < blocks; ++i)
       for (index r = 0; r < block[i].rows; ++r) {
         const index row = i * max_rows + r;
-        to.top[row] = block[i].top[r];
-        to.sum[row] = sum_lanes(load<T>(block[i].sum + r * width<T>));
-        std::copy_n(block[i].out + r * block[i].out_stride, shape.dim_v, to.out + row * to.stride);
+        to.copy_row(row, block[i].state, r);
       }
   }
 
@@ -198,7 +196,7 @@ struct nystrom_call {
     const matrix_view<T> to{s.weights, m(), m(), m(), 1};
     for (index r = 0; r < m(); r += max_rows) {
       s.block.begin(query_means(state, b, member), {r, 1, nullptr}, std::min(max_rows, m() - r), terms.query_factor());
-      std::fill_n(s.block.span, s.block.rows, key_range{0, m()});
+      std::fill_n(s.block.ranges, s.block.rows, key_range{0, m()});
       attend(s.block, s.slab, terms);
       finish(s.block, to, static_cast<const T*>(nullptr), static_cast<T*>(nullptr), 0);
     }
@@ -213,7 +211,7 @@ struct nystrom_call {
       return;
     }
     if (few_queries(b)) return;
-    const stream_state<T>& values = state.partial[0];
+    const online_softmax<T>& values = state.partial[0];
     weights_scratch s;
     iterative_inverse<T> iterative;
     exact_inverse exact;
@@ -261,23 +259,22 @@ struct nystrom_call {
     const index queries = lengths.queries(b), i1 = std::min(i0 + max_rows, queries), member = h % shape.group();
     const matrix_view<S> to = head_of(out, b, h);
     if (i0 < i1 && few_queries(b) && !few_keys(b)) {
-      const stream_state<T>& known = state.partial[0];
+      const online_softmax<T>& known = state.partial[0];
       for (index i = i0; i < i1; ++i) {
         const index r = member * queries + i;
         T* const o = known.out + r * known.stride;
         if (options.convolution) add_convolution(b, h, i, known.sum[r], o);
-        finish_row(o, known.sum[r], known.top[r], static_cast<const T*>(nullptr), shape.dim_v, to.row(i), to.col_stride,
-                   static_cast<T*>(nullptr));
+        known.finish_row(r, nullptr, to.row(i), to.col_stride, nullptr);
       }
     } else if (i0 < i1) {
       auto block =
           exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
       block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-      std::fill_n(block.span, block.rows, key_range{0, std::min(m(), lengths.keys(b))});
-      rows_ahead<S>{head_of(q, b, h), i1, queries - i1}.fetch(0, max_rows);
+      std::fill_n(block.ranges, block.rows, key_range{0, std::min(m(), lengths.keys(b))});
+      stream_prefetcher(head_of(q, b, h), i1, queries).next(max_rows);
       attend(block, state.slab[few_keys(b) ? 0 : member], terms);
       for (index r = 0; r < block.rows && options.convolution; ++r)
-        add_convolution(b, h, i0 + r, sum_lanes(load<T>(block.sum + r * width<T>)), block.out + r * block.out_stride);
+        add_convolution(b, h, i0 + r, block.state.row_sum(r), block.state.row(r));
       finish(block, to, static_cast<const T*>(nullptr), static_cast<T*>(nullptr), 0);
     }
     clear_rows(to, std::max(i0, queries), std::min(i0 + max_rows, shape.queries));
@@ -375,7 +372,7 @@ void nystrom(const validator& check, const tensor_view<const S>& q, const tensor
     check.no_alias("out", out, "convolution", options.convolution);
   }
   nystrom_call<S>{q,       k,     v,       out,
-                  options, shape, lengths, {{}, {}, {}, nullptr, scale_or_default(options.scale, shape.dim)}}
+                  options, shape, lengths, terms_of<compute_type<S>>(options, shape.dim)}
       .run(exec);
 }
 

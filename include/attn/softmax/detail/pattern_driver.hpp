@@ -7,6 +7,7 @@
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/detail/pattern_plan.hpp>
@@ -55,21 +56,6 @@ pattern_inputs<S> check_pattern_inputs(const validator& check, const tensor_view
   check_softmax_options(check, in.shape, in.options, q, k, v, out);
   return in;
 }
-
-/// The terms of a score, and the one key its query may have to leave out: its own.
-template <class T, class Score>
-struct pattern_terms {
-  score_terms<T, Score> terms;
-  const key_set* set;
-
-  bool any() const { return terms.any() || !set->self; }
-  void apply(T* s, index count, index i, const index_map& positions, index slot) const {
-    if (terms.any()) terms.apply(s, count, i, positions, slot);
-    if (set->self) return;
-    const index p = i + terms.query_shift, own = set->slots_before(p) - slot;
-    if (own >= 0 && own < count && positions[slot + own] == p) s[own] = -std::numeric_limits<T>::infinity();
-  }
-};
 
 template <class S, class Score>
 struct pattern_driver {
@@ -152,14 +138,14 @@ struct pattern_driver {
     const position_range queries = set.pattern.queries(s, next);
     for (index r = begin; r < std::min(end, count_of(queries)); ++r) {
       const index i = queries.begin + r * queries.step - s.first_position();
-      prefetch_early(query.row(i), query.cols);
-      if (!set.first) prefetch_early(result.row(i), result.cols);
+      prefetch_row(query, i);
+      if (!set.first) prefetch_row(result, i);
     }
     set.pattern.keys(s, next, [&](const key_set& keys, const query_range&) {
       if (plan.in_place(keys)) return;
       for (index n = keys.count * begin / count; n < keys.count * end / count; ++n) {
-        prefetch_early(key.row(keys.positions[n]), key.cols);
-        prefetch_early(value.row(keys.positions[n]), value.cols);
+        prefetch_row(key, keys.positions[n]);
+        prefetch_row(value, keys.positions[n]);
       }
     });
   }
@@ -184,20 +170,21 @@ struct pattern_driver {
       const auto prefetch = [&](index r, index n) {
         if (prefetched) return;
         prefetch_next(set, row + r, row + r + n, count);
-        for (index i = r; set.first && i < r + n; ++i) prefetch_early(result.row(block.positions[i]), result.cols);
+        for (index i = r; set.first && i < r + n; ++i) prefetch_row(result, block.positions[i]);
         prefetched = r + n == rows;
       };
       for_each_key_set(set, scratch.gathered, [&](const packed_set& keys, const query_range& of_query) {
         const index lead = keys.lead();
         for (index r = 0; r < rows; ++r) {
           const key_range seen = keys.given.slots_of(s, p0 + r * queries.step, of_query);
-          block.span[r] = {seen.begin + lead, seen.end + lead};
+          block.ranges[r] = {seen.begin + lead, seen.end + lead};
         }
-        const pattern_terms<T, Score> seen{terms.for_head(s.batch, s.head, s.first_position()), &keys.packed};
+        auto head_terms = terms.for_head(s.batch, s.head, s.first_position());
+        if (!keys.given.self) head_terms.excluded.what = excluded_keys::kind::own;
         if (keys.in_place)
-          attend(block, keys.keys, seen);
+          attend(block, keys.keys, head_terms);
         else
-          attend(block, keys.keys, seen, prefetch);
+          attend(block, keys.keys, head_terms, prefetch);
       });
       if (set.last)
         finish(block, result, per_head(in.options.sinks, s.head), row_of(in.options.lse, s.batch, s.head),
@@ -263,11 +250,7 @@ void attend_by_patterns(const validator& check, const pattern_inputs<S>& in, std
   pattern_plan plan{.patterns = patterns, .shape = in.shape, .lengths = in.lengths, .causal = in.options.causal,
                     .panel = panel_width<T>};
   plan.examine(check, exec);
-  pattern_driver<S, Score>{in,
-                           plan,
-                           {in.options.softcap, {}, in.options.alibi_slopes, &score,
-                            scale_or_default(in.options.scale, in.shape.dim)}}
-      .run(exec);
+  pattern_driver<S, Score>{.in = in, .plan = plan, .terms = terms_of<T>(in.options, in.shape.dim, &score)}.run(exec);
 }
 
 /// A call whose shapes and common options have passed their checks.
