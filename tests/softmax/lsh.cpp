@@ -107,7 +107,7 @@ TEMPLATE_LIST_TEST_CASE("lsh: odd lengths, dims, chunks and buckets", "[lsh]", e
     }
 }
 
-TEMPLATE_LIST_TEST_CASE("lsh: sequences of many stretches", "[lsh]", exact_types) {
+TEMPLATE_LIST_TEST_CASE("lsh: sequences of many segments", "[lsh]", exact_types) {
   const index chunks[] = {7, 64, 100, 600};
   for (index n = 0; n < 4; ++n)
     for (bool causal : {false, true}) {
@@ -130,7 +130,7 @@ TEMPLATE_LIST_TEST_CASE("lsh: more chunks asked for than there are", "[lsh]", ex
       }
 }
 
-TEST_CASE("lsh: a query sees a key that is not a number, wherever it stands", "[lsh]") {
+TEST_CASE("lsh: a query sees a key that is not a number, wherever it is", "[lsh]") {
   for (index rounds : {1, 3})
     for (index length : {2, 5, 40}) {
       tensor<float> q = cast<float>(random_normal(1, 1, 1, length, 4)),
@@ -147,7 +147,7 @@ TEST_CASE("lsh: a query sees a key that is not a number, wherever it stands", "[
 TEST_CASE("lsh: a seed gives what the rotations drawn from it give", "[lsh]") {
   const tensor<float> q = cast<float>(random_normal(1, 2, 3, 70, 16)), v = cast<float>(random_normal(2, 2, 3, 70, 8));
   tensor<float> by_seed(2, 3, 70, 8), by_rotations(2, 3, 70, 8), other(2, 3, 70, 8);
-  const auto rotations = attn::draw_rotations<float>(1, 4, 16, 10, 5);
+  const auto rotations = attn::draw_rotations<float>(4, 16, 10, {.seed = 5});
   attn::lsh_options<float> o{.buckets = 10, .chunk = 8, .seed = 5};
   attn::execution serial, two(2);
   compiled_lsh<float>::call(view(q), view(v), view(by_seed), o, {}, two);
@@ -162,8 +162,9 @@ TEST_CASE("lsh: a seed gives what the rotations drawn from it give", "[lsh]") {
   attn::random_numbers numbers(5, 0);
   CHECK(drawn(0, 0, 0, 0) == static_cast<float>(numbers.normal()));
   CHECK(drawn(0, 0, 0, 1) == static_cast<float>(numbers.normal()));
-  CHECK(well_formed(refusal([] { attn::draw_rotations<float>(1, 0, 4, 4, 1); }), "draw_rotations"));
-  CHECK(well_formed(refusal([] { attn::draw_rotations<float>(1, 1, 4, 5, 1); }), "draw_rotations"));
+  CHECK(well_formed(refusal([] { attn::draw_rotations<float>(0, 4, 4); }), "draw_rotations"));
+  CHECK(well_formed(refusal([] { attn::draw_rotations<float>(1, 4, 5); }), "draw_rotations"));
+  CHECK(well_formed(refusal([] { attn::draw_rotations<float>(1, 4, 4, {.heads = -1}); }), "draw_rotations"));
 }
 
 TEST_CASE("lsh: on a trained model's queries the error falls with every doubling of the rounds", "[lsh][long]") {
