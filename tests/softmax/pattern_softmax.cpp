@@ -175,6 +175,100 @@ TEST_CASE("pattern_softmax: keys and values that nobody sees are never touched",
   CHECK(out(0, 0, 100, 0) == 150.0f);
 }
 
+TEST_CASE("pattern_softmax: more heads than a wave takes, with and without threads", "[pattern_softmax]") {
+  // 0.5 MB of keys and values per key head: a wave takes four of the ten.
+  const problem_shape shape{
+      .batch = 2, .heads = 10, .kv_heads = 5, .queries = 1000, .keys = 1000, .dim = 64, .value_dim = 64};
+  const listed_problem p = random_problem<listed_problem>(shape);
+  const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
+  const std::vector<index> lengths = {1000, 730};
+  listed_pattern overlapping, apart, steps;  // ranges packed once for all query sets; packed by each; gathered by each
+  for (index n = 0; n < 1000; n += 100) {
+    overlapping.all.push_back({{n, n + 100}, {{.range = {n - 200, n + 100}}}});
+    apart.all.push_back({{n, n + 100}, {{.range = {n, n + 50}}}});
+    steps.all.push_back({{n, n + 100}, {{.range = {3, 1000, 7}}}});
+  }
+  const auto check = [&](const auto& pattern) {
+    tensor<float> alone(2, 10, 1000, 64, 7), shared(2, 10, 1000, 64, 8);
+    tensor<float> alone_lse(2, 10, 1000, 1, 7), shared_lse(2, 10, 1000, 1, 8);
+    attn::execution serial, two(2), three(3);
+    attn::pattern_softmax_options<float> options{.lengths = lengths, .lse = row_view(alone_lse)};
+    compiled_pattern_softmax<float>::call(view(q), view(k), view(v), view(alone), pattern, options, {}, serial);
+    options.lse = row_view(shared_lse);
+    for (attn::execution* threads : {&two, &three}) {
+      compiled_pattern_softmax<float>::call(view(q), view(k), view(v), view(shared), pattern, options, {}, *threads);
+      CHECK(alone == shared);
+      CHECK(alone_lse == shared_lse);
+    }
+  };
+  check(overlapping);
+  check(apart);
+  check(joined_listed_pattern{overlapping, steps});
+}
+
+TEST_CASE("pattern_softmax: every view with a layout of its own", "[pattern_softmax]") {
+  const problem_shape shape{.heads = 4, .kv_heads = 2, .queries = 90, .keys = 90, .dim = 16, .value_dim = 16};
+  const listed_problem p = random_problem<listed_problem>(shape);
+  const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
+  listed_pattern near, far;
+  for (index n = 0; n < 90; n += 30) near.all.push_back({{n, n + 30}, {{.range = {n, n + 30}}}});
+  for (index r = 0; r < 30; ++r) far.all.push_back({{r, 90, 30}, {{.range = {r, 90, 30}, .except_self = true}}});
+  const joined_listed_pattern pattern{near, far};
+  attn::execution serial;
+  tensor<float> plain(p.q.batch(), 4, 90, 16);
+  compiled_pattern_softmax<float>::call(view(q), view(k), view(v), view(plain), pattern, {}, {}, serial);
+  const index batch = q.batch();
+  tensor<float> memory[4] = {tensor<float>(1, 1, batch * 4 * 90, 16), tensor<float>(1, 1, batch * 2 * 90, 16),
+                             tensor<float>(1, 1, batch * 2 * 90, 40), tensor<float>(1, 1, batch * 4 * 90, 32, 7)};
+  const out_view<float> by_token(memory[0].data.data(), {batch, 4, 90, 16}, {90 * 64, 16, 64, 1}),
+      columns(memory[1].data.data(), {batch, 2, 90, 16}, {2 * 90 * 16, 90 * 16, 1, 90}),
+      gaps(memory[2].data.data() + 5, {batch, 2, 90, 16}, {2 * 90 * 40, 40, 80, 2}),
+      result(memory[3].data.data(), {batch, 4, 90, 16}, {4 * 90 * 32, 1, 4 * 32, 4});
+  const auto copy = [](const tensor<float>& from, const out_view<float>& to) {
+    for (index b = 0; b < from.batch(); ++b)
+      for (index h = 0; h < from.heads(); ++h)
+        for (index i = 0; i < from.length(); ++i)
+          for (index d = 0; d < from.dim(); ++d) to(b, h, i, d) = from(b, h, i, d);
+  };
+  copy(q, by_token), copy(k, columns), copy(v, gaps);
+  compiled_pattern_softmax<float>::call(by_token, columns, gaps, result, pattern, {}, {}, serial);
+  tensor<float> gathered(batch, 4, 90, 16);
+  for (index b = 0; b < batch; ++b)
+    for (index h = 0; h < 4; ++h)
+      for (index i = 0; i < 90; ++i)
+        for (index d = 0; d < 16; ++d) gathered(b, h, i, d) = result(b, h, i, d);
+  CHECK(gathered == plain);
+}
+
+TEST_CASE("pattern_softmax: options, score and execution may each be left out", "[pattern_softmax]") {
+  const Eigen::MatrixXf q = Eigen::MatrixXf::Random(20, 8), k = Eigen::MatrixXf::Random(20, 8);
+  const Eigen::MatrixXf v = Eigen::MatrixXf::Random(20, 8);
+  Eigen::MatrixXf wanted(20, 8), out(20, 8);
+  const attn::block_pattern pattern{.size = 4, .neighbours = 0};
+  const auto same = [](float s, auto, auto, auto, auto) { return s; };
+  attn::execution threads(2);
+  attn::pattern_softmax(q, k, v, wanted, pattern);
+  const auto is_same = [&] { return (out - wanted).norm() <= 1e-6f * wanted.norm() && (out.setZero(), true); };
+  attn::pattern_softmax(q, k, v, out, pattern, threads);
+  CHECK(is_same());
+  attn::pattern_softmax(q, k, v, out, pattern, attn::execution(2));
+  CHECK(is_same());
+  attn::pattern_softmax(q, k, v, out, pattern, {.causal = false}, threads);
+  CHECK(is_same());
+  attn::pattern_softmax(q, k, v, out, pattern, {}, same);
+  CHECK(is_same());
+  attn::pattern_softmax(q, k, v, out, pattern, {.scale = 1 / std::sqrt(8.0f)}, same, attn::execution(2));
+  CHECK(is_same());
+  attn::block(q, k, v, out, {.causal = false, .size = 4, .neighbours = 0}, same, threads);
+  CHECK(is_same());
+  const attn::block_options<float> options{.size = 4, .neighbours = 0};
+  attn::block(q, k, v, out, options);
+  CHECK(is_same());
+  attn::strided(q, k, v, wanted, threads);
+  attn::bigbird(q, k, v, out, attn::execution(2));  // both see everything
+  CHECK(is_same());
+}
+
 TEST_CASE("patterns as text show what is seen", "[pattern_softmax]") {
   CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 5) == "##...\n##...\n..##.\n..##.\n....#\n");
   CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 3, true) == "#..\n##.\n..#\n");

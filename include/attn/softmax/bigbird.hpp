@@ -169,13 +169,14 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = bigbir
           class Score = detail::no_score>
 void bigbird(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
              execution_ref exec = {}) {
-  detail::call_by_pattern<bigbird_options>("bigbird", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
-    const bigbird_pattern pattern{.size = o.size, .window_blocks = o.window_blocks, .global_blocks = o.global_blocks,
-                                  .random = o.random};
-    call.check_table("random", pattern.random);
-    detail::check_bigbird(call.check, call.in.shape, pattern);
-    call.attend(pattern);
-  });
+  detail::call_by_pattern<bigbird_options>(
+      "bigbird", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
+        const bigbird_pattern pattern{
+            .size = o.size, .window_blocks = o.window_blocks, .global_blocks = o.global_blocks, .random = o.random};
+        call.check_table("random", pattern.random);
+        detail::check_bigbird(call.check, call.in.shape, pattern);
+        call.attend(pattern);
+      });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -109,12 +109,13 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = block_
           class Score = detail::no_score>
 void block(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
            execution_ref exec = {}) {
-  detail::call_by_pattern<block_options>("block", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
-    const block_pattern pattern{.size = o.size, .neighbours = o.neighbours, .permutation = o.permutation};
-    call.check_table("permutation", pattern.permutation);
-    detail::check_block(call.check, call.in.shape, pattern);
-    call.attend(pattern);
-  });
+  detail::call_by_pattern<block_options>(
+      "block", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
+        const block_pattern pattern{.size = o.size, .neighbours = o.neighbours, .permutation = o.permutation};
+        call.check_table("permutation", pattern.permutation);
+        detail::check_block(call.check, call.in.shape, pattern);
+        call.attend(pattern);
+      });
 }
 
 }  // namespace attn::inline ATTN_ISA

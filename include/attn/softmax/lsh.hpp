@@ -24,8 +24,8 @@
 
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/tensor.hpp>
-#include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/detail/lsh_driver.hpp>
+#include <attn/softmax/full_softmax.hpp>
 
 namespace attn::inline ATTN_ISA {
 

@@ -79,7 +79,7 @@ using query_range = function_ref<position_range(index)>;
 struct key_set {
   index_map positions;
   index count = 0;
-  bool self = true;                  // does a query see the key at its own position?
+  bool self = true;                 // does a query see the key at its own position?
   std::span<const index> listed{};  // the list as the pattern gave it
 
   bool contiguous() const { return !positions.list && positions.step == 1; }
@@ -271,7 +271,8 @@ std::string pattern_text(const P& pattern, index length, bool causal = false, in
                          [&](index p, const detail::key_set& set, const detail::key_range& slots) {
                            for (index slot = slots.begin; slot < slots.end; ++slot) {
                              const index key = set.positions[slot];
-                             if (set.self || key != p) rows[static_cast<std::size_t>(p) * width + static_cast<std::size_t>(key)] = '#';
+                             if (set.self || key != p)
+                               rows[static_cast<std::size_t>(p) * width + static_cast<std::size_t>(key)] = '#';
                            }
                          });
   return rows;

@@ -23,9 +23,7 @@ struct residue_pattern {
   index stride = 64;
 
   index query_sets(const pattern_shape& s) const { return std::min(stride, s.queries); }
-  position_range queries(const pattern_shape& s, index set) const {
-    return {s.first_position() + set, s.keys, stride};
-  }
+  position_range queries(const pattern_shape& s, index set) const { return {s.first_position() + set, s.keys, stride}; }
   void keys(const pattern_shape& s, index set, auto&& see) const {
     const index p = s.first_position() + set;
     if (stride < std::max(s.queries, s.keys))
@@ -38,9 +36,7 @@ struct fixed_pattern {
   index stride = 64, summary = 1;
 
   /// A stride beyond the sequence means the same as the sequence's own length.
-  index stride_in(const pattern_shape& s) const {
-    return std::max<index>(1, std::min(stride, s.queries + s.keys));
-  }
+  index stride_in(const pattern_shape& s) const { return std::max<index>(1, std::min(stride, s.queries + s.keys)); }
   /// Keys of a block that only its own queries see.
   index own_in(const pattern_shape& s) const { return std::min(stride - summary, stride_in(s)); }
 
@@ -110,13 +106,14 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = stride
           class Score = detail::no_score>
 void strided(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
              execution_ref exec = {}) {
-  detail::call_by_pattern<strided_options>("strided", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
-    call.check.at_least("stride", 1, o.stride);
-    if (o.kind == strided_kind::strided) return call.attend(strided_pattern(o.stride));
-    call.check.at_least("summary", 0, o.summary);
-    if (o.summary > o.stride) call.check.fail(detail::text({"summary <= stride ", o.stride}), o.summary);
-    call.attend(fixed_pattern{.stride = o.stride, .summary = o.summary});
-  });
+  detail::call_by_pattern<strided_options>(
+      "strided", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
+        call.check.at_least("stride", 1, o.stride);
+        if (o.kind == strided_kind::strided) return call.attend(strided_pattern(o.stride));
+        call.check.at_least("summary", 0, o.summary);
+        if (o.summary > o.stride) call.check.fail(detail::text({"summary <= stride ", o.stride}), o.summary);
+        call.attend(fixed_pattern{.stride = o.stride, .summary = o.summary});
+      });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -171,7 +171,8 @@ struct lsh_driver {
       }
       attend(block, keys, head_terms, [&](index r, index n) {  // rows that come next, sorted, lie anywhere in memory
         for (index t = first + r; t < first + r + n; ++t) {
-          if (const index next = round > 0 ? t + blocks.unit : t; next < chunks.n) prefetch_row(state_rows, order[next]);
+          if (const index next = round > 0 ? t + blocks.unit : t; next < chunks.n)
+            prefetch_row(state_rows, order[next]);
           if (const index next = t + tokens_per_task(chunks); next < chunks.n) {
             prefetch_row(h.query, order[next]);
             prefetch_row(h.value, order[next]);
@@ -184,8 +185,8 @@ struct lsh_driver {
       }
       for (index row = 0; row < block.rows; ++row)
         if (block.state.row_sum(row) == T(0)) attend_self(h, row, block);
-      finish(block, head_of(out, h.batch, h.head), per_head(options.sinks, h.head), row_of(options.lse, h.batch, h.head),
-             options.lse.stride(2));
+      finish(block, head_of(out, h.batch, h.head), per_head(options.sinks, h.head),
+             row_of(options.lse, h.batch, h.head), options.lse.stride(2));
     }
   }
 
@@ -202,8 +203,7 @@ struct lsh_driver {
     if (score == -std::numeric_limits<T>::infinity()) return;
     block.state.maximum[row] = score;
     block.state.sum[row * width<T>] = T(1) + (score - score);  // not a number where the score is not finite
-    for (index d = 0; d < shape.dim_v; ++d)
-      block.state.row(row)[d] = static_cast<T>(value[d * h.value.col_stride]);
+    for (index d = 0; d < shape.dim_v; ++d) block.state.row(row)[d] = static_cast<T>(value[d * h.value.col_stride]);
   }
 
   /// Row blocks: whole chunks where several fit, else a chunk in equal parts.
@@ -249,7 +249,8 @@ struct lsh_driver {
   work_estimate work() const {
     const lsh_chunks c = chunks_of(shape.keys);
     const double keys = static_cast<double>((c.lookback + 1 + c.lookahead) * c.chunk),
-                 per_token = keys * static_cast<double>(shape.dim + shape.dim_v) + static_cast<double>(shape.dim * half());
+                 per_token =
+                     keys * static_cast<double>(shape.dim + shape.dim_v) + static_cast<double>(shape.dim * half());
     return {.operations = 2 * per_token * static_cast<double>(shape.batch * shape.heads) *
                           static_cast<double>(shape.keys * options.rounds)};
   }
@@ -264,11 +265,11 @@ struct lsh_driver {
       rotations = {*numbers, {1, options.rounds, shape.dim, half()}};
     }
     // A head brings its own tables, and its queries, values and results, into the caches.
-    const index heads = shape.batch * shape.heads,
-                numbers_per_token = 4 * options.rounds + shape.dim + 2 * shape.dim_v,
+    const index heads = shape.batch * shape.heads, numbers_per_token = 4 * options.rounds + shape.dim + 2 * shape.dim_v,
                 bytes = shape.keys * numbers_per_token * static_cast<index>(sizeof(T));
-    for_each_wave(exec, heads, wave_size(exec, heads, bytes), [&](arena& memory) { return layout(memory); },
-                  [&](const wave<head_scratch>& w) { attend_heads(w, rotations); });
+    for_each_wave(
+        exec, heads, wave_size(exec, heads, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<head_scratch>& w) { attend_heads(w, rotations); });
   }
 };
 

@@ -9,9 +9,9 @@
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/waves.hpp>
-#include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/detail/pattern_plan.hpp>
 #include <attn/softmax/detail/row_states.hpp>
+#include <attn/softmax/full_softmax.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -46,12 +46,21 @@ template <class S, class Options>
 pattern_inputs<S> check_pattern_inputs(const validator& check, const tensor_view<const S>& q,
                                        const tensor_view<const S>& k, const tensor_view<const S>& v,
                                        const tensor_view<S>& out, const Options& o) {
-  pattern_inputs<S> in{.q = q, .k = k, .v = v, .out = out,
-                       .options = {.scale = o.scale, .causal = o.causal, .lengths = o.lengths,
-                                   .query_lengths = o.query_lengths, .key_lengths = o.key_lengths,
-                                   .softcap = o.softcap, .alibi_slopes = o.alibi_slopes, .sinks = o.sinks,
+  pattern_inputs<S> in{.q = q,
+                       .k = k,
+                       .v = v,
+                       .out = out,
+                       .options = {.scale = o.scale,
+                                   .causal = o.causal,
+                                   .lengths = o.lengths,
+                                   .query_lengths = o.query_lengths,
+                                   .key_lengths = o.key_lengths,
+                                   .softcap = o.softcap,
+                                   .alibi_slopes = o.alibi_slopes,
+                                   .sinks = o.sinks,
                                    .lse = o.lse},
-                       .shape = check_attention(check, q, k, v, out), .lengths = {}};
+                       .shape = check_attention(check, q, k, v, out),
+                       .lengths = {}};
   in.lengths = check_lengths(check, in.shape, in.options);
   check_softmax_options(check, in.shape, in.options, q, k, v, out);
   return in;
@@ -200,7 +209,8 @@ struct pattern_driver {
     const index group = shape.group();
     if (plan.shared) {
       for (index n = 0; n < pairs.count; ++n)
-        plan.mark_needed((pairs.first + n) / shape.kv_heads, (pairs.first + n) % shape.kv_heads, pairs.scratch[n].needed);
+        plan.mark_needed((pairs.first + n) / shape.kv_heads, (pairs.first + n) % shape.kv_heads,
+                         pairs.scratch[n].needed);
       pairs.for_each(ceil_div(shape.keys, plan.pack_step), [&](index pair, const pair_scratch& p, index step, int) {
         const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads;
         const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, in.lengths.keys(b));
@@ -231,11 +241,13 @@ struct pattern_driver {
 
   void run(execution& exec) const {
     const attention_shape& shape = in.shape;
-    const auto limit = exec.limit_threads({.operations = 2 * plan.pairs * static_cast<double>(shape.dim + shape.dim_v)});
+    const auto limit =
+        exec.limit_threads({.operations = 2 * plan.pairs * static_cast<double>(shape.dim + shape.dim_v)});
     const index pairs = shape.batch * shape.kv_heads,
                 bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
-    for_each_wave(exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
-                  [&](const wave<pair_scratch>& w) { attend_pairs(w); });
+    for_each_wave(
+        exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<pair_scratch>& w) { attend_pairs(w); });
     for (index b = 0; b < shape.batch; ++b)
       for (index h = 0; h < shape.heads; ++h)
         clear_rows(head_of(in.out, b, h), in.lengths.queries(b), shape.queries, row_of(in.options.lse, b, h),
@@ -247,7 +259,10 @@ template <class S, class Score>
 void attend_by_patterns(const validator& check, const pattern_inputs<S>& in, std::span<const pattern_ref> patterns,
                         Score& score, execution& exec) {
   using T = compute_type<S>;
-  pattern_plan plan{.patterns = patterns, .shape = in.shape, .lengths = in.lengths, .causal = in.options.causal,
+  pattern_plan plan{.patterns = patterns,
+                    .shape = in.shape,
+                    .lengths = in.lengths,
+                    .causal = in.options.causal,
                     .panel = panel_width<T>};
   plan.examine(check, exec);
   pattern_driver<S, Score>{.in = in, .plan = plan, .terms = terms_of<T>(in.options, in.shape.dim, &score)}.run(exec);

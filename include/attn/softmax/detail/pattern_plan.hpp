@@ -17,9 +17,9 @@ struct pattern_plan {
   index panel;  // packed keys come in panels of so many
 
   // Found by examine():
-  bool shared = false;      // are keys packed once for all query sets? Else every query set packs what it sees.
-  index gathered = 0;       // slots of the query set that gathers most
-  double pairs = 0;         // of query and key, at most
+  bool shared = false;  // are keys packed once for all query sets? Else every query set packs what it sees.
+  index gathered = 0;   // slots of the query set that gathers most
+  double pairs = 0;     // of query and key, at most
 
   bool joined() const { return patterns.size() > 1; }
   pattern_shape shape_of(index b, index h) const { return {b, h, lengths.queries(b), lengths.keys(b), causal}; }
