@@ -12,45 +12,45 @@
 namespace bench {
 namespace {
 
-/// One product with the key and one with the value for every pair the pattern names.
-template <attn::pattern Pattern>
+/// One product with the key and one with the value for every pair of the pattern.
+template <attn::key_pattern Pattern>
 double pattern_flops(const problem& p, const Pattern& pattern) {
   double pairs = 0;
   for (index h = 0; h < p.heads; ++h) {
-    const attn::sequence s{0, h, p.length, p.length, p.causal};
-    pairs += attn::count_pairs(pattern, s);
+    const attn::pattern_shape s{.head = h, .queries = p.length, .keys = p.length, .causal = p.causal};
+    pairs += static_cast<double>(attn::count_pairs(pattern, s));
   }
   return 2.0 * pairs * static_cast<double>(p.dim + p.dim_v);
 }
 
 constexpr index bigbird_block = 64, random_blocks = 3;
 
-attn::random_block_table random_table(const problem& p) {
-  return attn::draw_random_blocks(p.heads, (p.length + bigbird_block - 1) / bigbird_block, random_blocks,
-                                  {.seed = 1, .causal = p.causal});
+attn::tensor<index, 3> random_table(const problem& p) {
+  return attn::draw_random_blocks((p.length + bigbird_block - 1) / bigbird_block, random_blocks,
+                                  {.seed = 1, .heads = p.heads, .causal = p.causal});
 }
 
 runner prepare_block(const problem& p) {
   return [b = p.set.block, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
-    attn::block(q, k, v, out, {.size = b, .neighbours = 1, .causal = causal}, exec);
+    attn::block(q, k, v, out, {.causal = causal, .size = b, .neighbours = 1}, exec);
   };
 }
 
 runner prepare_strided(const problem& p) {
   return [l = p.set.stride, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
-    attn::strided(q, k, v, out, {.stride = l, .causal = causal}, exec);
+    attn::strided(q, k, v, out, {.causal = causal, .stride = l}, exec);
   };
 }
 
 runner prepare_fixed(const problem& p) {
   return [l = p.set.stride, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
-    attn::strided(q, k, v, out, {.kind = attn::strided_kind::fixed, .stride = l, .summary = 1, .causal = causal}, exec);
+    attn::strided(q, k, v, out, {.causal = causal, .kind = attn::strided_kind::fixed, .stride = l, .summary = 1}, exec);
   };
 }
 
 runner prepare_bigbird(const problem& p) {
   return [causal = p.causal, random = random_table(p)](input q, input k, input v, output out, attn::execution& exec) {
-    attn::bigbird(q, k, v, out, {.size = bigbird_block, .random = random, .causal = causal}, exec);
+    attn::bigbird(q, k, v, out, {.causal = causal, .size = bigbird_block, .random = random}, exec);
   };
 }
 
@@ -78,10 +78,10 @@ double lsh_flops(const problem& p) {
 /// Queries are keys: k is not looked at.
 runner prepare_lsh(const problem& p) {
   return [causal = p.causal, rounds = p.set.rounds,
-          rotations = attn::draw_rotations<float>(p.heads, p.set.rounds, p.dim, lsh_buckets, 1)](
+          rotations = attn::draw_rotations<float>(p.set.rounds, p.dim, lsh_buckets, {.seed = 1, .heads = p.heads})](
              input q, input, input v, output out, attn::execution& exec) {
     attn::lsh(q, v, out,
-              {.rounds = rounds, .buckets = lsh_buckets, .chunk = lsh_chunk, .rotations = rotations, .causal = causal},
+              {.causal = causal, .rounds = rounds, .buckets = lsh_buckets, .chunk = lsh_chunk, .rotations = rotations},
               exec);
   };
 }
@@ -96,7 +96,7 @@ std::vector<operator_entry> pattern_operators() {
            .uses = {"block"},
            .flops =
                [](const problem& p) {
-                 return pattern_flops(p, attn::block_pattern{p.set.block, 1});
+                 return pattern_flops(p, attn::block_pattern{.size = p.set.block, .neighbours = 1});
                },
            .prepare = prepare_block},
           {.name = "strided",
@@ -113,7 +113,7 @@ std::vector<operator_entry> pattern_operators() {
            .uses = {"stride"},
            .flops =
                [](const problem& p) {
-                 return pattern_flops(p, attn::fixed_pattern{p.set.stride, 1});
+                 return pattern_flops(p, attn::fixed_pattern{.stride = p.set.stride, .summary = 1});
                },
            .prepare = prepare_fixed},
           {.name = "bigbird",
@@ -123,8 +123,8 @@ std::vector<operator_entry> pattern_operators() {
            .uses = {},
            .flops =
                [](const problem& p) {
-                 const attn::random_block_table random = random_table(p);
-                 return pattern_flops(p, attn::bigbird_pattern{bigbird_block, 3, 1, random});
+                 const auto random = random_table(p);
+                 return pattern_flops(p, attn::bigbird_pattern{.size = bigbird_block, .random = random});
                },
            .prepare = prepare_bigbird},
           {.name = "lsh",

@@ -68,7 +68,7 @@ bool compare(const array& query, const array& key, const array& value) {
 
   const auto e = attn::draw_projection<float>(256, k.extent(2), {.seed = 1});  // untrained: what training starts from
   const auto features = attn::draw_features<float>(256, q.extent(3), {.seed = 1});
-  const auto blocks = attn::draw_random_blocks(1, (q.extent(2) + 31) / 32, 3, {.seed = 1});
+  const auto blocks = attn::draw_random_blocks((q.extent(2) + 31) / 32, 3, {.seed = 1});
   const auto exact_inverse = attn::pseudo_inverse::exact;
   attn::execution serial;
   const std::pair<const char*, std::function<void()>> operators[] = {

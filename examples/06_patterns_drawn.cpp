@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-// Prints drawings side by side.
-void print(const std::vector<std::string>& names, const std::vector<std::string>& drawings, attn::index length) {
+// Prints patterns side by side.
+void print(const std::vector<std::string>& names, const std::vector<std::string>& texts, attn::index length) {
   for (const std::string& name : names) std::printf("%-*s  ", int(length), name.c_str());
   std::puts("");
   for (attn::index row = 0; row < length; ++row) {
-    for (const std::string& drawing : drawings)
-      std::printf("%.*s  ", int(length), drawing.c_str() + row * (length + 1));
+    for (const std::string& text : texts)
+      std::printf("%.*s  ", int(length), text.c_str() + row * (length + 1));
     std::puts("");
   }
   std::puts("");
@@ -24,16 +24,16 @@ void print(const std::vector<std::string>& names, const std::vector<std::string>
 int main(int argc, char** argv) {
   const attn::index length = argc > 1 ? std::atoi(argv[1]) : 24;
   if (length < 1) return std::fprintf(stderr, "usage: %s [length >= 1]\n", argv[0]), 1;
-  const attn::window_pattern window{3, 3};
-  const attn::block_pattern block{4, 1};
+  const attn::window_pattern window{.left = 3, .right = 3};
+  const attn::block_pattern block{.size = 4, .neighbours = 1};
   const auto strided = attn::strided_pattern(4);
-  const attn::fixed_pattern fixed{4, 1};
-  const auto random = attn::draw_random_blocks(1, (length + 1) / 2, 1, {.seed = 2});
-  const attn::bigbird_pattern bigbird{2, 3, 1, random};
+  const attn::fixed_pattern fixed{.stride = 4, .summary = 1};
+  const auto random = attn::draw_random_blocks((length + 1) / 2, 1, {.seed = 2});
+  const attn::bigbird_pattern bigbird{.size = 2, .random = random};
   for (bool causal : {false, true}) {
     if (causal) std::puts("The same with causal = true:\n");
-    const auto drawn = [&](const auto& pattern) { return attn::draw_pattern(pattern, length, causal); };
-    print({"window 3 + 3", "block 4, 1 neighbour", "strided 4"}, {drawn(window), drawn(block), drawn(strided)}, length);
-    print({"fixed 4", "bigbird 2, 1 random"}, {drawn(fixed), drawn(bigbird)}, length);
+    const auto text = [&](const auto& pattern) { return attn::pattern_text(pattern, length, causal); };
+    print({"window 3 + 3", "block 4, 1 neighbour", "strided 4"}, {text(window), text(block), text(strided)}, length);
+    print({"fixed 4", "bigbird 2, 1 random"}, {text(fixed), text(bigbird)}, length);
   }
 }

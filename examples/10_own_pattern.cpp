@@ -1,4 +1,4 @@
-// A pattern of one's own: sentences that see themselves, and the first word of every sentence.
+// Your own pattern: every word sees its sentence and the first word of every other sentence.
 #include <attn/softmax/full_softmax.hpp>
 #include <attn/softmax/pattern_softmax.hpp>
 
@@ -7,18 +7,18 @@
 #include <limits>
 #include <vector>
 
-// Queries that share keys form a group: here, the words of a sentence. Every query is in one group.
+// Queries that share keys form a query set: here, the words of a sentence. Every query is in exactly one.
 struct sentences {
   std::vector<attn::index> starts;  // of every sentence
 
-  attn::index groups(const attn::sequence&) const { return std::ssize(starts); }
+  attn::index query_sets(const attn::pattern_shape&) const { return std::ssize(starts); }
 
-  attn::position_range queries(const attn::sequence& s, attn::index group) const {
-    return {starts[group], group + 1 < std::ssize(starts) ? starts[group + 1] : s.keys};
+  attn::position_range queries(const attn::pattern_shape& s, attn::index set) const {
+    return {starts[set], set + 1 < std::ssize(starts) ? starts[set + 1] : s.keys};
   }
 
-  void keys(const attn::sequence& s, attn::index group, auto&& see) const {
-    const attn::position_range own = queries(s, group);
+  void keys(const attn::pattern_shape& s, attn::index set, auto&& see) const {
+    const attn::position_range own = queries(s, set);
     see(attn::position_range{own.begin + 1, own.end});  // no key twice: the first word is in the list
     see(starts);
   }
@@ -26,7 +26,7 @@ struct sentences {
 
 int main() {
   const sentences small{{0, 5, 8, 15, 18}};
-  std::printf("Five sentences in 24 words:\n\n%s\n", attn::draw_pattern(small, 24).c_str());
+  std::printf("Five sentences in 24 words:\n\n%s\n", attn::pattern_text(small, 24).c_str());
 
   // Sentences of 10 to 50 words.
   const attn::index length = 4096, dim = 64;

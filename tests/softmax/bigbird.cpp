@@ -100,8 +100,8 @@ TEST_CASE("bigbird: random blocks are different, and none that is seen anyway", 
   for (bool causal : {false, true})
     for (index blocks : {0, 1, 3, 8, 40})
       for (index count : {0, 1, 3, 60}) {
-        const auto drawn = attn::draw_random_blocks(3, blocks, count, {.seed = 5, .causal = causal});
-        const attn::tensor_view<const attn::index, 3> table = drawn;
+        const auto drawn = attn::draw_random_blocks(blocks, count, {.seed = 5, .heads = 3, .causal = causal});
+        const auto table = drawn.view();
         REQUIRE(table.extents() == std::array<index, 3>{3, blocks, count});
         for (index h = 0; h < 3; ++h)
           for (index a = 0; a < blocks; ++a) {
@@ -118,8 +118,8 @@ TEST_CASE("bigbird: random blocks are different, and none that is seen anyway", 
 }
 
 TEST_CASE("bigbird: random blocks are drawn evenly, and the same for the same seed", "[bigbird]") {
-  const auto drawn = attn::draw_random_blocks(2000, 12, 3, {.seed = 1});
-  const attn::tensor_view<const attn::index, 3> table = drawn;
+  const auto drawn = attn::draw_random_blocks(12, 3, {.seed = 1, .heads = 2000});
+  const auto table = drawn.view();
   std::vector<index> hits(12);
   for (index h = 0; h < 2000; ++h)
     for (index n = 0; n < 3; ++n) ++hits[static_cast<std::size_t>(table(h, 5, n))];
@@ -127,9 +127,9 @@ TEST_CASE("bigbird: random blocks are drawn evenly, and the same for the same se
     const double expected = 2000 * 3 / 7.0;  // four standard deviations of a binomial
     CHECK(std::abs(static_cast<double>(hits[static_cast<std::size_t>(a)]) - expected) < 4 * std::sqrt(expected));
   }
-  const auto again = attn::draw_random_blocks(1, 12, 3, {.seed = 1}),
-             other = attn::draw_random_blocks(1, 12, 3, {.seed = 2});
-  const attn::tensor_view<const attn::index, 3> same = again, different = other;
+  const auto again = attn::draw_random_blocks(12, 3, {.seed = 1}),
+             other = attn::draw_random_blocks(12, 3, {.seed = 2});
+  const auto same = again.view(), different = other.view();
   bool equal = true, all = true;
   for (index a = 0; a < 12; ++a)
     for (index n = 0; n < 3; ++n)
@@ -142,12 +142,12 @@ TEST_CASE("bigbird: random blocks are drawn evenly, and the same for the same se
 }
 
 TEST_CASE("bigbird: tables that cannot be drawn are refused", "[bigbird]") {
-  CHECK(well_formed(refusal([] { attn::draw_random_blocks(-1, 4, 1); }), "draw_random_blocks"));
-  CHECK(well_formed(refusal([] { attn::draw_random_blocks(1, -4, 1); }), "draw_random_blocks"));
-  CHECK(well_formed(refusal([] { attn::draw_random_blocks(1, 4, -1); }), "draw_random_blocks"));
-  CHECK(well_formed(refusal([] { attn::draw_random_blocks(1, 4, 1, {.window_blocks = 0}); }), "draw_random_blocks"));
-  CHECK(well_formed(refusal([] { attn::draw_random_blocks(1, 4, 1, {.global_blocks = -1}); }), "draw_random_blocks"));
-  CHECK(well_formed(refusal([] { attn::draw_random_blocks(1 << 30, 1 << 30, 1 << 30); }), "draw_random_blocks"));
+  CHECK(well_formed(refusal([] { attn::draw_random_blocks(4, 1, {.heads = -1}); }), "draw_random_blocks"));
+  CHECK(well_formed(refusal([] { attn::draw_random_blocks(-4, 1); }), "draw_random_blocks"));
+  CHECK(well_formed(refusal([] { attn::draw_random_blocks(4, -1); }), "draw_random_blocks"));
+  CHECK(well_formed(refusal([] { attn::draw_random_blocks(4, 1, {.window_blocks = 0}); }), "draw_random_blocks"));
+  CHECK(well_formed(refusal([] { attn::draw_random_blocks(4, 1, {.global_blocks = -1}); }), "draw_random_blocks"));
+  CHECK(well_formed(refusal([] { attn::draw_random_blocks(1 << 30, 1 << 30, {.heads = 1 << 30}); }), "draw_random_blocks"));
 }
 
 }  // namespace testing

@@ -107,7 +107,7 @@ TEMPLATE_LIST_TEST_CASE("lsh: odd lengths, dims, chunks and buckets", "[lsh]", e
     }
 }
 
-TEMPLATE_LIST_TEST_CASE("lsh: sequences of many stretches", "[lsh]", exact_types) {
+TEMPLATE_LIST_TEST_CASE("lsh: sequences of many segments", "[lsh]", exact_types) {
   const index chunks[] = {7, 64, 100, 600};
   for (index n = 0; n < 4; ++n)
     for (bool causal : {false, true}) {
@@ -130,7 +130,7 @@ TEMPLATE_LIST_TEST_CASE("lsh: more chunks asked for than there are", "[lsh]", ex
       }
 }
 
-TEST_CASE("lsh: a query sees a key that is not a number, wherever it stands", "[lsh]") {
+TEST_CASE("lsh: a query sees a key that is not a number, wherever it is", "[lsh]") {
   for (index rounds : {1, 3})
     for (index length : {2, 5, 40}) {
       tensor<float> q = cast<float>(random_normal(1, 1, 1, length, 4)),
@@ -147,7 +147,7 @@ TEST_CASE("lsh: a query sees a key that is not a number, wherever it stands", "[
 TEST_CASE("lsh: a seed gives what the rotations drawn from it give", "[lsh]") {
   const tensor<float> q = cast<float>(random_normal(1, 2, 3, 70, 16)), v = cast<float>(random_normal(2, 2, 3, 70, 8));
   tensor<float> by_seed(2, 3, 70, 8), by_rotations(2, 3, 70, 8), other(2, 3, 70, 8);
-  const auto rotations = attn::draw_rotations<float>(1, 4, 16, 10, 5);
+  const auto rotations = attn::draw_rotations<float>(4, 16, 10, {.seed = 5});
   attn::lsh_options<float> o{.buckets = 10, .chunk = 8, .seed = 5};
   attn::execution serial, two(2);
   compiled_lsh<float>::call(view(q), view(v), view(by_seed), o, {}, two);
@@ -162,8 +162,68 @@ TEST_CASE("lsh: a seed gives what the rotations drawn from it give", "[lsh]") {
   attn::random_numbers numbers(5, 0);
   CHECK(drawn(0, 0, 0, 0) == static_cast<float>(numbers.normal()));
   CHECK(drawn(0, 0, 0, 1) == static_cast<float>(numbers.normal()));
-  CHECK(well_formed(refusal([] { attn::draw_rotations<float>(1, 0, 4, 4, 1); }), "draw_rotations"));
-  CHECK(well_formed(refusal([] { attn::draw_rotations<float>(1, 1, 4, 5, 1); }), "draw_rotations"));
+  CHECK(well_formed(refusal([] { attn::draw_rotations<float>(0, 4, 4); }), "draw_rotations"));
+  CHECK(well_formed(refusal([] { attn::draw_rotations<float>(1, 4, 5); }), "draw_rotations"));
+  CHECK(well_formed(refusal([] { attn::draw_rotations<float>(1, 4, 4, {.heads = -1}); }), "draw_rotations"));
+}
+
+TEST_CASE("lsh: more heads than a wave takes, with and without threads", "[lsh]") {
+  // 0.5 MB per head with its tables: a wave takes three of the eight.
+  const tensor<float> q = cast<float>(random_normal(1, 2, 4, 700, 64)), v = cast<float>(random_normal(2, 2, 2, 700, 64));
+  const std::vector<index> lengths = {700, 555};
+  for (bool wrap : {false, true}) {
+    tensor<float> alone(2, 4, 700, 64, 7), shared(2, 4, 700, 64, 8);
+    tensor<float> alone_lse(2, 4, 700, 1, 7), shared_lse(2, 4, 700, 1, 8);
+    attn::execution serial, two(2), three(3);
+    attn::lsh_options<float> o{.lengths = lengths, .rounds = 2, .buckets = 20, .wrap = wrap, .lse = row_view(alone_lse)};
+    compiled_lsh<float>::call(view(q), view(v), view(alone), o, {}, serial);
+    o.lse = row_view(shared_lse);
+    for (attn::execution* threads : {&two, &three}) {
+      compiled_lsh<float>::call(view(q), view(v), view(shared), o, {}, *threads);
+      CHECK(alone == shared);
+      CHECK(alone_lse == shared_lse);
+    }
+  }
+}
+
+TEST_CASE("lsh: every view with a layout of its own", "[lsh]") {
+  const tensor<float> q = cast<float>(random_normal(1, 2, 4, 150, 16)), v = cast<float>(random_normal(2, 2, 2, 150, 16));
+  tensor<float> plain(2, 4, 150, 16), q_columns(2, 4, 16, 150), v_gaps(2, 150, 2, 32), by_token(2, 150, 4, 16);
+  for (index b = 0; b < 2; ++b)
+    for (index i = 0; i < 150; ++i)
+      for (index d = 0; d < 16; ++d) {
+        for (index h = 0; h < 4; ++h) q_columns(b, h, d, i) = q(b, h, i, d);
+        for (index h = 0; h < 2; ++h) v_gaps(b, i, h, 2 * d) = v(b, h, i, d);
+      }
+  attn::execution serial;
+  const attn::lsh_options<float> o{.rounds = 3, .buckets = 6, .chunk = 20};
+  compiled_lsh<float>::call(view(q), view(v), view(plain), o, {}, serial);
+  compiled_lsh<float>::call({q_columns.data.data(), {2, 4, 150, 16}, {4 * 16 * 150, 16 * 150, 1, 150}},
+                            {v_gaps.data.data(), {2, 2, 150, 16}, {150 * 64, 32, 64, 2}},
+                            attn::blhd_view(by_token.data.data(), 2, 150, 4, 16), o, {}, serial);
+  for (index b = 0; b < 2; ++b)
+    for (index h = 0; h < 4; ++h)
+      for (index i = 0; i < 150; ++i)
+        for (index d = 0; d < 16; ++d) REQUIRE(by_token(b, i, h, d) == plain(b, h, i, d));
+}
+
+TEST_CASE("lsh: options, score and execution may each be left out", "[lsh]") {
+  const Eigen::MatrixXf q = Eigen::MatrixXf::Random(20, 8), v = Eigen::MatrixXf::Random(20, 8);
+  Eigen::MatrixXf wanted(20, 8), out(20, 8);
+  attn::execution threads(2);
+  const auto same = [](float s, auto, auto, auto, auto) { return s; };
+  attn::lsh(q, v, wanted);
+  const auto is_same = [&] { return (out - wanted).norm() <= 1e-6f * wanted.norm() && (out.setZero(), true); };
+  attn::lsh(q, v, out, threads);
+  CHECK(is_same());
+  attn::lsh(q, v, out, attn::execution(2));
+  CHECK(is_same());
+  attn::lsh(q, v, out, {.rounds = 4}, threads);
+  CHECK(is_same());
+  attn::lsh(q, v, out, {}, same);
+  CHECK(is_same());
+  attn::lsh(q, v, out, {.scale = 1 / std::sqrt(8.0f)}, same, attn::execution(2));
+  CHECK(is_same());
 }
 
 TEST_CASE("lsh: on a trained model's queries the error falls with every doubling of the rounds", "[lsh][long]") {
@@ -239,6 +299,14 @@ TEST_CASE("lsh refuses what does not fit", "[refusals]") {
   list.push_back({"a length beyond the buffer", "lengths", [](here& d) { d.options.lengths = d.list({7, 0}); }});
   list.push_back({"a softcap of 0", "softcap", with([](auto& o) { o.softcap = 0.0f; })});
   list.push_back({"too few sinks", "sinks", [](here& d) { d.options.sinks = d.values(2); }});
+  for (float x : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    list.push_back({"sinks that are no numbers", "sinks", [=](here& d) {
+                      d.options.sinks = d.values(4), d.numbers[2] = x;
+                    }});
+    list.push_back({"slopes that are no numbers", "alibi_slopes", [=](here& d) {
+                      d.options.alibi_slopes = d.values(4), d.numbers[1] = x;
+                    }});
+  }
   check_refused<form, 6>("lsh", list);
 }
 

@@ -1,11 +1,11 @@
-// Patterns of one's own against the reference, what is refused of them, and drawings.
+// Users' patterns against the reference, what is refused of them, and patterns as text.
 #include <map>
 
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 #include "support/run_pattern.hpp"
 
-// The reference of a pattern of one's own: the pairs it names, written down one by one.
+// The reference of a user's pattern: its pairs, listed one by one.
 namespace reference {
 struct listed_options : softmax_options {
   std::map<std::pair<index, index>, index> seen;  // (position of the query, key) -> how often
@@ -22,15 +22,15 @@ using piece = listed_pattern::piece;
 using listed_problem = problem<reference::listed_options>;
 
 void note(const listed_pattern& pattern, index first, index keys, reference::listed_options& to) {
-  for (const auto& group : pattern.all)
-    for (index p = group.queries.begin; p < std::min(group.queries.end, keys); p += group.queries.step) {
+  for (const auto& set : pattern.all)
+    for (index p = set.queries.begin; p < std::min(set.queries.end, keys); p += set.queries.step) {
       if (p < first) continue;
-      for (const piece& given : group.pieces) {
+      for (const piece& given : set.pieces) {
         std::vector<index> list = given.list;
         if (list.empty())
           for (index j = given.range.begin; j < given.range.end; j += given.range.step) list.push_back(j);
         for (index j : list)
-          if (j >= 0 && j < keys && !(given.others && j == p) &&
+          if (j >= 0 && j < keys && !(given.except_self && j == p) &&
               (given.left == attn::unlimited || (p - given.left <= j && j <= p + given.right)))
             ++to.seen[{p, j}];
       }
@@ -44,10 +44,10 @@ listed_pattern odd_pattern(index first, index keys) {
   for (index step : {0, 1, 2})
     p.all.push_back({{first + step, first + 60, 3},
                      {{.range = {-5, 9}},
-                      {.range = {20 + step, 200, 7}, .others = true},
+                      {.range = {20 + step, 200, 7}, .except_self = true},
                       {.range = {9, 20}, .left = 9, .right = 2}}});
   p.all.push_back({{first + 60, first + 61}, {}});
-  p.all.push_back({{first + 61, keys + 30}, {{.list = some, .others = true}, {.range = {50, 52}}}});
+  p.all.push_back({{first + 61, keys + 30}, {{.list = some, .except_self = true}, {.range = {50, 52}}}});
   p.all.push_back({{first - 50, first}, {{.range = {0, 5}}}});
   return p;
 }
@@ -70,9 +70,9 @@ void check(listed_problem p, const Pattern& pattern, attn::execution& execution)
 // A query sees every step-th key from 2 on, of those in a range that begins at `begin`.
 struct from_anywhere {
   index begin, step;
-  index groups(const attn::sequence&) const { return 1; }
-  attn::position_range queries(const attn::sequence& s, index) const { return {0, s.keys, 1}; }
-  void keys(const attn::sequence&, index, auto&& see) const {
+  index query_sets(const attn::pattern_shape&) const { return 1; }
+  attn::position_range queries(const attn::pattern_shape& s, index) const { return {0, s.keys, 1}; }
+  void keys(const attn::pattern_shape&, index, auto&& see) const {
     see(attn::position_range{2, attn::unlimited, step}, [b = begin](index p) {
       return attn::position_range{b, p + 1};
     });
@@ -91,7 +91,7 @@ std::string refused_pattern(const listed_pattern& pattern) {
 }
 
 template <class Options>
-std::string drawn_by_reference(const Options& options, index length) {
+std::string text_by_reference(const Options& options, index length) {
   std::string rows;
   for (index i = 0; i < length; ++i) {
     for (index j = 0; j < length; ++j) rows += (options.causal && j > i) || !sees(options, 0, i, j, length) ? '.' : '#';
@@ -127,7 +127,7 @@ TEMPLATE_LIST_TEST_CASE("pattern_softmax: joined patterns", "[pattern_softmax]",
     listed_pattern near, far;
     for (index g = 0; g < 3; ++g) near.all.push_back({{50 * g, 50 * g + 50}, {{.range = {50 * g, 50 * g + 50}}}});
     for (index r = 0; r < 50; ++r)  // every 50th key but the query's own
-      far.all.push_back({{r, 150, 50}, {{.range = {r, 150, 50}, .others = true}}});
+      far.all.push_back({{r, 150, 50}, {{.range = {r, 150, 50}, .except_self = true}}});
     note(near, 0, 150, p.options), note(far, 0, 150, p.options);
     check<TestType>(p, joined_listed_pattern{near, far}, serial);
     check<TestType>(p, joined_listed_pattern{far, near}, serial);
@@ -137,8 +137,8 @@ TEMPLATE_LIST_TEST_CASE("pattern_softmax: joined patterns", "[pattern_softmax]",
 TEST_CASE("pattern_softmax: a query's range may begin anywhere", "[pattern_softmax]") {
   constexpr index least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
   for (index begin : {least, least + 1, index(-1), index(2)})
-    CHECK(attn::draw_pattern(from_anywhere{begin, 1}, 4) == "....\n....\n..#.\n..##\n");
-  CHECK(attn::draw_pattern(from_anywhere{least, most}, 4) == "....\n....\n..#.\n..#.\n");
+    CHECK(attn::pattern_text(from_anywhere{begin, 1}, 4) == "....\n....\n..#.\n..##\n");
+  CHECK(attn::pattern_text(from_anywhere{least, most}, 4) == "....\n....\n..#.\n..#.\n");
 }
 
 TEST_CASE("pattern_softmax refuses patterns that do not fit, out untouched", "[pattern_softmax]") {
@@ -149,7 +149,7 @@ TEST_CASE("pattern_softmax refuses patterns that do not fit, out untouched", "[p
     CHECK(message.find(says) != std::string::npos);
   };
   CHECK(refused_pattern({{{{0, 10}, {{.range = {0, 10}}}}}}) == "");
-  refused({}, "groups that hold each query once: 10 in all; found 0");
+  refused({}, "query sets that contain each query once: 10 in all; found 0");
   refused({{{{0, 9}, {}}}}, "found 9");
   refused({{{{0, 10}, {}}, {{3, 4}, {}}}}, "found the one at position 3 twice");
   refused({{{{0, 5}, {}}, {{0, 5}, {}}}}, "found the one at position 0 twice");
@@ -157,8 +157,8 @@ TEST_CASE("pattern_softmax refuses patterns that do not fit, out untouched", "[p
   refused({{{{0, 10}, {{.range = {0, 10, -1}}}}}}, "step");
   refused({{{{0, 10}, {{.list = {-1, 3}}}}}}, "listed keys >= 0; found -1");
   refused({{{{0, 10}, {{.list = {2, 3, 3}}}}}}, "listed keys that ascend; found 3 before 3");
-  const std::string drawn = refusal([] { attn::draw_pattern(listed_pattern{{{{0, 10}, {{.list = {-20, 3}}}}}}, 10); });
-  CHECK(well_formed(drawn, "draw_pattern"));
+  const std::string text = refusal([] { attn::pattern_text(listed_pattern{{{{0, 10}, {{.list = {-20, 3}}}}}}, 10); });
+  CHECK(well_formed(text, "pattern_text"));
   refused({{{{0, 10}, {{.list = {2, 50, 1}}}}}}, "listed keys that ascend; found 50 before 1");
 }
 
@@ -175,28 +175,122 @@ TEST_CASE("pattern_softmax: keys and values that nobody sees are never touched",
   CHECK(out(0, 0, 100, 0) == 150.0f);
 }
 
-TEST_CASE("patterns are drawn as they are seen", "[pattern_softmax]") {
-  CHECK(attn::draw_pattern(attn::block_pattern{2, 0}, 5) == "##...\n##...\n..##.\n..##.\n....#\n");
-  CHECK(attn::draw_pattern(attn::block_pattern{2, 0}, 3, true) == "#..\n##.\n..#\n");
-  CHECK(attn::draw_pattern(attn::block_pattern{2, 0}, 0) == "");
+TEST_CASE("pattern_softmax: more heads than a wave takes, with and without threads", "[pattern_softmax]") {
+  // 0.5 MB of keys and values per key head: a wave takes four of the ten.
+  const problem_shape shape{
+      .batch = 2, .heads = 10, .kv_heads = 5, .queries = 1000, .keys = 1000, .dim = 64, .value_dim = 64};
+  const listed_problem p = random_problem<listed_problem>(shape);
+  const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
+  const std::vector<index> lengths = {1000, 730};
+  listed_pattern overlapping, apart, steps;  // ranges packed once for all query sets; packed by each; gathered by each
+  for (index n = 0; n < 1000; n += 100) {
+    overlapping.all.push_back({{n, n + 100}, {{.range = {n - 200, n + 100}}}});
+    apart.all.push_back({{n, n + 100}, {{.range = {n, n + 50}}}});
+    steps.all.push_back({{n, n + 100}, {{.range = {3, 1000, 7}}}});
+  }
+  const auto check = [&](const auto& pattern) {
+    tensor<float> alone(2, 10, 1000, 64, 7), shared(2, 10, 1000, 64, 8);
+    tensor<float> alone_lse(2, 10, 1000, 1, 7), shared_lse(2, 10, 1000, 1, 8);
+    attn::execution serial, two(2), three(3);
+    attn::pattern_softmax_options<float> options{.lengths = lengths, .lse = row_view(alone_lse)};
+    compiled_pattern_softmax<float>::call(view(q), view(k), view(v), view(alone), pattern, options, {}, serial);
+    options.lse = row_view(shared_lse);
+    for (attn::execution* threads : {&two, &three}) {
+      compiled_pattern_softmax<float>::call(view(q), view(k), view(v), view(shared), pattern, options, {}, *threads);
+      CHECK(alone == shared);
+      CHECK(alone_lse == shared_lse);
+    }
+  };
+  check(overlapping);
+  check(apart);
+  check(joined_listed_pattern{overlapping, steps});
+}
+
+TEST_CASE("pattern_softmax: every view with a layout of its own", "[pattern_softmax]") {
+  const problem_shape shape{.heads = 4, .kv_heads = 2, .queries = 90, .keys = 90, .dim = 16, .value_dim = 16};
+  const listed_problem p = random_problem<listed_problem>(shape);
+  const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
+  listed_pattern near, far;
+  for (index n = 0; n < 90; n += 30) near.all.push_back({{n, n + 30}, {{.range = {n, n + 30}}}});
+  for (index r = 0; r < 30; ++r) far.all.push_back({{r, 90, 30}, {{.range = {r, 90, 30}, .except_self = true}}});
+  const joined_listed_pattern pattern{near, far};
+  attn::execution serial;
+  tensor<float> plain(p.q.batch(), 4, 90, 16);
+  compiled_pattern_softmax<float>::call(view(q), view(k), view(v), view(plain), pattern, {}, {}, serial);
+  const index batch = q.batch();
+  tensor<float> memory[4] = {tensor<float>(1, 1, batch * 4 * 90, 16), tensor<float>(1, 1, batch * 2 * 90, 16),
+                             tensor<float>(1, 1, batch * 2 * 90, 40), tensor<float>(1, 1, batch * 4 * 90, 32, 7)};
+  const out_view<float> by_token(memory[0].data.data(), {batch, 4, 90, 16}, {90 * 64, 16, 64, 1}),
+      columns(memory[1].data.data(), {batch, 2, 90, 16}, {2 * 90 * 16, 90 * 16, 1, 90}),
+      gaps(memory[2].data.data() + 5, {batch, 2, 90, 16}, {2 * 90 * 40, 40, 80, 2}),
+      result(memory[3].data.data(), {batch, 4, 90, 16}, {4 * 90 * 32, 1, 4 * 32, 4});
+  const auto copy = [](const tensor<float>& from, const out_view<float>& to) {
+    for (index b = 0; b < from.batch(); ++b)
+      for (index h = 0; h < from.heads(); ++h)
+        for (index i = 0; i < from.length(); ++i)
+          for (index d = 0; d < from.dim(); ++d) to(b, h, i, d) = from(b, h, i, d);
+  };
+  copy(q, by_token), copy(k, columns), copy(v, gaps);
+  compiled_pattern_softmax<float>::call(by_token, columns, gaps, result, pattern, {}, {}, serial);
+  tensor<float> gathered(batch, 4, 90, 16);
+  for (index b = 0; b < batch; ++b)
+    for (index h = 0; h < 4; ++h)
+      for (index i = 0; i < 90; ++i)
+        for (index d = 0; d < 16; ++d) gathered(b, h, i, d) = result(b, h, i, d);
+  CHECK(gathered == plain);
+}
+
+TEST_CASE("pattern_softmax: options, score and execution may each be left out", "[pattern_softmax]") {
+  const Eigen::MatrixXf q = Eigen::MatrixXf::Random(20, 8), k = Eigen::MatrixXf::Random(20, 8);
+  const Eigen::MatrixXf v = Eigen::MatrixXf::Random(20, 8);
+  Eigen::MatrixXf wanted(20, 8), out(20, 8);
+  const attn::block_pattern pattern{.size = 4, .neighbours = 0};
+  const auto same = [](float s, auto, auto, auto, auto) { return s; };
+  attn::execution threads(2);
+  attn::pattern_softmax(q, k, v, wanted, pattern);
+  const auto is_same = [&] { return (out - wanted).norm() <= 1e-6f * wanted.norm() && (out.setZero(), true); };
+  attn::pattern_softmax(q, k, v, out, pattern, threads);
+  CHECK(is_same());
+  attn::pattern_softmax(q, k, v, out, pattern, attn::execution(2));
+  CHECK(is_same());
+  attn::pattern_softmax(q, k, v, out, pattern, {.causal = false}, threads);
+  CHECK(is_same());
+  attn::pattern_softmax(q, k, v, out, pattern, {}, same);
+  CHECK(is_same());
+  attn::pattern_softmax(q, k, v, out, pattern, {.scale = 1 / std::sqrt(8.0f)}, same, attn::execution(2));
+  CHECK(is_same());
+  attn::block(q, k, v, out, {.causal = false, .size = 4, .neighbours = 0}, same, threads);
+  CHECK(is_same());
+  const attn::block_options<float> options{.size = 4, .neighbours = 0};
+  attn::block(q, k, v, out, options);
+  CHECK(is_same());
+  attn::strided(q, k, v, wanted, threads);
+  attn::bigbird(q, k, v, out, attn::execution(2));  // both see everything
+  CHECK(is_same());
+}
+
+TEST_CASE("patterns as text show what is seen", "[pattern_softmax]") {
+  CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 5) == "##...\n##...\n..##.\n..##.\n....#\n");
+  CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 3, true) == "#..\n##.\n..#\n");
+  CHECK(attn::pattern_text(attn::block_pattern{2, 0}, 0) == "");
   for (index length : {1, 2, 7, 33})
     for (bool causal : {false, true})
       for (index size : {1, 3, 4, 50}) {
         CAPTURE(length, causal, size);
         reference::block_options block;
         block.causal = causal, block.size = size;
-        CHECK(attn::draw_pattern(attn::block_pattern{size, 1}, length, causal) == drawn_by_reference(block, length));
+        CHECK(attn::pattern_text(attn::block_pattern{size, 1}, length, causal) == text_by_reference(block, length));
         reference::strided_options strided;
         strided.causal = causal, strided.stride = size;
-        CHECK(attn::draw_pattern(attn::strided_pattern(size), length, causal) == drawn_by_reference(strided, length));
+        CHECK(attn::pattern_text(attn::strided_pattern(size), length, causal) == text_by_reference(strided, length));
         strided.fixed = true;
-        CHECK(attn::draw_pattern(attn::fixed_pattern{size, 1}, length, causal) == drawn_by_reference(strided, length));
+        CHECK(attn::pattern_text(attn::fixed_pattern{size, 1}, length, causal) == text_by_reference(strided, length));
         reference::bigbird_options bigbird;
         bigbird.causal = causal, bigbird.size = size;
         bigbird.random = block_table(0, 1, (length + size - 1) / size, 2);
         const attn::bigbird_pattern pattern{
             size, 3, 1, {bigbird.random.data.data(), {1, bigbird.random.length(), bigbird.random.dim()}}};
-        CHECK(attn::draw_pattern(pattern, length, causal) == drawn_by_reference(bigbird, length));
+        CHECK(attn::pattern_text(pattern, length, causal) == text_by_reference(bigbird, length));
       }
 }
 

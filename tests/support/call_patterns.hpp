@@ -9,32 +9,32 @@
 
 namespace testing {
 
-// A pattern of one's own, written down group by group.
+// A user's pattern, given query set by query set.
 struct listed_pattern {
   struct piece {
     attn::position_range range{};
     std::vector<attn::index> list{};  // instead of the range
-    bool others = false;
+    bool except_self = false;
     attn::index left = attn::unlimited, right = attn::unlimited;  // of which a query sees those so near
   };
-  struct group {
+  struct query_set {
     attn::position_range queries;
     std::vector<piece> pieces;
   };
-  std::vector<group> all;
+  std::vector<query_set> all;
 
-  attn::index groups(const attn::sequence&) const { return std::ssize(all); }
-  attn::position_range queries(const attn::sequence&, attn::index g) const {
-    return all[static_cast<std::size_t>(g)].queries;
+  attn::index query_sets(const attn::pattern_shape&) const { return std::ssize(all); }
+  attn::position_range queries(const attn::pattern_shape&, attn::index n) const {
+    return all[static_cast<std::size_t>(n)].queries;
   }
-  void keys(const attn::sequence&, attn::index g, auto&& see) const {
-    for (const piece& p : all[static_cast<std::size_t>(g)].pieces) {
+  void keys(const attn::pattern_shape&, attn::index n, auto&& see) const {
+    for (const piece& p : all[static_cast<std::size_t>(n)].pieces) {
       const auto of_query = [&p](attn::index at) { return attn::position_range{at - p.left, at + p.right + 1}; };
       const bool near = p.left != attn::unlimited;
       if (!p.list.empty())
-        p.others ? see.others(p.list) : near ? see(p.list, of_query) : see(p.list);
+        p.except_self ? see.except_self(p.list) : near ? see(p.list, of_query) : see(p.list);
       else
-        p.others ? see.others(p.range) : near ? see(p.range, of_query) : see(p.range);
+        p.except_self ? see.except_self(p.range) : near ? see(p.range, of_query) : see(p.range);
     }
   }
 };

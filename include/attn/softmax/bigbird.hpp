@@ -7,7 +7,7 @@
 //   A block named twice counts once. With causal, only keys up to the query, of global blocks too.
 //                                                                 Zaheer et al. 2020, "Big Bird"
 //
-//   const auto random = attn::draw_random_blocks(heads, length / 64, 3, {.seed = 7});
+//   const auto random = attn::draw_random_blocks(length / 64, 3, {.seed = 7, .heads = heads});
 //   attn::bigbird(q, k, v, out, {.size = 64, .random = random});
 //
 // Shapes   as full_softmax; random [H or 1, blocks, r], blocks = Lk / b rounded up.
@@ -17,7 +17,8 @@
 #pragma once
 
 #include <attn/core/random.hpp>
-#include <attn/softmax/pattern_softmax.hpp>
+#include <attn/core/tensor.hpp>
+#include <attn/softmax/detail/pattern_driver.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -26,87 +27,73 @@ struct bigbird_pattern {
   index size = 64, window_blocks = 3, global_blocks = 1;
   tensor_view<const index, 3> random{};
 
-  /// Numbers larger than the sequence say no more than it.
-  index size_in(const sequence& s) const { return std::clamp<index>(size, 1, std::max<index>(1, s.queries + s.keys)); }
-  index blocks(const sequence& s) const { return detail::ceil_div(s.keys, size_in(s)); }
-  index first_block(const sequence& s) const { return detail::floor_div(s.first(), size_in(s)); }
-
-  /// Groups are query blocks, from both ends by turns: the global ones, which see most, go first.
-  index groups(const sequence& s) const { return blocks(s) - first_block(s); }
-  index block_of(const sequence& s, index group) const {
-    return group % 2 == 0 ? first_block(s) + group / 2 : blocks(s) - 1 - group / 2;
+  /// Sizes beyond the sequence mean the same as the sequence's own: clamped, they do not overflow.
+  index size_in(const pattern_shape& s) const {
+    return std::clamp<index>(size, 1, std::max<index>(1, s.queries + s.keys));
   }
-  position_range queries(const sequence& s, index group) const {
-    const index b = size_in(s), block = block_of(s, group);
+  index blocks(const pattern_shape& s) const { return detail::ceil_div(s.keys, size_in(s)); }
+  index first_block(const pattern_shape& s) const { return detail::floor_div(s.first_position(), size_in(s)); }
+
+  /// Query sets are blocks, from both ends in turns: the global ones, which see most, go first.
+  index query_sets(const pattern_shape& s) const { return blocks(s) - first_block(s); }
+  index block_of(const pattern_shape& s, index set) const {
+    return set % 2 == 0 ? first_block(s) + set / 2 : blocks(s) - 1 - set / 2;
+  }
+  position_range queries(const pattern_shape& s, index set) const {
+    const index b = size_in(s), block = block_of(s, set);
     return {block * b, (block + 1) * b};
   }
 
-  void keys(const sequence& s, index group, auto&& see) const {
-    const index b = size_in(s), count = blocks(s), block = block_of(s, group),
+  void keys(const pattern_shape& s, index set, auto&& see) const {
+    const index b = size_in(s), count = blocks(s), block = block_of(s, set),
                 reach = std::min(window_blocks / 2, s.queries + s.keys);
     const index first = std::min(global_blocks, count), last = count - first;
     if (block >= 0 && (block < first || block >= last)) return see(position_range{0, s.keys});
-    // What is not random, in ascending order and without the blocks that stand in it twice.
+    // Window and global blocks in ascending order, each once.
     const index low = std::max(block - reach, first), high = std::min(block + reach + 1, last);
-    const auto seen = [=](index a) { return a < first || a >= last || (a >= low && a < high); };
-    const auto tell = [&](index from, index to) { see(position_range{from * b, to * b}); };
-    if (low >= high) {
-      tell(0, first);
-    } else if (low == first) {
-      tell(0, high);
+    const auto see_blocks = [&](index from, index to) { see(position_range{from * b, to * b}); };
+    if (low < high && low == first) {
+      see_blocks(0, high);
     } else {
-      tell(0, first);
-      tell(low, high);
+      see_blocks(0, first);
+      if (low < high) see_blocks(low, high);
     }
-    tell(std::max(last, first), count);
+    see_blocks(std::max(last, first), count);
     if (!random || block < 0 || block >= random.extent(1)) return;
-    const index h = random.extent(0) == 1 ? 0 : s.head;
+    const auto entry = [&, h = random.extent(0) == 1 ? 0 : s.head](index n) { return random(h, block, n); };
     for (index n = 0; n < random.extent(2); ++n) {
-      const index a = random(h, block, n);
-      bool told = a < 0 || a >= count || seen(a);
-      for (index earlier = 0; earlier < n && !told; ++earlier) told = random(h, block, earlier) == a;
-      if (!told) tell(a, a + 1);
+      const index a = entry(n);
+      bool skip = a < 0 || a >= count || a < first || a >= last || (a >= low && a < high);
+      for (index earlier = 0; earlier < n && !skip; ++earlier) skip = entry(earlier) == a;
+      if (!skip) see_blocks(a, a + 1);
     }
   }
 };
 
-/// Options of draw_random_blocks: what BigBird sees anyway is not drawn.
+/// Options of draw_random_blocks.
 struct random_blocks_options {
   std::uint64_t seed = 0;
+  index heads = 1;
+  /// Those of bigbird: blocks that are seen anyway are not drawn.
   index window_blocks = 3, global_blocks = 1;
   /// Only blocks before the query's.
   bool causal = false;
 };
 
-/// A table of random blocks, [heads, blocks, count].
-class random_block_table {
- public:
-  random_block_table(index heads, index blocks, index count)
-      : extents_{heads, blocks, count}, entries_(static_cast<std::size_t>(heads * blocks * count), -1) {}
-
-  index* row(index head, index block) { return entries_.data() + (head * extents_[1] + block) * extents_[2]; }
-  operator tensor_view<const index, 3>() const { return {entries_.data(), extents_}; }
-
- private:
-  std::array<index, 3> extents_;
-  std::vector<index> entries_;
-};
-
-/// Draws `count` different blocks for every query block of every head, each set as likely; -1 where there are not so
-/// many. A seed gives the same table on every machine. Throws std::invalid_argument for negative numbers.
-inline random_block_table draw_random_blocks(index heads, index blocks, index count,
-                                             const random_blocks_options& options = {}) {
+/// Draws `count` different blocks for every query block of every head, uniformly: [heads, blocks, count], with -1 where
+/// there are fewer. A seed gives the same table on every machine. Throws std::invalid_argument for negative numbers.
+inline tensor<index, 3> draw_random_blocks(index blocks, index count, const random_blocks_options& options = {}) {
   const detail::validator check("draw_random_blocks");
-  check.at_least("heads", 0, heads);
+  check.at_least("heads", 0, options.heads);
   check.at_least("blocks", 0, blocks);
   check.at_least("random blocks", 0, count);
   check.at_least("window blocks", 1, options.window_blocks);
   if (options.window_blocks % 2 == 0) check.fail("an odd number of window blocks", options.window_blocks);
   check.at_least("global blocks", 0, options.global_blocks);
-  check.fits("a table", {heads, blocks, count});
-  random_block_table table(heads, blocks, count);
+  check.fits("a table", {options.heads, blocks, count});
+  tensor<index, 3> table({options.heads, blocks, count}, -1);
   const index first = std::min(options.global_blocks, blocks), last = std::max(first, blocks - options.global_blocks);
-  for (index h = 0; h < heads; ++h)
+  for (index h = 0; h < options.heads; ++h)
     for (index block = 0; block < blocks; ++block) {
       // Candidates are [first, low) and [high, last).
       const index reach = std::min(options.window_blocks / 2, blocks);
@@ -114,7 +101,7 @@ inline random_block_table draw_random_blocks(index heads, index blocks, index co
       const index high = options.causal ? last : std::clamp(block + reach + 1, low, last);
       const index candidates = low - first + last - high, drawn = std::min(count, candidates);
       random_numbers numbers(options.seed, static_cast<std::uint64_t>(h * blocks + block));
-      index* const row = table.row(h, block);
+      index* const row = table.data() + (h * blocks + block) * count;
       for (index n = 0; n < drawn; ++n) {  // Floyd's sampling without replacement
         const index most = candidates - drawn + n, rank = numbers.below(most + 1);
         row[n] = std::find(row, row + n, rank) == row + n ? rank : most;
@@ -131,6 +118,12 @@ struct bigbird_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
+  /// Factor of q.k; 1 / sqrt(D) unless given.
+  std::optional<real> scale{};
+  /// Nothing after the query's own position, not even in a global block.
+  bool causal = false;
+  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// b, >= 1: positions [0, b) are the first block, and so on.
   index size = 64;
   /// Odd: the query's own block, and as many on each side of it.
@@ -139,15 +132,9 @@ struct bigbird_options {
   index global_blocks = 1;
   /// Random blocks of each query block, [H or 1, blocks, r], -1 for none; those that begin beyond the length are empty.
   tensor_view<const index, 3> random{};
-  /// Nothing after the query's own position, not even in a global block.
-  bool causal = false;
-  /// Factor of q.k; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
-  /// ALiBi: -slope |distance of positions|, one slope a head.
+  /// ALiBi: -slope |distance of positions|, one slope per head.
   list_view<real> alibi_slopes{};
   /// A logit per head that joins the denominator and has no value.
   list_view<real> sinks{};
@@ -157,66 +144,39 @@ struct bigbird_options {
 
 namespace detail {
 
-template <class S, class Score>
-void bigbird(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
-             const tensor_view<const S>& v, const tensor_view<S>& out, const bigbird_options<S>& options, Score& score,
-             execution& exec) {
-  const auto common = common_options<S>(options);
-  const auto [shape, lengths] = check_pattern_softmax(check, q, k, v, out, common);
-  check.at_least("block size", 1, options.size);
-  check.at_least("window blocks", 1, options.window_blocks);
-  if (options.window_blocks % 2 == 0) check.fail("an odd number of window blocks", options.window_blocks);
-  check.at_least("global blocks", 0, options.global_blocks);
-  if (options.random) {
-    const auto& table = options.random;
-    const index blocks = ceil_div(shape.keys, options.size);
-    check.readable("random", table);
-    check.broadcasts("random heads", shape.heads, table.extent(0));
-    check.equal("random rows = key blocks", blocks, table.extent(1));
-    for (index h = 0; h < table.extent(0); ++h)
-      for (index a = 0; a < blocks; ++a)
-        for (index n = 0; n < table.extent(2); ++n)
-          if (table(h, a, n) < -1 || table(h, a, n) >= blocks)
-            check.fail(text({"random blocks from -1 to ", blocks - 1}), table(h, a, n));
-    check.no_alias("out", out, "random", table);
-    check.no_alias("lse", options.lse, "random", table);
-  }
-  const bigbird_pattern pattern{options.size, options.window_blocks, options.global_blocks, options.random};
-  run_pattern_softmax(check, q, k, v, out, pattern, common, shape, lengths, score, exec);
+inline void check_bigbird(const validator& check, const attention_shape& shape, const bigbird_pattern& pattern) {
+  check.at_least("block size", 1, pattern.size);
+  check.at_least("window blocks", 1, pattern.window_blocks);
+  if (pattern.window_blocks % 2 == 0) check.fail("an odd number of window blocks", pattern.window_blocks);
+  check.at_least("global blocks", 0, pattern.global_blocks);
+  const auto& table = pattern.random;
+  if (!table) return;
+  const index blocks = ceil_div(shape.keys, pattern.size);
+  check.broadcasts("random heads", shape.heads, table.extent(0));
+  check.equal("random rows = key blocks", blocks, table.extent(1));
+  for (index h = 0; h < table.extent(0); ++h)
+    for (index a = 0; a < blocks; ++a)
+      for (index n = 0; n < table.extent(2); ++n)
+        if (table(h, a, n) < -1 || table(h, a, n) >= blocks)
+          check.fail(text({"random blocks from -1 to ", blocks - 1}), table(h, a, n));
 }
 
 }  // namespace detail
 
-/// BigBird attention; `score(s, batch, head, i, j)` may replace the score s of query row i and key row j,
+/// BigBird attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the key at position j,
 /// after every other term; -infinity masks the key.
-template <viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void bigbird(const Q& q, const K& k, const V& v, O&& out, const bigbird_options<element_of<const Q&>>& options,
-             Score&& score, execution& exec) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  using S = element_of<const Q&>;
-  detail::require_score<Score, compute_type<S>>();
-  detail::bigbird<S>(detail::validator("bigbird"), as_view(q), as_view(k), as_view(v), as_view(out), options, score, exec);
+template <viewable Q, viewable K, viewable V, viewable O, class Options = bigbird_options<element_of<const Q&>>,
+          class Score = detail::no_score>
+void bigbird(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
+             execution_ref exec = {}) {
+  detail::call_by_pattern<bigbird_options>(
+      "bigbird", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
+        const bigbird_pattern pattern{
+            .size = o.size, .window_blocks = o.window_blocks, .global_blocks = o.global_blocks, .random = o.random};
+        call.check_table("random", pattern.random);
+        detail::check_bigbird(call.check, call.in.shape, pattern);
+        call.attend(pattern);
+      });
 }
 
-template <viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void bigbird(const Q& q, const K& k, const V& v, O&& out, const bigbird_options<element_of<const Q&>>& options,
-             Score&& score) {
-  execution serial;
-  bigbird(q, k, v, out, options, score, serial);
-}
-
-template <viewable Q, viewable K, viewable V, viewable O>
-void bigbird(const Q& q, const K& k, const V& v, O&& out, const bigbird_options<element_of<const Q&>>& options,
-             execution& exec) {
-  bigbird(q, k, v, out, options, detail::no_score{}, exec);
-}
-
-template <viewable Q, viewable K, viewable V, viewable O>
-void bigbird(const Q& q, const K& k, const V& v, O&& out, const bigbird_options<element_of<const Q&>>& options = {}) {
-  execution serial;
-  bigbird(q, k, v, out, options, detail::no_score{}, serial);
-}
-
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -13,7 +13,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/softmax/pattern_softmax.hpp>
+#include <attn/softmax/detail/pattern_driver.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -22,34 +22,36 @@ struct block_pattern {
   index size = 128, neighbours = 1;
   tensor_view<const index, 2> permutation{};
 
-  /// Numbers larger than the sequence say no more than it.
-  index size_in(const sequence& s) const { return std::clamp<index>(size, 1, std::max<index>(1, s.queries + s.keys)); }
-  index neighbours_in(const sequence& s) const { return std::clamp<index>(neighbours, 0, s.queries + s.keys); }
+  /// Sizes beyond the sequence mean the same as the sequence's own: clamped, they do not overflow.
+  index size_in(const pattern_shape& s) const {
+    return std::clamp<index>(size, 1, std::max<index>(1, s.queries + s.keys));
+  }
+  index neighbours_in(const pattern_shape& s) const { return std::clamp<index>(neighbours, 0, s.queries + s.keys); }
 
-  /// Small blocks go several to a group.
-  index blocks_a_group(const sequence& s) const {
+  /// Small blocks share a query set.
+  index blocks_per_set(const pattern_shape& s) const {
     return permutation ? 1 : std::max<index>(1, detail::max_rows / size_in(s));
   }
-  index first_block(const sequence& s) const { return detail::floor_div(s.first(), size_in(s)); }
+  index first_block(const pattern_shape& s) const { return detail::floor_div(s.first_position(), size_in(s)); }
 
-  index groups(const sequence& s) const {
-    return detail::ceil_div(detail::ceil_div(s.keys, size_in(s)) - first_block(s), blocks_a_group(s));
+  index query_sets(const pattern_shape& s) const {
+    return detail::ceil_div(detail::ceil_div(s.keys, size_in(s)) - first_block(s), blocks_per_set(s));
   }
-  position_range queries(const sequence& s, index group) const {
-    const index b = size_in(s), m = blocks_a_group(s), block = first_block(s) + group * m;
+  position_range queries(const pattern_shape& s, index set) const {
+    const index b = size_in(s), m = blocks_per_set(s), block = first_block(s) + set * m;
     return {block * b, (block + m) * b};
   }
-  void keys(const sequence& s, index group, auto&& see) const {
-    const index b = size_in(s), n = neighbours_in(s), block = first_block(s) + group * blocks_a_group(s);
+  void keys(const pattern_shape& s, index set, auto&& see) const {
+    const index b = size_in(s), n = neighbours_in(s), block = first_block(s) + set * blocks_per_set(s);
     if (!permutation) {
-      const position_range own = queries(s, group);
+      const position_range own = queries(s, set);
       see(position_range{own.begin - n * b, own.end + n * b}, [b, n](index p) {
         const index of_query = detail::floor_div(p, b);
         return position_range{(of_query - n) * b, (of_query + n + 1) * b};
       });
     } else if (block >= 0 && block < permutation.extent(1)) {
-      const index named = permutation(permutation.extent(0) == 1 ? 0 : s.head, block);
-      if (named >= 0) see(position_range{named * b, (named + 1) * b});
+      const index key_block = permutation(permutation.extent(0) == 1 ? 0 : s.head, block);
+      if (key_block >= 0) see(position_range{key_block * b, (key_block + 1) * b});
     }
   }
 };
@@ -60,6 +62,12 @@ struct block_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
+  /// Factor of q.k; 1 / sqrt(D) unless given.
+  std::optional<real> scale{};
+  /// Nothing after the query's own position.
+  bool causal = false;
+  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// b, >= 1: positions [0, b) are the first block, and so on.
   index size = 128;
   /// n, >= 0: blocks seen on each side of the query's own.
@@ -67,15 +75,9 @@ struct block_options {
   /// Instead of them: the one key block each query block sees, [H or 1, blocks], -1 for none. One that begins beyond
   /// the length is empty.
   tensor_view<const index, 2> permutation{};
-  /// Nothing after the query's own position.
-  bool causal = false;
-  /// Factor of q.k; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
-  list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
-  /// ALiBi: -slope |distance of positions|, one slope a head.
+  /// ALiBi: -slope |distance of positions|, one slope per head.
   list_view<real> alibi_slopes{};
   /// A logit per head that joins the denominator and has no value.
   list_view<real> sinks{};
@@ -85,62 +87,35 @@ struct block_options {
 
 namespace detail {
 
-template <class S, class Score>
-void block(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k, const tensor_view<const S>& v,
-           const tensor_view<S>& out, const block_options<S>& options, Score& score, execution& exec) {
-  const auto common = common_options<S>(options);
-  const auto [shape, lengths] = check_pattern_softmax(check, q, k, v, out, common);
-  check.at_least("block size", 1, options.size);
-  check.at_least("neighbours", 0, options.neighbours);
-  if (options.permutation) {
-    const auto& table = options.permutation;
-    const index blocks = ceil_div(shape.keys, options.size);
-    check.readable("permutation", table);
-    check.broadcasts("permutation heads", shape.heads, table.extent(0));
-    check.equal("permutation blocks = key blocks", blocks, table.extent(1));
-    for (index h = 0; h < table.extent(0); ++h)
-      for (index a = 0; a < blocks; ++a)
-        if (table(h, a) < -1 || table(h, a) >= blocks)
-          check.fail(text({"permutation entries from -1 to ", blocks - 1}), table(h, a));
-    check.no_alias("out", out, "permutation", table);
-    check.no_alias("lse", options.lse, "permutation", table);
-  }
-  run_pattern_softmax(check, q, k, v, out, block_pattern{options.size, options.neighbours, options.permutation}, common,
-                      shape, lengths, score, exec);
+inline void check_block(const validator& check, const attention_shape& shape, const block_pattern& pattern) {
+  check.at_least("block size", 1, pattern.size);
+  check.at_least("neighbours", 0, pattern.neighbours);
+  const auto& table = pattern.permutation;
+  if (!table) return;
+  const index blocks = ceil_div(shape.keys, pattern.size);
+  check.broadcasts("permutation heads", shape.heads, table.extent(0));
+  check.equal("permutation blocks = key blocks", blocks, table.extent(1));
+  for (index h = 0; h < table.extent(0); ++h)
+    for (index a = 0; a < blocks; ++a)
+      if (table(h, a) < -1 || table(h, a) >= blocks)
+        check.fail(text({"permutation entries from -1 to ", blocks - 1}), table(h, a));
 }
 
 }  // namespace detail
 
-/// Block attention; `score(s, batch, head, i, j)` may replace the score s of query row i and key row j,
+/// Block attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the key at position j,
 /// after every other term; -infinity masks the key.
-template <viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void block(const Q& q, const K& k, const V& v, O&& out, const block_options<element_of<const Q&>>& options,
-           Score&& score, execution& exec) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  using S = element_of<const Q&>;
-  detail::require_score<Score, compute_type<S>>();
-  detail::block<S>(detail::validator("block"), as_view(q), as_view(k), as_view(v), as_view(out), options, score, exec);
+template <viewable Q, viewable K, viewable V, viewable O, class Options = block_options<element_of<const Q&>>,
+          class Score = detail::no_score>
+void block(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
+           execution_ref exec = {}) {
+  detail::call_by_pattern<block_options>(
+      "block", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
+        const block_pattern pattern{.size = o.size, .neighbours = o.neighbours, .permutation = o.permutation};
+        call.check_table("permutation", pattern.permutation);
+        detail::check_block(call.check, call.in.shape, pattern);
+        call.attend(pattern);
+      });
 }
 
-template <viewable Q, viewable K, viewable V, viewable O, class Score>
-  requires(!std::same_as<std::remove_cvref_t<Score>, execution>)
-void block(const Q& q, const K& k, const V& v, O&& out, const block_options<element_of<const Q&>>& options,
-           Score&& score) {
-  execution serial;
-  block(q, k, v, out, options, score, serial);
-}
-
-template <viewable Q, viewable K, viewable V, viewable O>
-void block(const Q& q, const K& k, const V& v, O&& out, const block_options<element_of<const Q&>>& options,
-           execution& exec) {
-  block(q, k, v, out, options, detail::no_score{}, exec);
-}
-
-template <viewable Q, viewable K, viewable V, viewable O>
-void block(const Q& q, const K& k, const V& v, O&& out, const block_options<element_of<const Q&>>& options = {}) {
-  execution serial;
-  block(q, k, v, out, options, detail::no_score{}, serial);
-}
-
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -1,47 +1,47 @@
 // attn: patterns. A pattern is a small value that says which query sees which keys; pattern_softmax.hpp attends by it.
 //
-//   struct paragraphs {                                      // every query sees the paragraph it stands in
+//   struct paragraphs {                                      // every query sees the paragraph it is in
 //     std::vector<attn::index> starts;                       // 0, ..., the end of the last one
-//     attn::index groups(const attn::sequence&) const { return std::ssize(starts) - 1; }
-//     attn::position_range queries(const attn::sequence&, attn::index group) const {
-//       return {starts[group], starts[group + 1]};
+//     attn::index query_sets(const attn::pattern_shape&) const { return std::ssize(starts) - 1; }
+//     attn::position_range queries(const attn::pattern_shape&, attn::index set) const {
+//       return {starts[set], starts[set + 1]};
 //     }
-//     void keys(const attn::sequence& s, attn::index group, auto&& see) const { see(queries(s, group)); }
+//     void keys(const attn::pattern_shape& shape, attn::index set, auto&& see) const { see(queries(shape, set)); }
 //   };
-//   std::puts(attn::draw_pattern(paragraphs{{0, 5, 16}}, 16).c_str());
+//   std::puts(attn::pattern_text(paragraphs{{0, 5, 16}}, 16).c_str());
 //
-// Queries that share keys form a group; every query is in one group. keys() calls `see` for what a group sees:
+// Queries that share keys form a query set; every query is in exactly one. keys() calls `see` for the keys of a set:
 //   see(range)                       keys at range.begin, + step, ... below range.end
-//   see(list)                        keys of a list, ascending
-//   see(range or list, of_query)     of which the query at position p sees those in the range of_query(p), of
-//                                    step 1, only
-//   see.others(range or list)        but for the one at the query's own position
-// What lies outside the sequence is cut off, and with `causal` what lies after the query: a pattern need not care. A
-// key told twice counts twice. The work is that of the keys told: where several groups see the same ranges of step 1,
-// keys are packed once for all of them; what else a group sees, it gathers.
+//   see(list)                        a list of keys, ascending
+//   see(range or list, of_query)     of which the query at position p sees those in the range of_query(p), whose step
+//                                    is 1
+//   see.except_self(range or list)   without the key at the query's own position
+// Keys outside the sequence are ignored, and with `causal` those after the query: a pattern need not care. A key given
+// twice counts twice. The work is proportional to the keys given. Where several query sets see the same ranges of step
+// 1, keys are packed once for all of them; all other keys are gathered per query set.
 //
-// Queries stand at positions: query i at i + Lk - Lq, the last one at the last key, the first maybe below 0. Both
-// lengths are true ones. draw_pattern shows who sees whom.
+// Positions are those of keys: query i is at position i + Lk - Lq, the last one at the last key, the first possibly
+// below 0. Both lengths are true ones.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/function_ref.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
 
 #include <algorithm>
 #include <span>
 #include <string>
-#include <vector>
 
 namespace attn::inline ATTN_ISA {
 
-/// One head of one batch item, without its padding: what a pattern is asked about.
-struct sequence {
+/// One head of one batch item without its padding: what a pattern is evaluated for.
+struct pattern_shape {
   index batch = 0, head = 0;
   index queries = 0, keys = 0;
   bool causal = false;
 
   /// The position of the first query.
-  index first() const { return keys - queries; }
+  index first_position() const { return keys - queries; }
 };
 
 /// Positions begin, begin + step, ... below end.
@@ -59,25 +59,28 @@ struct joined_patterns {
 namespace detail {
 
 /// Those of the positions that lie in [low, high).
-inline position_range cut(position_range r, index low, index high) {
+inline position_range clip(position_range r, index low, index high) {
   if (r.step < 1) validator("pattern").fail("ranges of a step >= 1", r.step);
   if (r.begin < low) {
-    index beyond = (r.begin % r.step - low % r.step) % r.step;  // no difference of positions: that may overflow
+    index beyond = (r.begin % r.step - low % r.step) % r.step;  // a difference of positions may overflow
     if (beyond < 0) beyond += r.step;
     r.begin = low + std::min(beyond, high - low);
   }
   r.end = std::max(r.begin, std::min(r.end, high));
-  r.step = std::min(r.step, std::max<index>(1, high - low));  // one that leads beyond the end
+  r.step = std::min(r.step, std::max<index>(1, high - low));  // a larger one leads beyond the end as well
   return r;
 }
 constexpr index count_of(const position_range& r) { return ceil_div(r.end - r.begin, r.step); }
 
-/// A set of keys that the queries of a group see, cut to the sequence. Slot n holds key where[n].
+/// The positions seen by the query at a position; null: all.
+using query_range = function_ref<position_range(index)>;
+
+/// A set of keys that the queries of a query set see, clipped to the sequence. Slot n holds key positions[n].
 struct key_set {
   index_map positions;
   index count = 0;
-  bool itself = true;              // does a query see the key at its own position?
-  list_view<index> given{};  // the list as the pattern gave it
+  bool self = true;                 // does a query see the key at its own position?
+  std::span<const index> listed{};  // the list as the pattern gave it
 
   bool contiguous() const { return !positions.list && positions.step == 1; }
 
@@ -88,154 +91,191 @@ struct key_set {
     return position > positions[count - 1] ? count : ceil_div(position - positions.first, positions.step);
   }
 
-  /// Lists are only read where they ascend from 0 on.
+  /// Lists must ascend and not begin below 0.
   void check_list(const validator& check) const {
-    if (given.empty()) return;
-    if (given[0] < 0) check.fail("listed keys >= 0", given[0]);
-    const auto fall = std::adjacent_find(given.begin(), given.end(), std::greater_equal<index>());
-    if (fall != given.end()) check.fail("listed keys that ascend", text({fall[0], " before ", fall[1]}));
+    if (listed.empty()) return;
+    if (listed[0] < 0) check.fail("listed keys >= 0", listed[0]);
+    const auto fall = std::adjacent_find(listed.begin(), listed.end(), std::greater_equal<index>());
+    if (fall != listed.end()) check.fail("listed keys that ascend", text({fall[0], " before ", fall[1]}));
   }
 
-  /// The slots the query at position p sees.
-  template <class OfQuery>
-  key_range span_of(const sequence& s, index p, const OfQuery& of_query) const {
-    const position_range seen = of_query(p);
+  /// The slots seen by the query at position p.
+  key_range slots_of(const pattern_shape& s, index p, const query_range& of_query) const {
+    const position_range seen = of_query ? of_query(p) : position_range{0, s.keys};
     const index end = s.causal ? std::min(seen.end, p + 1) : seen.end;
     return {slots_before(seen.begin), slots_before(end)};
   }
 };
 
-/// The `see` of a pattern: take(set, of_query) gets every set of keys that is not empty.
-template <class Take>
+/// Called for every key set that is not empty.
+using visit_keys = function_ref<void(const key_set&, const query_range&)>;
+
+/// The `see` of a pattern.
 class key_visitor {
  public:
-  key_visitor(const sequence& s, Take& take) : sequence_(s), take_(take) {}
+  key_visitor(const pattern_shape& s, const visit_keys& visit) : keys_(s.keys), visit_(visit) {}
 
-  template <class Keys>
-  void operator()(const Keys& keys) const {
-    give(set_of(keys), all());
+  void operator()(const position_range& range, const query_range& of_query = {}) const { give(range, of_query); }
+  void operator()(std::span<const index> list, const query_range& of_query = {}) const { give(list, of_query); }
+  void except_self(const position_range& range) const { give(range, {}, false); }
+  void except_self(std::span<const index> list) const { give(list, {}, false); }
+
+ private:
+  void give(const position_range& range, const query_range& of_query, bool self = true) const {
+    const position_range r = clip(range, 0, keys_);
+    visit({.positions = {r.begin, r.step, nullptr}, .count = count_of(r), .self = self}, of_query);
   }
-  template <class Keys, class OfQuery>
-  void operator()(const Keys& keys, const OfQuery& of_query) const {
-    give(set_of(keys), of_query);
+  void give(std::span<const index> list, const query_range& of_query, bool self = true) const {
+    const index count = std::lower_bound(list.begin(), list.end(), keys_) - list.begin();
+    visit({.positions = {0, 1, list.data()}, .count = count, .self = self, .listed = list}, of_query);
   }
-  template <class Keys>
-  void others(const Keys& keys) const {
-    key_set set = set_of(keys);
-    set.itself = false;
-    give(set, all());
+  void visit(const key_set& set, const query_range& of_query) const {
+    if (set.count > 0) visit_(set, of_query);
+  }
+
+  index keys_;
+  visit_keys visit_;
+};
+
+template <class P>
+inline constexpr bool is_pattern = requires(const P& p, const pattern_shape& s, index set, const key_visitor& see) {
+  { p.query_sets(s) } -> std::convertible_to<index>;
+  { p.queries(s, set) } -> std::convertible_to<position_range>;
+  p.keys(s, set, see);
+};
+template <class A, class B>
+inline constexpr bool is_pattern<joined_patterns<A, B>> = is_pattern<A> && is_pattern<B>;
+
+/// Patterns that are not joined, in one.
+template <class P>
+inline constexpr std::size_t patterns_in = 1;
+template <class A, class B>
+inline constexpr std::size_t patterns_in<joined_patterns<A, B>> = patterns_in<A> + patterns_in<B>;
+
+/// A pattern without its type: everything that attends by patterns is compiled once for all of them.
+class pattern_ref {
+ public:
+  pattern_ref() = default;
+  template <class P>
+  explicit pattern_ref(const P& pattern)
+      : pattern_(&pattern),
+        query_sets_([](const void* p, const pattern_shape& s) -> index { return to<P>(p).query_sets(s); }),
+        queries_([](const void* p, const pattern_shape& s, index set) -> position_range {
+          return to<P>(p).queries(s, set);
+        }),
+        keys_([](const void* p, const pattern_shape& s, index set, const key_visitor& see) {
+          to<P>(p).keys(s, set, see);
+        }) {}
+
+  index query_sets(const pattern_shape& s) const { return query_sets_(pattern_, s); }
+
+  /// The queries of a set, clipped to the sequence.
+  position_range queries(const pattern_shape& s, index set) const {
+    return clip(queries_(pattern_, s, set), s.first_position(), s.keys);
+  }
+
+  /// visit(key set, query_range) for the keys of a query set.
+  void keys(const pattern_shape& s, index set, const visit_keys& visit) const {
+    keys_(pattern_, s, set, key_visitor(s, visit));
   }
 
  private:
-  auto all() const {
-    return [n = sequence_.keys](index) { return position_range{0, n}; };
-  }
-  key_set set_of(const position_range& given) const {
-    const position_range r = cut(given, 0, sequence_.keys);
-    return {{r.begin, r.step, nullptr}, count_of(r), true};
-  }
-  key_set set_of(std::span<const index> list) const {
-    const index count = std::lower_bound(list.begin(), list.end(), sequence_.keys) - list.begin();
-    return {{0, 1, list.data()}, count, true, list};
-  }
-  template <class OfQuery>
-  void give(const key_set& set, const OfQuery& of_query) const {
-    if (set.count > 0) take_(set, of_query);
+  template <class P>
+  static const P& to(const void* p) {
+    return *static_cast<const P*>(p);
   }
 
-  const sequence& sequence_;
-  Take& take_;
-};
-
-struct ignored_keys {
-  template <class Keys, class... OfQuery>
-  void operator()(const Keys&, const OfQuery&...) const {}
-  template <class Keys>
-  void others(const Keys&) const {}
+  const void* pattern_ = nullptr;
+  index (*query_sets_)(const void*, const pattern_shape&) = nullptr;
+  position_range (*queries_)(const void*, const pattern_shape&, index) = nullptr;
+  void (*keys_)(const void*, const pattern_shape&, index, const key_visitor&) = nullptr;
 };
 
 template <class P>
-concept single_pattern = requires(const P& p, const sequence& s, index group, const ignored_keys& see) {
-  { p.groups(s) } -> std::convertible_to<index>;
-  { p.queries(s, group) } -> std::convertible_to<position_range>;
-  p.keys(s, group, see);
-};
-
-template <class P>
-inline constexpr bool is_joined = false;
-template <class A, class B>
-inline constexpr bool is_joined<joined_patterns<A, B>> = true;
-
-/// f(pattern, is it the first, is it the last) for every single pattern of a join.
-template <class P, class F>
-void for_each_part(const P& pattern, F&& f, bool first = true, bool last = true) {
-  if constexpr (is_joined<P>) {
-    for_each_part(pattern.first, f, first, false);
-    for_each_part(pattern.second, f, false, last);
+pattern_ref* add_patterns(const P& pattern, pattern_ref* to) {
+  if constexpr (patterns_in<P> == 1) {
+    *to = pattern_ref(pattern);
+    return to + 1;
   } else {
-    f(pattern, first, last);
+    return add_patterns(pattern.second, add_patterns(pattern.first, to));
   }
 }
-
-/// The queries of a group, cut to the sequence.
 template <class P>
-position_range queries_of(const P& pattern, const sequence& s, index group) {
-  return cut(pattern.queries(s, group), s.first(), s.keys);
+auto patterns_of(const P& pattern) {
+  std::array<pattern_ref, patterns_in<P>> all;
+  add_patterns(pattern, all.data());
+  return all;
 }
 
-template <class P, class Take>
-void visit_keys(const P& pattern, const sequence& s, index group, Take&& take) {
-  pattern.keys(s, group, key_visitor<std::remove_reference_t<Take>>(s, take));
+/// visit(position of a query, key set, slots it sees) for every query and key set.
+inline void for_each_query(std::span<const pattern_ref> patterns, const pattern_shape& s, const validator& check,
+                           const function_ref<void(index, const key_set&, const key_range&)>& visit) {
+  for (const pattern_ref& pattern : patterns)
+    for (index n = 0, sets = pattern.query_sets(s); n < sets; ++n) {
+      const position_range queries = pattern.queries(s, n);
+      pattern.keys(s, n, [&](const key_set& set, const query_range& of_query) {
+        set.check_list(check);
+        for (index p = queries.begin; p < queries.end; p += queries.step) visit(p, set, set.slots_of(s, p, of_query));
+      });
+    }
 }
 
 }  // namespace detail
 
 /// What says which query sees which keys.
 template <class P>
-concept pattern = detail::single_pattern<P> || detail::is_joined<P>;
+concept key_pattern = detail::is_pattern<P>;
 
-/// How many pairs of query and key the pattern names.
-template <pattern P>
-index count_pairs(const P& pattern, const sequence& s) {
+/// The keys from `left` before to `right` after the query.
+struct window_pattern {
+  index left = 128, right = 128;
+
+  static constexpr index rows = 384;  // several row blocks of the kernel share the keys between them
+
+  index query_sets(const pattern_shape& s) const { return detail::ceil_div(s.queries, rows); }
+  position_range queries(const pattern_shape& s, index set) const {
+    const index begin = s.first_position() + set * rows;
+    return {begin, begin + rows};
+  }
+  void keys(const pattern_shape& s, index set, auto&& see) const {
+    const index all = s.queries + s.keys, before = std::min(left, all), after = std::min(right, all);
+    const position_range own = queries(s, set);
+    see(position_range{own.begin - before, own.end + after}, [before, after](index p) {
+      return position_range{p - before, p + after + 1};
+    });
+  }
+};
+
+/// How many pairs of query and key the pattern contains. Throws std::invalid_argument for lists that do not ascend.
+template <key_pattern P>
+index count_pairs(const P& pattern, const pattern_shape& s) {
   index pairs = 0;
-  detail::for_each_part(pattern, [&](const auto& part, bool, bool) {
-    for (index g = 0, groups = part.groups(s); g < groups; ++g) {
-      const position_range queries = detail::queries_of(part, s, g);
-      detail::visit_keys(part, s, g, [&](const detail::key_set& set, const auto& of_query) {
-        set.check_list(detail::validator("count_pairs"));
-        for (index p = queries.begin; p < queries.end; p += queries.step) {
-          const auto [begin, end] = set.span_of(s, p, of_query);
-          if (begin >= end) continue;
-          const index own = set.slots_before(p);
-          pairs += end - begin - (!set.itself && own >= begin && own < end && set.positions[own] == p);
-        }
-      });
-    }
-  });
+  detail::for_each_query(detail::patterns_of(pattern), s, detail::validator("count_pairs"),
+                         [&](index p, const detail::key_set& set, const detail::key_range& slots) {
+                           if (slots.begin >= slots.end) return;
+                           const index own = set.slots_before(p);
+                           pairs += slots.end - slots.begin;
+                           if (!set.self && own >= slots.begin && own < slots.end && set.positions[own] == p) --pairs;
+                         });
   return pairs;
 }
 
-/// The pattern over `length` tokens as text, a row for each query: '#' for a key it sees, '.' for one it does not.
-template <pattern P>
-std::string draw_pattern(const P& pattern, index length, bool causal = false, index head = 0) {
-  const sequence s{0, head, length, length, causal};
-  const index width = length + 1;
+/// The pattern over `length` tokens as text, a row per query: '#' for a key it sees, '.' for one it does not.
+template <key_pattern P>
+std::string pattern_text(const P& pattern, index length, bool causal = false, index head = 0) {
+  const pattern_shape s{.head = head, .queries = length, .keys = length, .causal = causal};
+  const auto width = static_cast<std::size_t>(length + 1);
   std::string rows;
-  for (index i = 0; i < length; ++i) rows += std::string(static_cast<std::size_t>(length), '.') + '\n';
-  detail::for_each_part(pattern, [&](const auto& part, bool, bool) {
-    for (index g = 0; g < part.groups(s); ++g) {
-      const position_range queries = detail::queries_of(part, s, g);
-      detail::visit_keys(part, s, g, [&](const detail::key_set& set, const auto& of_query) {
-        set.check_list(detail::validator("draw_pattern"));
-        for (index p = queries.begin; p < queries.end; p += queries.step) {
-          const auto [begin, end] = set.span_of(s, p, of_query);
-          for (index slot = begin; slot < end; ++slot)
-            if (set.itself || set.positions[slot] != p) rows[static_cast<std::size_t>(p * width + set.positions[slot])] = '#';
-        }
-      });
-    }
-  });
+  for (index i = 0; i < length; ++i) rows += std::string(width - 1, '.') + '\n';
+  detail::for_each_query(detail::patterns_of(pattern), s, detail::validator("pattern_text"),
+                         [&](index p, const detail::key_set& set, const detail::key_range& slots) {
+                           for (index slot = slots.begin; slot < slots.end; ++slot) {
+                             const index key = set.positions[slot];
+                             if (set.self || key != p)
+                               rows[static_cast<std::size_t>(p) * width + static_cast<std::size_t>(key)] = '#';
+                           }
+                         });
   return rows;
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

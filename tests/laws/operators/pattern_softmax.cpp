@@ -1,4 +1,4 @@
-// A pattern of one's own: groups of queries by twos, windows, lists and steps.
+// A user's pattern: query sets of every second query, windows, lists and steps.
 #include "laws/operators/patterns.hpp"
 
 namespace testing {
@@ -17,12 +17,12 @@ listed_pattern own_pattern(const law_shape& s) {
   const index first = (s.keys - s.queries) - 1000;
   const index even = first - first % 2;
   listed_pattern p;
-  listed_pattern::group near{{even, s.keys, 2}, {{.list = common}}};
+  listed_pattern::query_set near{{even, s.keys, 2}, {{.list = common}}};
   const attn::position_range between[] = {{1, 64}, {65, 101}, {102, s.keys}};
   for (const auto& range : between) near.pieces.push_back({.range = range, .left = 6, .right = 3});
   p.all.push_back(near);
-  listed_pattern::group far{{even + 1, s.keys, 2}, {{.list = common}}};
-  if (!others.empty()) far.pieces.push_back({.list = others, .others = true});
+  listed_pattern::query_set far{{even + 1, s.keys, 2}, {{.list = common}}};
+  if (!others.empty()) far.pieces.push_back({.list = others, .except_self = true});
   p.all.push_back(far);
   return p;
 }

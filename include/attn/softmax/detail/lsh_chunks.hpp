@@ -1,18 +1,18 @@
 // attn: the chunks of lsh.hpp.
 #pragma once
 
-#include <attn/softmax/detail/score_terms.hpp>
+#include <attn/softmax/detail/packed_keys.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The chunks of one round over n sorted tokens, and where a token's keys lie in the round's slab: `before` slots of
-/// earlier rounds' chunks, the n tokens, `after` slots of later rounds' chunks. Without `wrap` there are none of those.
-struct lsh_ring {
+/// The chunks of one round over n sorted tokens, and the packed slots their queries see: `before` slots of earlier rounds'
+/// chunks, the n tokens, `after` slots of later rounds' chunks. Without `wrap` there are only the n tokens.
+struct lsh_chunks {
   index n = 0, chunk = 1, chunks = 0, rounds = 1;
   index lookback = 0, lookahead = 0;
   bool wrap = false;
 
-  lsh_ring(index length, index rounds_, index chunk_, index back, index ahead, bool wrap_)
+  lsh_chunks(index length, index rounds_, index chunk_, index back, index ahead, bool wrap_)
       : n(length), chunk(std::clamp<index>(chunk_, 1, std::max<index>(1, length))), rounds(rounds_), wrap(wrap_) {
     chunks = ceil_div(n, chunk);
     const index others = std::max<index>(0, (wrap ? chunks * rounds : chunks) - 1);
@@ -26,24 +26,22 @@ struct lsh_ring {
     return round * n + (c - round * chunks) * chunk;
   }
   index before() const { return wrap && n ? -tokens_before(-lookback) : 0; }
-  index after() const { return wrap && n ? tokens_before(chunks + lookahead) - n : 0; }
-  index slots() const { return before() + n + after(); }
   /// Slots of this or any shorter length.
   index most_slots() const { return n + (wrap ? (lookback + lookahead) * chunk : 0); }
 
   /// The slots the sorted token t sees.
-  key_range span(index t) const {
+  key_range slots_of(index t) const {
     const index own = t / chunk;
     index first = own - lookback, last = own + lookahead;
     if (!wrap) first = std::max<index>(first, 0), last = std::min(last, chunks - 1);
     return {before() + tokens_before(first), before() + tokens_before(last + 1)};
   }
 
-  /// The round and the place in its order of a slot of round r.
+  /// The round and the rank in its order of a slot of round r.
   std::pair<index, index> source(index r, index slot) const {
     const index at = slot - before(), turn = floor_div(at, n), round = r + turn;
     return {round - floor_div(round, rounds) * rounds, at - turn * n};
   }
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

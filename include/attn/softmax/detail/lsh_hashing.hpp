@@ -2,22 +2,25 @@
 #pragma once
 
 #include <attn/core/detail/check.hpp>
-#include <attn/core/random.hpp>
 #include <attn/core/detail/tile_product.hpp>
+#include <attn/core/random.hpp>
 
-#include <array>
 #include <cmath>
-#include <vector>
 
-namespace attn::inline ATTN_ISA {
-namespace detail {
+namespace attn::inline ATTN_ISA::detail {
 
-/// Buckets are counted in the type computed in: float holds these numbers.
+/// Buckets are counted in the compute type: float holds these integers.
 inline constexpr index max_buckets = index(1) << 24;
+
+inline void check_buckets(const validator& check, index buckets) {
+  check.at_least("buckets", 2, buckets);
+  if (buckets % 2 != 0) check.fail("an even number of buckets", buckets);
+  if (buckets > max_buckets) check.fail(text({"buckets <= ", max_buckets}), buckets);
+}
 
 /// Unit normal numbers of one head.
 template <class T>
-void draw_rotations_into(T* numbers, index count, std::uint64_t seed, index head) {
+void fill_rotations(T* numbers, index count, std::uint64_t seed, index head) {
   random_numbers random(seed, static_cast<std::uint64_t>(head));
   for (index n = 0; n < count; ++n) numbers[n] = static_cast<T>(random.normal());
 }
@@ -100,41 +103,4 @@ struct lsh_hashes {
   }
 };
 
-}  // namespace detail
-
-/// Rotations of lsh, [heads, rounds, dim, buckets / 2] unit normal numbers.
-template <class T>
-class lsh_rotations {
- public:
-  lsh_rotations(index heads, index rounds, index dim, index buckets)
-      : extents_{heads, rounds, dim, buckets / 2},
-        numbers_(static_cast<std::size_t>(heads * rounds * dim * (buckets / 2))) {}
-
-  T* head(index h) { return numbers_.data() + h * extents_[1] * extents_[2] * extents_[3]; }
-  operator tensor_view<const T>() const { return {numbers_.data(), extents_}; }
-
- private:
-  std::array<index, 4> extents_;
-  std::vector<T> numbers_;
-};
-
-/// Draws rotations: a seed gives the same numbers on every machine, and head 0 those that lsh draws from it for itself.
-/// T is float or double, the type computed in. Throws std::invalid_argument for sizes that do not fit.
-template <class T>
-lsh_rotations<T> draw_rotations(index heads, index rounds, index dim, index buckets, std::uint64_t seed) {
-  static_assert(std::same_as<T, float> || std::same_as<T, double>);
-  const detail::validator check("draw_rotations");
-  check.at_least("heads", 0, heads);
-  check.at_least("rounds", 1, rounds);
-  check.at_least("dim", 0, dim);
-  check.at_least("buckets", 2, buckets);
-  if (buckets % 2 != 0) check.fail("an even number of buckets", buckets);
-  if (buckets > detail::max_buckets) check.fail(detail::text({"buckets <= ", detail::max_buckets}), buckets);
-  check.fits("rotations", {heads, rounds, dim, buckets});
-  lsh_rotations<T> rotations(heads, rounds, dim, buckets);
-  for (index h = 0; h < heads; ++h)
-    detail::draw_rotations_into(rotations.head(h), rounds * dim * (buckets / 2), seed, h);
-  return rotations;
-}
-
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,277 @@
+// attn: the work of lsh.hpp, in waves of heads:
+//   1. hash     keys from queries, and the bucket of every token in every round
+//   2. sort     tokens of every round by (bucket, position)
+//   3. attend   round by round: pack the keys of whole chunks in sorted order, attend their queries; rows are set aside
+//               between one round and the next
+#pragma once
+
+#include <attn/core/detail/prefetch.hpp>
+#include <attn/core/detail/waves.hpp>
+#include <attn/softmax/detail/lsh_chunks.hpp>
+#include <attn/softmax/detail/lsh_hashing.hpp>
+#include <attn/softmax/detail/row_states.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+template <class S>
+struct lsh_options;  // lsh.hpp
+
+namespace detail {
+
+template <class S, class Score>
+struct lsh_driver {
+  using T = compute_type<S>;
+  static constexpr index segment = 512;  // tokens of a task
+
+  const tensor_view<const S>&q, &v;
+  const tensor_view<S>& out;
+  const lsh_options<S>& options;
+  attention_shape shape;
+  sequence_lengths lengths;
+  score_terms<T, Score> terms;
+
+  /// What the threads share of one head.
+  struct head_scratch {
+    T* rotations;  // packed: lsh_hashes
+    T* factor;     // [L]: of q, to make it a key
+    index* rank;   // [rounds][L]: the bucket of a token; after the sort, its rank in the order
+    index* order;  // [rounds][L]: tokens by (bucket, position)
+    row_states<T> states;
+  };
+  head_scratch layout(arena& memory) const {
+    const index all = options.rounds * shape.keys;
+    return {.rotations = memory.allocate<T>(lsh_hashes<T>::packed_size(options.rounds, half(), shape.dim)),
+            .factor = memory.allocate<T>(shape.keys),
+            .rank = memory.allocate<index>(all),
+            .order = memory.allocate<index>(all),
+            .states = row_states<T>::layout(memory, out)};
+  }
+
+  /// Scratch of one thread: the rows under way, and the keys they see.
+  struct thread_scratch {
+    row_block<T> block;
+    packed_keys<T> packed;
+    index* token;         // of every slot
+    T* keys;              // [panel_width][D]: to be packed
+    T* panel;             // the same, packed, to be hashed
+    index* bucket_begin;  // [buckets + 1]: where the next token of a bucket goes
+  };
+  thread_scratch scratch(execution& exec, int worker) const {
+    const lsh_chunks chunks = chunks_of(shape.keys);
+    const index slots =
+        std::min(chunks.most_slots(), tokens_per_task(chunks) + (chunks.lookback + chunks.lookahead) * chunks.chunk);
+    return exec.scratch(worker, [&](arena& memory) {
+      return thread_scratch{.block = row_block<T>::layout(memory, shape.dim, shape.dim_v),
+                            .packed = packed_keys<T>::layout(memory, slots, shape.dim, shape.dim_v),
+                            .token = memory.allocate<index>(slots),
+                            .keys = memory.allocate<T>(panel_width<T> * shape.dim),
+                            .panel = memory.allocate<T>(panel_width<T> * shape.dim),
+                            .bucket_begin = memory.allocate<index>(options.buckets + 1)};
+    });
+  }
+
+  /// One head of one batch item.
+  struct head_view {
+    index batch, head;
+    matrix_view<const S> query, value;
+    const head_scratch& scratch;
+  };
+  head_view head(index n, const head_scratch& s) const {
+    const index b = n / shape.heads, h = n % shape.heads;
+    return {.batch = b, .head = h, .query = head_of(q, b, h), .value = head_of(v, b, h / shape.group()), .scratch = s};
+  }
+
+  index half() const { return options.buckets / 2; }
+  lsh_chunks chunks_of(index n) const {
+    return {n, options.rounds, options.chunk, options.lookback, options.lookahead, options.wrap};
+  }
+  /// Sorted tokens a task attends: whole chunks, so many that what it packs is mostly seen by its own queries, yet
+  /// stays in the second-level cache.
+  static index tokens_per_task(const lsh_chunks& c) {
+    return c.chunk * std::max<index>(ceil_div(segment, c.chunk), 2 * (c.lookback + c.lookahead));
+  }
+
+  void make_key_of(const head_view& h, index i, T* key) const {
+    make_key(h.query.row(i), h.query.col_stride, shape.dim, h.scratch.factor[i], key);
+  }
+
+  /// Factors and buckets of tokens [begin, end).
+  void hash(const head_view& h, index begin, index end, const thread_scratch& s) const {
+    const lsh_hashes<T> hashes{
+        .rotations = h.scratch.rotations, .rounds = options.rounds, .half = half(), .dim = shape.dim};
+    const auto key = [&](index n) { return s.keys + n * shape.dim; };
+    for (index i = begin; i < end; i += panel_width<T>) {
+      const index count = std::min<index>(panel_width<T>, end - i);
+      for (index n = 0; n < count; ++n) {
+        h.scratch.factor[i + n] = key_factor<T>(h.query.row(i + n), h.query.col_stride, shape.dim, options.norm_eps);
+        make_key_of(h, i + n, key(n));
+      }
+      pack_panels_across<T>(key, count, shape.dim, 1, s.panel);
+      hashes.hash(s.panel, count, h.scratch.rank + i, shape.keys);
+    }
+  }
+
+  /// Tokens of one round by (bucket, position).
+  void sort(const head_view& h, index round, index* bucket_begin) const {
+    const index n = lengths.keys(h.batch);
+    index *const rank = h.scratch.rank + round * shape.keys, *const order = h.scratch.order + round * shape.keys;
+    std::fill_n(bucket_begin, options.buckets + 1, index(0));
+    for (index i = 0; i < n; ++i) ++bucket_begin[rank[i] + 1];
+    for (index x = 0; x < options.buckets; ++x) bucket_begin[x + 1] += bucket_begin[x];
+    for (index i = 0; i < n; ++i) {
+      const index at = bucket_begin[rank[i]]++;
+      order[at] = i;
+      rank[i] = at;
+    }
+  }
+
+  /// Packs the slots [begin, end) of one round.
+  packed_keys<T> pack(const head_view& h, const lsh_chunks& chunks, index round, key_range slots,
+                      const thread_scratch& s) const {
+    packed_keys<T> packed = s.packed;
+    packed.positions = {0, 1, s.token};
+    for (index slot = slots.begin; slot < slots.end; ++slot) {
+      const auto [from, at] = chunks.source(round, slot);
+      s.token[slot - slots.begin] = h.scratch.order[from * shape.keys + at];
+    }
+    const index count = slots.end - slots.begin;
+    for (index slot = 0; slot < count; slot += panel_width<T>) {
+      const index some = std::min<index>(panel_width<T>, count - slot);
+      for (index n = 0; n < some; ++n) make_key_of(h, s.token[slot + n], s.keys + n * shape.dim);
+      packed.pack_keys([&](index n) { return s.keys + n * shape.dim; }, 1, slot, slot + some);
+      packed.pack_values(h.value, slot, slot + some);
+    }
+    return packed;
+  }
+
+  /// Sorted tokens [begin, end) of one round, whole chunks.
+  void attend_chunks(const head_view& h, index round, index begin, index end, const thread_scratch& s) const {
+    const lsh_chunks chunks = chunks_of(lengths.keys(h.batch));
+    const key_range slots{chunks.slots_of(begin).begin, chunks.slots_of(end - 1).end};
+    const packed_keys<T> keys = pack(h, chunks, round, slots, s);
+    const index* const order = h.scratch.order + round * shape.keys;
+    const row_states<T> states = h.scratch.states.of(out, h.batch, h.head);
+    const matrix_view<T> state_rows{states.out, states.rows, states.cols, states.stride, 1};
+    const index own = chunks.before() - slots.begin;  // the slot of this round's first token
+    auto head_terms = terms.for_head(h.batch, h.head, 0);
+    head_terms.excluded = {.what = options.causal ? excluded_keys::kind::own_and_later : excluded_keys::kind::own,
+                           .offset = h.scratch.rank + round * shape.keys,
+                           .known = {own, own + chunks.n}};
+    row_block<T> block = s.block;
+    const row_blocks blocks(chunks.chunk);
+    for (index part = 0; part < blocks.count(end - begin); ++part) {
+      const auto [from, to] = blocks.rows(part, end - begin);
+      if (from >= to) continue;
+      const index first = begin + from;
+      block.begin(h.query, {0, 1, order + first}, to - from, terms.query_factor());
+      if (round > 0) states.resume(block);
+      for (index t = from; t < to; ++t) {
+        const key_range seen = chunks.slots_of(begin + t);
+        block.ranges[t - from] = {seen.begin - slots.begin, seen.end - slots.begin};
+      }
+      attend(block, keys, head_terms, [&](index r, index n) {  // rows that come next, sorted, lie anywhere in memory
+        for (index t = first + r; t < first + r + n; ++t) {
+          if (const index next = round > 0 ? t + blocks.unit : t; next < chunks.n)
+            prefetch_row(state_rows, order[next]);
+          if (const index next = t + tokens_per_task(chunks); next < chunks.n) {
+            prefetch_row(h.query, order[next]);
+            prefetch_row(h.value, order[next]);
+          }
+        }
+      });
+      if (round + 1 < options.rounds) {
+        states.save(block);
+        continue;
+      }
+      for (index row = 0; row < block.rows; ++row)
+        if (block.state.row_sum(row) == T(0)) attend_self(h, row, block);
+      finish(block, head_of(out, h.batch, h.head), per_head(options.sinks, h.head),
+             row_of(options.lse, h.batch, h.head), options.lse.stride(2));
+    }
+  }
+
+  /// A row that no round offered another key.
+  [[gnu::noinline]] void attend_self(const head_view& h, index row, row_block<T>& block) const {
+    const index i = block.positions[row];
+    const S *const x = h.query.row(i), *const value = h.value.row(i);
+    const auto head_terms = terms.for_head(h.batch, h.head, 0);
+    T score = 0;
+    for (index d = 0; d < shape.dim; ++d)
+      score += static_cast<T>(x[d * h.query.col_stride]) * terms.query_factor() *
+               (static_cast<T>(x[d * h.query.col_stride]) * h.scratch.factor[i]);
+    if (head_terms.any()) head_terms.apply(&score, 1, i, {i, 1, nullptr}, 0);
+    if (score == -std::numeric_limits<T>::infinity()) return;
+    block.state.maximum[row] = score;
+    block.state.sum[row * width<T>] = T(1) + (score - score);  // not a number where the score is not finite
+    for (index d = 0; d < shape.dim_v; ++d) block.state.row(row)[d] = static_cast<T>(value[d * h.value.col_stride]);
+  }
+
+  /// Row blocks: whole chunks where several fit, else a chunk in equal parts.
+  struct row_blocks {
+    index unit, parts, step;
+    explicit row_blocks(index chunk)
+        : unit(std::max<index>(1, max_rows / chunk) * chunk),
+          parts(ceil_div(unit, max_rows)),
+          step(parts == 1 ? unit : round_up(ceil_div(unit, parts), tile_rows)) {}
+    index count(index n) const { return ceil_div(n, unit) * parts; }
+    key_range rows(index task, index n) const {
+      const index begin = task / parts * unit + task % parts * step;
+      return {begin, std::min({begin + step, (task / parts + 1) * unit, n})};
+    }
+  };
+
+  void attend_heads(const wave<head_scratch>& heads, const tensor_view<const T>& rotations) const {
+    execution& exec = heads.exec;
+    const index segments = ceil_div(shape.keys, segment);
+    heads.for_each(1, [&](index n, const head_scratch& s, index, int) {
+      lsh_hashes<T>::pack(rotations, rotations.extent(0) == 1 ? 0 : n % shape.heads, s.rotations);
+    });
+    heads.for_each(segments, [&](index n, const head_scratch& s, index part, int worker) {
+      const head_view h = head(n, s);
+      const index length = lengths.keys(h.batch);
+      hash(h, std::min(part * segment, length), std::min((part + 1) * segment, length), scratch(exec, worker));
+    });
+    heads.for_each(options.rounds, [&](index n, const head_scratch& s, index round, int worker) {
+      sort(head(n, s), round, scratch(exec, worker).bucket_begin);
+    });
+    for (index round = 0; round < options.rounds; ++round)
+      heads.for_each(segments, [&](index n, const head_scratch& s, index part, int worker) {
+        const head_view h = head(n, s);
+        const index length = lengths.keys(h.batch), step = tokens_per_task(chunks_of(length)), begin = part * step;
+        if (begin < length) attend_chunks(h, round, begin, std::min(begin + step, length), scratch(exec, worker));
+      });
+    heads.for_each(1, [&](index n, const head_scratch&, index, int) {
+      const index b = n / shape.heads, h = n % shape.heads;
+      clear_rows(head_of(out, b, h), lengths.keys(b), shape.keys, row_of(options.lse, b, h), options.lse.stride(2));
+    });
+  }
+
+  work_estimate work() const {
+    const lsh_chunks c = chunks_of(shape.keys);
+    const double keys = static_cast<double>((c.lookback + 1 + c.lookahead) * c.chunk),
+                 per_token =
+                     keys * static_cast<double>(shape.dim + shape.dim_v) + static_cast<double>(shape.dim * half());
+    return {.operations = 2 * per_token * static_cast<double>(shape.batch * shape.heads) *
+                          static_cast<double>(shape.keys * options.rounds)};
+  }
+
+  void run(execution& exec) const {
+    const auto limit = exec.limit_threads(work());
+    const index drawn = options.rotations ? 0 : options.rounds * shape.dim * half();
+    auto numbers = exec.workspace([&](arena& memory) { return memory.allocate<T>(drawn); });
+    tensor_view<const T> rotations = options.rotations;
+    if (!rotations) {
+      fill_rotations(*numbers, drawn, options.seed, 0);
+      rotations = {*numbers, {1, options.rounds, shape.dim, half()}};
+    }
+    // A head brings its own tables, and its queries, values and results, into the caches.
+    const index heads = shape.batch * shape.heads, numbers_per_token = 4 * options.rounds + shape.dim + 2 * shape.dim_v,
+                bytes = shape.keys * numbers_per_token * static_cast<index>(sizeof(T));
+    for_each_wave(
+        exec, heads, wave_size(exec, heads, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<head_scratch>& w) { attend_heads(w, rotations); });
+  }
+};
+
+}  // namespace detail
+}  // namespace attn::inline ATTN_ISA
