@@ -11,32 +11,31 @@ struct attention_shape {
   index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, dim = 0, dim_v = 0;
 
   index group() const { return kv_heads ? heads / kv_heads : 0; }
+  /// Multiplications and additions of one query and one key in every head.
+  double operations_per_pair() const {
+    return 2 * static_cast<double>(batch) * static_cast<double>(heads) * static_cast<double>(dim + dim_v);
+  }
 };
 
 /// Checks the four views against one another and returns what they agree on. The batch and head extents of all four are
 /// named by q; k names the key length, v the value dim.
-template <class S>
-attention_shape check_attention(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                                const tensor_view<const S>& v, const tensor_view<S>& out) {
-  check.readable("q", q);
-  check.readable("k", k);
-  check.readable("v", v);
-  check.writable("out", out);
-  attention_shape s{q.extent(0), q.extent(1), k.extent(1), q.extent(2), k.extent(2), q.extent(3), v.extent(3)};
-  check.equal("key batch = query batch", s.batch, k.extent(0));
-  check.equal("value batch = query batch", s.batch, v.extent(0));
-  check.equal("value heads = key heads", s.kv_heads, v.extent(1));
+[[gnu::noinline]] inline attention_shape check_attention(const validator& check, const memory_layout& q,
+                                                         const memory_layout& k, const memory_layout& v,
+                                                         const memory_layout& out) {
+  check.memory({{"out", out}}, {{"q", q}, {"k", k}, {"v", v}});
+  const attention_shape s{q.extents[0], q.extents[1], k.extents[1], q.extents[2],
+                          k.extents[2], q.extents[3], v.extents[3]};
   if (s.heads > 0 && (s.kv_heads == 0 || s.heads % s.kv_heads != 0))
     check.fail(text({"key heads that divide the query heads ", s.heads}), s.kv_heads);
-  check.equal("key dim = query dim", s.dim, k.extent(3));
-  check.equal("value length = key length", s.keys, v.extent(2));
-  check.equal("out batch = query batch", s.batch, out.extent(0));
-  check.equal("out heads = query heads", s.heads, out.extent(1));
-  check.equal("out length = query length", s.queries, out.extent(2));
-  check.equal("out dim = value dim", s.dim_v, out.extent(3));
-  check.no_alias("out", out, "q", q);
-  check.no_alias("out", out, "k", k);
-  check.no_alias("out", out, "v", v);
+  check.extents({{"key batch = query batch", s.batch, k.extents[0]},
+                 {"value batch = query batch", s.batch, v.extents[0]},
+                 {"value heads = key heads", s.kv_heads, v.extents[1]},
+                 {"key dim = query dim", s.dim, k.extents[3]},
+                 {"value length = key length", s.keys, v.extents[2]},
+                 {"out batch = query batch", s.batch, out.extents[0]},
+                 {"out heads = query heads", s.heads, out.extents[1]},
+                 {"out length = query length", s.queries, out.extents[2]},
+                 {"out dim = value dim", s.dim_v, out.extents[3]}});
   return s;
 }
 
@@ -83,22 +82,25 @@ inline void check_length_list(const validator& check, const char* what, std::spa
 }
 
 /// `lengths` holds for queries and keys alike; `query_lengths` and `key_lengths` for one side each.
+[[gnu::noinline]] inline sequence_lengths check_lengths(const validator& check, const attention_shape& s,
+                                                        std::span<const index> lengths,
+                                                        std::span<const index> query_lengths,
+                                                        std::span<const index> key_lengths) {
+  const bool both = !lengths.empty();
+  if (both && (!query_lengths.empty() || !key_lengths.empty()))
+    check.fail("either lengths, or query_lengths and key_lengths", "both");
+  if (both && s.queries != s.keys)
+    check.fail(
+        text({"query_lengths and key_lengths where query length ", s.queries, " and key length ", s.keys, " differ"}),
+        "lengths");
+  if (both) query_lengths = key_lengths = lengths;
+  check_length_list(check, both ? "lengths" : "query_lengths", query_lengths, s.batch, s.queries);
+  check_length_list(check, both ? "lengths" : "key_lengths", key_lengths, s.batch, s.keys);
+  return {s.queries, s.keys, query_lengths, key_lengths};
+}
 template <class Options>
 sequence_lengths check_lengths(const validator& check, const attention_shape& s, const Options& options) {
-  if (!options.lengths.empty()) {
-    if (!options.query_lengths.empty() || !options.key_lengths.empty())
-      check.fail("either lengths, or query_lengths and key_lengths", "both");
-    if (s.queries != s.keys)
-      check.fail(
-          text({"query_lengths and key_lengths where query length ", s.queries, " and key length ", s.keys, " differ"}),
-          "lengths");
-  }
-  const auto queries = options.lengths.empty() ? options.query_lengths : options.lengths;
-  const auto keys = options.lengths.empty() ? options.key_lengths : options.lengths;
-  const bool both = !options.lengths.empty();
-  check_length_list(check, both ? "lengths" : "query_lengths", queries, s.batch, s.queries);
-  check_length_list(check, both ? "lengths" : "key_lengths", keys, s.batch, s.keys);
-  return {s.queries, s.keys, queries, keys};
+  return check_lengths(check, s, options.lengths, options.query_lengths, options.key_lengths);
 }
 
 /// One setting a head, or none.
