@@ -107,7 +107,7 @@ struct linformer_call {
       auto block =
           exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
       block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-      std::fill_n(block.span, block.rows, key_range{0, seen});
+      std::fill_n(block.ranges, block.rows, key_range{0, seen});
       attend(block, packed, terms);
       finish(block, head_of(out, b, h), static_cast<const T*>(nullptr), lse, options.lse.stride(2));
     }
@@ -159,7 +159,7 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
                     .options = given,
                     .shape = s,
                     .lengths = lengths,
-                    .terms = {{}, {}, {}, nullptr, scale_or_default(given.scale, s.dim)},
+                    .terms = terms_of<compute_type<S>>(given, s.dim),
                     .keys = {.e = by_e, .x = keys, .heads = by_e.extent(0) == 1 ? s.kv_heads : s.heads},
                     .values = {.e = by_f, .x = values, .heads = by_f.extent(0) == 1 ? s.kv_heads : s.heads},
                     .shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() &&

@@ -133,7 +133,7 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
                      .lse = given.lse,
                      .shape = s,
                      .lengths = lengths,
-                     .terms = {given.softcap, {}, {}, nullptr, scale_or_default(given.scale, s.dim)},
+                     .terms = terms_of<compute_type<S>>(given, s.dim),
                      .local = local,
                      .global = global,
                      .causal = given.causal,

@@ -99,7 +99,7 @@ void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
                   .out = to,
                   .convolution = given.convolution,
                   .plan = {.shape = s, .lengths = lengths, .landmarks = given.landmarks},
-                  .terms = {{}, {}, {}, nullptr, scale_or_default(given.scale, s.dim)},
+                  .terms = terms_of<compute_type<S>>(given, s.dim),
                   .inverse = {.exact = given.inverse == pseudo_inverse::exact,
                               .iterations = given.iterations,
                               .cutoff = static_cast<double>(given.cutoff)},

@@ -68,6 +68,7 @@ struct full_call {
   score_terms<T, Score> terms;
 
   bool few(index b) const { return lengths.queries(b) <= few_queries; }
+  /// The keys query i sees end here.
   index end_of(index b, index i) const {
     const index keys = lengths.keys(b);
     return options.causal ? std::clamp(i + keys - lengths.queries(b) + 1, index(0), keys) : keys;
@@ -103,7 +104,7 @@ struct full_call {
         auto block =
             exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
         block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-        for (index i = i0; i < i1; ++i) block.span[i - i0] = {0, end_of(b, i)};
+        for (index i = i0; i < i1; ++i) block.ranges[i - i0] = {0, end_of(b, i)};
         attend(block, slabs[n], terms.for_head(b, h, lengths.keys(b) - queries));
         finish(block, head_of(out, b, h), sink(h), lse(b, h), options.lse.stride(2));
       }
@@ -118,14 +119,14 @@ struct full_call {
     const index chunks = std::max<index>(1, (shape.keys + stream_chunk - 1) / stream_chunk);
     const index tasks = shape.batch * shape.kv_heads * chunks, wave = exec.threads() == 1 ? 1 : 4 * exec.threads();
     const auto states = exec.shared_scratch([&](arena& memory) {
-      auto* list = memory.allocate<stream_state<T>>(wave + 1);
+      auto* list = memory.allocate<online_softmax<T>>(wave + 1);
       for (index n = 0; n <= wave; ++n) {
-        const auto state = stream_state<T>::layout(memory, most_rows, shape.dim_v);
+        const auto state = online_softmax<T>::layout(memory, most_rows, shape.dim_v);
         if (list) list[n] = state;
       }
       return list;
     });
-    stream_state<T>& total = states[wave];
+    online_softmax<T>& total = states[wave];
     for (index first = 0; first < tasks; first += wave) {
       const index count = std::min(wave, tasks - first);
       exec.for_each(count, [&](index n, int worker) {
@@ -143,8 +144,9 @@ struct full_call {
         rows.begin(q, b, h * shape.group(), states[n].rows, lengths.queries(b), terms.query_factor());
         attend_stream(
             rows, head_of(k, b, h), head_of(v, b, h), {}, begin, end,
-            terms.for_head(b, 0, lengths.keys(b) - lengths.queries(b)), [&](index i) { return end_of(b, i); }, scratch,
-            states[n]);
+            terms.for_head(b, 0, lengths.keys(b) - lengths.queries(b)),
+            options.causal ? stream_limit{lengths.keys(b) - lengths.queries(b) + 1, 1} : stream_limit{lengths.keys(b), 0},
+            scratch, states[n]);
       });
       for (index n = 0; n < count; ++n) {
         const index pair = (first + n) / chunks, chunk = (first + n) % chunks, b = pair / shape.kv_heads;
@@ -157,8 +159,8 @@ struct full_call {
         if (chunk + 1 < chunks) continue;
         for (index r = 0; r < total.rows; ++r) {
           const index h = pair % shape.kv_heads * shape.group() + r / lengths.queries(b), i = r % lengths.queries(b);
-          finish_row(total.out + r * total.stride, total.sum[r], total.top[r], sink(h), shape.dim_v, &out(b, h, i, 0),
-                     out.stride(3), lse(b, h) ? lse(b, h) + i * options.lse.stride(2) : nullptr);
+          total.finish_row(r, sink(h), &out(b, h, i, 0), out.stride(3),
+                           lse(b, h) ? lse(b, h) + i * options.lse.stride(2) : nullptr);
         }
       }
     }
@@ -210,9 +212,8 @@ void run_full_softmax(const tensor_view<const S>& q, const tensor_view<const S>&
                       const tensor_view<S>& out, const full_softmax_options<S>& options, const attention_shape& shape,
                       const sequence_lengths& lengths, Score& score, execution& exec, index query_origin = 0) {
   using T = compute_type<S>;
-  const score_terms<T, Score> terms{
-      options.softcap, options.bias, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim),
-      query_origin};
+  score_terms<T, Score> terms = terms_of<T>(options, shape.dim, &score);
+  terms.query_origin = query_origin;
   full_call<S, Score>{q, k, v, out, options, shape, lengths, terms}.run(exec);
 }
 

@@ -23,6 +23,7 @@
 
 #include <attn/core/random.hpp>
 #include <attn/softmax/full_softmax.hpp>
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/softmax/detail/lsh_chunks.hpp>
 #include <attn/softmax/detail/lsh_hashing.hpp>
 #include <attn/softmax/detail/row_states.hpp>
@@ -199,7 +200,10 @@ struct lsh_call {
     const row_states<T> states = head.states.of(out, b, h);
     const auto head_terms = terms.for_head(b, h, 0);
     const index own = on.before() - slots.begin;  // the slot of this round's first token
-    const lsh_terms<T, Score> seen{head_terms, head.place + round * shape.keys, {own, own + on.n}, options.causal};
+    auto seen = head_terms;
+    seen.excluded = {.what = options.causal ? excluded_keys::kind::own_and_later : excluded_keys::kind::own,
+                     .offset = head.place + round * shape.keys,
+                     .known = {own, own + on.n}};
     row_block<T> block = s.block;
     const row_blocks blocks(on.chunk);
     for (index part = 0; part < blocks.count(end - begin); ++part) {
@@ -210,16 +214,16 @@ struct lsh_call {
       if (round > 0) states.resume(block);
       for (index t = from; t < to; ++t) {
         const key_range span = on.span(begin + t);
-        block.span[t - from] = {span.begin - slots.begin, span.end - slots.begin};
+        block.ranges[t - from] = {span.begin - slots.begin, span.end - slots.begin};
       }
       attend(block, slab, seen, [&](index r, index n) {  // what comes next, sorted, lies anywhere in memory
         const index* const order = head.order + round * shape.keys;
         for (index t = first + r; t < first + r + n; ++t) {
           if (const index next = round > 0 ? t + blocks.unit : t; next < on.n)  // to go on with, or to begin
-            prefetch_early(states.row(order[next]), states.cols);
+            prefetch_row(matrix_view<T>{states.out, states.rows, states.cols, states.stride, 1}, order[next]);
           if (const index next = t + attended(on); next < on.n) {
-            prefetch_early(x.row(order[next]), x.cols);
-            prefetch_early(values.row(order[next]), values.cols);
+            prefetch_row(x, order[next]);
+            prefetch_row(values, order[next]);
           }
         }
       });
@@ -228,7 +232,7 @@ struct lsh_call {
         continue;
       }
       for (index row = 0; row < block.rows; ++row)
-        if (sum_lanes(load<T>(block.sum + row * width<T>)) == T(0)) see_itself(head, head_terms, b, h, row, block);
+        if (block.state.row_sum(row) == T(0)) see_itself(head, head_terms, b, h, row, block);
       finish(block, head_of(out, b, h), per_head(options.sinks, h), row_of(options.lse, b, h), options.lse.stride(2));
     }
   }
@@ -244,10 +248,10 @@ struct lsh_call {
                (static_cast<T>(x.row(i)[d * x.col_stride]) * head.factor[i]);
     if (head_terms.any()) head_terms.apply(&score, 1, i, {i, 1, nullptr}, 0);
     if (score == -std::numeric_limits<T>::infinity()) return;
-    block.top[row] = score;
-    block.sum[row * width<T>] = T(1) + (score - score);  // not a number where the score is not finite
+    block.state.maximum[row] = score;
+    block.state.sum[row * width<T>] = T(1) + (score - score);  // not a number where the score is not finite
     for (index d = 0; d < shape.dim_v; ++d)
-      block.out[row * block.out_stride + d] = static_cast<T>(value.row(i)[d * value.col_stride]);
+      block.state.row(row)[d] = static_cast<T>(value.row(i)[d * value.col_stride]);
   }
 
   /// Row blocks: whole chunks where several fit, else a chunk in equal parts.

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <attn/softmax/full_softmax.hpp>
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/softmax/pattern.hpp>
 #include <attn/softmax/detail/row_states.hpp>
 
@@ -47,21 +48,6 @@ struct pattern_softmax_options {
 };
 
 namespace detail {
-
-/// The terms of a score, and the one key its query may have to leave out: its own.
-template <class T, class Score>
-struct pattern_terms {
-  score_terms<T, Score> terms;
-  const key_set* set;
-
-  bool any() const { return terms.any() || !set->itself; }
-  void apply(T* s, index count, index i, const index_map& positions, index slot) const {
-    if (terms.any()) terms.apply(s, count, i, positions, slot);
-    if (set->itself) return;
-    const index p = i + terms.query_shift, own = set->slots_before(p) - slot;
-    if (own >= 0 && own < count && positions[slot + own] == p) s[own] = -std::numeric_limits<T>::infinity();
-  }
-};
 
 /// Scratch of one thread: the rows under way, and the keys a group gathers.
 template <class T>
@@ -180,14 +166,14 @@ struct pattern_call {
     const position_range queries = queries_of(part, s, g);
     for (index r = begin; r < std::min(end, count_of(queries)); ++r) {
       const index i = queries.begin + r * queries.step - s.first();
-      prefetch_early(x.row(i), x.cols);
-      if (known) prefetch_early(result.row(i), result.cols);
+      prefetch_row(x, i);
+      if (known) prefetch_row(result, i);
     }
     visit_keys(part, s, g, [&](const key_set& set, const auto&) {
       if (in_place(set)) return;
       for (index n = set.count * begin / count; n < set.count * end / count; ++n) {
-        prefetch_early(key.row(set.positions[n]), key.cols);
-        prefetch_early(value.row(set.positions[n]), value.cols);
+        prefetch_row(key, set.positions[n]);
+        prefetch_row(value, set.positions[n]);
       }
     });
   }
@@ -220,7 +206,7 @@ struct pattern_call {
       const auto ahead = [&](index r, index n) {
         if (asked) return;
         ask_for(part, s, g + 1, row + r, row + r + n, count, !first);
-        for (index i = r; first && i < r + n; ++i) prefetch_early(result.row(block.positions[i]), result.cols);
+        for (index i = r; first && i < r + n; ++i) prefetch_row(result, block.positions[i]);
         asked = r + n == rows;
       };
       visit_keys(part, s, g, [&](const key_set& set, const auto& of_query) {
@@ -228,9 +214,10 @@ struct pattern_call {
         const index lead = set.contiguous() ? set.positions.first - packed.positions.first : 0;
         for (index r = 0; r < rows; ++r) {
           const key_range span = set.span_of(s, p0 + r * queries.step, of_query);
-          block.span[r] = {span.begin + lead, span.end + lead};
+          block.ranges[r] = {span.begin + lead, span.end + lead};
         }
-        const pattern_terms<T, Score> seen{terms.for_head(b, h, s.first()), &packed};
+        auto seen = terms.for_head(b, h, s.first());
+        if (!set.itself) seen.excluded.what = excluded_keys::kind::own;
         if (in_place(set)) return attend(block, all, seen);
         attend(block, scratch.gathered.from(used, packed.positions), seen, ahead);
         used += round_up(packed.count, panel_width<T>);
@@ -342,7 +329,7 @@ void run_pattern_softmax(const validator& check, const tensor_view<const S>& q, 
   pattern_call<S, Score, Pattern> call{
       q,     k,       v,
       out,   pattern, options,
-      shape, lengths, {options.softcap, {}, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim)}};
+      shape, lengths, terms_of<compute_type<S>>(options, shape.dim, &score)};
   call.survey(check, exec);
   call.run(exec);
 }

@@ -151,12 +151,12 @@ struct window_call {
       s.block.begin(head_of(q, b, h), positions, rows, terms.query_factor());
       for (index row = 0; row < rows; ++row) {
         const index u = (positions[row] + shift - r) / d;
-        s.block.span[row] = {slot(u - left), slot(u + right + 1)};
+        s.block.ranges[row] = {slot(u - left), slot(u + right + 1)};
       }
       attend(s.block, s.keys, head_terms);
       if (!globals.empty()) {
         for (index row = 0; row < rows; ++row)
-          s.block.span[row] = {0, globals_before(options.causal ? std::min(n, positions[row] + shift + 1) : n)};
+          s.block.ranges[row] = {0, globals_before(options.causal ? std::min(n, positions[row] + shift + 1) : n)};
         attend(s.block, s.global_keys, head_terms);
       }
       write(s.block, b, h);
@@ -181,7 +181,7 @@ struct window_call {
       s.keys.positions = {at, 1, nullptr};
       s.keys.pack(head_of(own ? options.k_global : k, b, kv), head_of(own ? options.v_global : v, b, kv), 0, count);
       for (index row = 0; row < rows; ++row)
-        s.block.span[row] = {0, options.causal ? std::clamp(s.row_list[row] + shift + 1 - at, index(0), count) : count};
+        s.block.ranges[row] = {0, options.causal ? std::clamp(s.row_list[row] + shift + 1 - at, index(0), count) : count};
       attend(s.block, s.keys, head_terms);
     }
     write(s.block, b, h);
@@ -239,7 +239,7 @@ void sliding_window(const validator& check, const tensor_view<const S>& q, const
       options,
       shape,
       lengths,
-      {options.softcap, {}, options.alibi_slopes, &score, scale_or_default(options.scale, shape.dim)},
+      terms_of<T>(options, shape.dim, &score),
       {list, static_cast<std::size_t>(globals)},
       left,
       right,

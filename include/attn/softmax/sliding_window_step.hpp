@@ -155,12 +155,12 @@ struct window_step {
   struct scratch {
     stream_queries<T> rows;
     stream_scratch<T> tile;
-    stream_state<T> state;
+    online_softmax<T> state;
   };
   scratch layout(arena& memory) const {
     return {stream_queries<T>::layout(memory, group, cache.dim()),
             stream_scratch<T>::layout(memory, group, cache.dim(), cache.value_dim()),
-            stream_state<T>::layout(memory, group, cache.value_dim())};
+            online_softmax<T>::layout(memory, group, cache.value_dim())};
   }
 
   /// Attends token t of the chunk, of the `count` query heads from `head` on, which share a dilation.
@@ -179,8 +179,7 @@ struct window_step {
     const auto take = [&](index row, index stride, index rows, const index_map& positions) {
       const matrix_view<const S> some_keys{keys.row(row), rows, keys.cols, keys.row_stride * stride, 1};
       const matrix_view<const S> some_values{values.row(row), rows, values.cols, values.row_stride * stride, 1};
-      attend_stream(
-          s.rows, some_keys, some_values, positions, 0, rows, token_terms, [&](index) { return rows; }, s.tile, s.state);
+      attend_stream(s.rows, some_keys, some_values, positions, 0, rows, token_terms, stream_limit{rows}, s.tile, s.state);
     };
     // The window lies in the ring in one run, or in two.
     for (index from = first; from <= p;) {
@@ -198,8 +197,8 @@ struct window_step {
     }
     for (index r = 0; r < count; ++r) {
       const index h = head + r;
-      finish_row(s.state.out + r * s.state.stride, s.state.sum[r], s.state.top[r], per_head(options.sinks, h),
-                 cache.value_dim(), &out(b, h, t, 0), out.stride(3), options.lse ? &options.lse(b, h, t) : nullptr);
+      s.state.finish_row(r, per_head(options.sinks, h), &out(b, h, t, 0), out.stride(3),
+                         options.lse ? &options.lse(b, h, t) : nullptr);
     }
   }
 
@@ -247,8 +246,7 @@ void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k,
   check.equal("query length = key length", shape.keys, shape.queries);
   detail::check_softmax_options(check, shape, options, queries, keys, values, to);
   if (!cache.one_dilation()) check.equal("query heads = dilations of the cache", cache.dilations(), shape.heads);
-  const detail::score_terms<T, std::remove_reference_t<Score>> terms{
-      options.softcap, {}, options.alibi_slopes, &score, detail::scale_or_default(options.scale, shape.dim)};
+  const auto terms = detail::terms_of<T>(options, shape.dim, &score);
   detail::window_step<S, std::remove_reference_t<Score>>{cache, queries, keys,  values,
                                                          to,    options, terms, shape.group()}
       .run(exec);

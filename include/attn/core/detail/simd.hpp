@@ -31,18 +31,6 @@ template <class T>
 ATTN_INLINE packet<T> load(const T* p) {
   return Eigen::internal::ploadu<packet<T>>(p);
 }
-/// Asks for `count` elements from p on to be brought near; any address will do.
-template <class T>
-ATTN_INLINE void prefetch(const T* p, index count) {
-  const char* byte = reinterpret_cast<const char*>(p);
-  for (index at = 0; at < count * static_cast<index>(sizeof(T)); at += 64) Eigen::internal::prefetch(byte + at);
-}
-/// The same for what is needed later: it waits in the second-level cache.
-template <class T>
-ATTN_INLINE void prefetch_early(const T* p, index count) {
-  const char* byte = reinterpret_cast<const char*>(p);
-  for (index at = 0; at < count * static_cast<index>(sizeof(T)); at += 64) __builtin_prefetch(byte + at, 0, 2);
-}
 template <class T>
 ATTN_INLINE void store(T* p, const packet<T>& x) {
   Eigen::internal::pstoreu(p, x);

@@ -4,7 +4,7 @@
 
 #include <attn/low_rank/detail/landmarks.hpp>
 #include <attn/low_rank/detail/pseudo_inverse.hpp>
-#include <attn/softmax/detail/streaming.hpp>
+#include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -32,7 +32,7 @@ template <class T>
 struct landmark_pair {
   T* queries = nullptr;                // [group][landmarks][dim]
   T* keys = nullptr;                   // [landmarks][dim]
-  stream_state<T>* partial = nullptr;  // [piece], of rows [group][landmarks]
+  online_softmax<T>* partial = nullptr;  // [piece], of rows [group][landmarks]
   packed_keys<T>* packed = nullptr;    // [group]; the first for all where every key is a landmark
 
   static landmark_pair layout(arena& memory, const landmark_plan& plan) {
@@ -41,7 +41,7 @@ struct landmark_pair {
     return {.queries = memory.allocate<T>(rows * s.dim),
             .keys = memory.allocate<T>(keys * s.dim),
             .partial = memory.allocate_list(
-                plan.pieces(), [&](arena& m) { return stream_state<T>::layout(m, rows, s.dim_v); }),
+                plan.pieces(), [&](arena& m) { return online_softmax<T>::layout(m, rows, s.dim_v); }),
             .packed = memory.allocate_list(
                 s.group(), [&](arena& m) { return packed_keys<T>::layout(m, keys, s.dim, s.dim_v); })};
   }
@@ -68,18 +68,13 @@ struct landmark_rows {
   [[gnu::noinline]] void attend(const packed_keys<T>& packed, index keys,
                                 const score_terms<T, no_score>& terms) const {
     for (index n = 0; n < count; ++n) {
-      std::fill_n(blocks[n].span, blocks[n].rows, key_range{0, keys});
+      std::fill_n(blocks[n].ranges, blocks[n].rows, key_range{0, keys});
       detail::attend(blocks[n], packed, terms);
     }
   }
-  [[gnu::noinline]] void save(const stream_state<T>& to) const {
+  [[gnu::noinline]] void save(const online_softmax<T>& to) const {
     for (index n = 0; n < count; ++n)
-      for (index r = 0; r < blocks[n].rows; ++r) {
-        const index row = n * max_rows + r;
-        to.top[row] = blocks[n].top[r];
-        to.sum[row] = sum_lanes(load<T>(blocks[n].sum + r * width<T>));
-        std::copy_n(blocks[n].out + r * blocks[n].out_stride, to.dim_v, to.out + row * to.stride);
-      }
+      for (index r = 0; r < blocks[n].rows; ++r) to.copy_row(n * max_rows + r, blocks[n].state, r);
   }
 };
 
@@ -109,7 +104,7 @@ struct landmark_weights {
     for (index r = 0; r < m; r += max_rows) {
       block.begin(matrix_view<const T>{queries, m, dim, dim, 1}, {r, 1, nullptr}, std::min(max_rows, m - r),
                   terms.query_factor());
-      std::fill_n(block.span, block.rows, key_range{0, m});
+      std::fill_n(block.ranges, block.rows, key_range{0, m});
       attend(block, packed, terms);
       finish(block, matrix_view<T>{weights, m, m, m, 1}, static_cast<const T*>(nullptr), static_cast<T*>(nullptr), 0);
     }
@@ -131,7 +126,7 @@ struct landmark_inverse {
                               const score_terms<T, no_score>& terms, execution& exec, int worker) const {
     packed_keys<T>& packed = pair.packed[member];
     const index dim = packed.dim, dim_v = packed.dim_v;
-    const stream_state<T>& known = pair.partial[0];
+    const online_softmax<T>& known = pair.partial[0];
     landmark_weights<T> a;
     iterative_inverse<T> by_iteration;
     exact_inverse by_values;

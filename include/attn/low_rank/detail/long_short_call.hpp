@@ -141,10 +141,10 @@ struct long_short_call {
       s.block.begin(head_of(q, b, h), {i, 1, nullptr}, rows, terms.query_factor());
       for (index r = 0; r < rows; ++r) {
         const key_range seen = window(i + r + shift, n);
-        s.block.span[r] = {seen.begin - first, seen.end - first};
+        s.block.ranges[r] = {seen.begin - first, seen.end - first};
       }
       attend(s.block, s.window, terms);
-      for (index r = 0; r < rows; ++r) s.block.span[r] = {0, rank() * finished(n, causal ? i + r + shift + 1 : n)};
+      for (index r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, causal ? i + r + shift + 1 : n)};
       attend(s.block, head.compressed, terms);
       finish(s.block, head_of(out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2));
     }

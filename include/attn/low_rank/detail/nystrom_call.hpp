@@ -1,6 +1,7 @@
 // attn: the driver of nystrom: averages, pieces of the keys, the inverse, then the queries.
 #pragma once
 
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/low_rank/detail/landmark_weights.hpp>
 
@@ -41,7 +42,7 @@ struct nystrom_call {
     const index last = plan.piece_begin(n + 1), end = segment_begin(last, keys, m());
     const matrix_view<const S> key = head_of(k, b, kv), value = head_of(v, b, kv);
     index landmark = plan.piece_begin(n);
-    stream_state<T>& to = p.partial[n];
+    online_softmax<T>& to = p.partial[n];
     to.rows = rows;
     to.clear();
     packed_keys<T> packed;
@@ -58,8 +59,8 @@ struct nystrom_call {
       packed.positions = {at, 1, nullptr};
       packed.pack(key, value, 0, count);
       // Here and for the queries: 4 % of the whole on one Zen 4 core.
-      rows_ahead<S>{key, at + count, end - at - count}.fetch(0, key_step);
-      rows_ahead<S>{value, at + count, end - at - count}.fetch(0, key_step);
+      row_prefetcher<cache_level::first>(key, at + count, end).next(key_step);
+      row_prefetcher<cache_level::first>(value, at + count, end).next(key_step);
       queries.attend(packed, count, terms);
     }
     queries.save(to);
@@ -87,23 +88,21 @@ struct nystrom_call {
     const bool few_keys = plan.few_keys(b);
     const matrix_view<S> to = head_of(out, b, h);
     if (i0 < i1 && plan.few_queries(b) && !few_keys) {
-      const stream_state<T>& known = p.partial[0];
+      const online_softmax<T>& known = p.partial[0];
       for (index i = i0; i < i1; ++i) {
         const index r = member * queries + i;
-        T* const o = known.out + r * known.stride;
-        if (convolution) add_convolution(b, h, i, known.sum[r], o);
-        finish_row(o, known.sum[r], known.top[r], static_cast<const T*>(nullptr), shape().dim_v, to.row(i),
-                   to.col_stride, static_cast<T*>(nullptr));
+        if (convolution) add_convolution(b, h, i, known.sum[r], known.row(r));
+        known.finish_row(r, nullptr, to.row(i), to.col_stride, nullptr);
       }
     } else if (i0 < i1) {
       auto block =
           exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape().dim, shape().dim_v); });
       block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-      std::fill_n(block.span, block.rows, key_range{0, std::min(m(), plan.lengths.keys(b))});
-      rows_ahead<S>{head_of(q, b, h), i1, queries - i1}.fetch(0, max_rows);
+      std::fill_n(block.ranges, block.rows, key_range{0, std::min(m(), plan.lengths.keys(b))});
+      row_prefetcher<cache_level::first>(head_of(q, b, h), i1, queries).next(max_rows);
       attend(block, p.packed[few_keys ? 0 : member], terms);
       for (index r = 0; r < block.rows && convolution; ++r)
-        add_convolution(b, h, i0 + r, sum_lanes(load<T>(block.sum + r * width<T>)), block.out + r * block.out_stride);
+        add_convolution(b, h, i0 + r, block.state.row_sum(r), block.state.row(r));
       finish(block, to, static_cast<const T*>(nullptr), static_cast<T*>(nullptr), 0);
     }
     clear_rows(to, std::max(i0, queries), std::min(i0 + max_rows, shape().queries));

@@ -1,4 +1,4 @@
-// attn: the chunks of lsh.hpp, and who is masked in them.
+// attn: the chunks of lsh.hpp.
 #pragma once
 
 #include <attn/softmax/detail/score_terms.hpp>
@@ -43,28 +43,6 @@ struct lsh_ring {
   std::pair<index, index> source(index r, index slot) const {
     const index at = slot - before(), turn = floor_div(at, n), round = r + turn;
     return {round - floor_div(round, rounds) * rounds, at - turn * n};
-  }
-};
-
-/// The terms of a score; then the keys that are not for the query: its own and, if causal, later ones.
-template <class T, class Score>
-struct lsh_terms {
-  score_terms<T, Score> terms;
-  const index* place;  // of every token in the order of this round
-  key_range tokens;     // slots of this round's tokens; others stand for earlier or later rounds
-  bool causal;
-
-  static constexpr bool any() { return true; }
-  void apply(T* s, index count, index i, const index_map& positions, index slot) const {
-    constexpr T hidden = -std::numeric_limits<T>::infinity();
-    if (terms.any()) terms.apply(s, count, i, positions, slot);
-    const index* const token = positions.list + slot;
-    if (causal)
-      for (index n = 0; n < count; ++n) s[n] = token[n] >= i ? hidden : s[n];
-    else if (slot < tokens.begin || slot + count > tokens.end)
-      for (index n = 0; n < count; ++n) s[n] = token[n] == i ? hidden : s[n];
-    else if (const index own = tokens.begin + place[i] - slot; own >= 0 && own < count)
-      s[own] = hidden;
   }
 };
 

@@ -1,4 +1,4 @@
-// attn: keys and values of one head, or a stretch of it, packed for the blockwise kernel.
+// attn: keys and values of one head, or of a range of it, packed for the blockwise kernel.
 #pragma once
 
 #include <attn/core/execution.hpp>
@@ -6,12 +6,18 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Which row of the sequence a slot stands for: first + step * slot, or a list.
+/// Which row of the sequence a slot holds: first + step * slot, or a list.
 struct index_map {
   index first = 0, step = 1;
   const index* list = nullptr;
 
   index operator[](index slot) const { return list ? list[slot] : first + step * slot; }
+
+  /// The slot of a row among the slots [begin, end), whose rows ascend, or -1.
+  index find(index row, index begin, index end) const {
+    const index slot = list ? std::lower_bound(list + begin, list + end, row) - list : (row - first) / step;
+    return slot >= begin && slot < end && (*this)[slot] == row ? slot : -1;
+  }
 };
 
 /// Slots [begin, end) a query sees.
@@ -19,8 +25,8 @@ struct key_range {
   index begin = 0, end = 0;
 };
 
-/// Slots [0, count) of keys and values. Keys lie across panels [dim][panel_width]; values in panels
-/// [capacity][panel_width]. `finite` knows, for every panel_width slots, whether a value in them is not finite: such
+/// Slots [0, count) of keys and values. Keys are the columns of panels [dim][panel_width]; values the rows of panels
+/// [capacity][panel_width]. `finite` says, for every panel_width slots, whether a value in them is not finite: such
 /// values are multiplied only into the rows that see them.
 template <class T>
 struct packed_keys {
@@ -34,17 +40,17 @@ struct packed_keys {
 
   /// Memory for `slots` slots; (slots + panel) * (dim + dim_v + panel) numbers at most.
   static packed_keys layout(arena& memory, index slots, index dim, index dim_v) {
-    packed_keys slab;
-    slab.capacity = round_up(slots, wide);
-    slab.dim = dim;
-    slab.dim_v = dim_v;
-    slab.keys = memory.allocate<T>(slab.capacity * dim);
-    slab.values = memory.allocate<T>(slab.capacity * round_up(dim_v, wide));
-    slab.finite = memory.allocate<bool>(slab.capacity / wide);
-    return slab;
+    packed_keys packed;
+    packed.capacity = round_up(slots, wide);
+    packed.dim = dim;
+    packed.dim_v = dim_v;
+    packed.keys = memory.allocate<T>(packed.capacity * dim);
+    packed.values = memory.allocate<T>(packed.capacity * round_up(dim_v, wide));
+    packed.finite = memory.allocate<bool>(packed.capacity / wide);
+    return packed;
   }
 
-  /// Fills slots [begin, end) from the rows `where` names; begin is a multiple of the panel width.
+  /// Fills slots [begin, end) from the rows `positions` names; begin is a multiple of the panel width.
   template <class K, class V>
   void pack(const matrix_view<K>& k, const matrix_view<V>& v, index begin, index end) {
     pack_keys([&](index slot) { return k.row(positions[begin + slot]); }, k.col_stride, begin, end);

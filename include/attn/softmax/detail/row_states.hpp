@@ -1,33 +1,27 @@
-// attn: the online softmax of many rows, set aside while others are attended. For operators whose keys come in several
-// sets that group the rows differently.
+// attn: the online softmax of all queries of one head, kept while others are attended. For operators whose keys come in
+// several sets that group the queries differently.
 #pragma once
 
 #include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// What is known of every query of one head: the unnormalised output, the denominator and the maximum.
+/// States of the rows of `result`, whose memory holds the unnormalised output where it can.
 template <class T>
-struct row_states {
-  T* out = nullptr;
-  T* sum = nullptr;
-  T* top = nullptr;
-  index cols = 0, row_stride = 0;
-
-  /// Can the rows of the result themselves keep what will become of them?
+struct row_states : online_softmax<T> {
   template <class S>
   static bool fit_into(const tensor_view<S>& result) {
     return std::same_as<S, T> && result.stride(3) == 1 && result.extent(3) % width<T> == 0;
   }
   template <class S>
   static row_states layout(arena& memory, const tensor_view<S>& result) {
-    row_states states;
-    const index queries = result.extent(2);
-    states.cols = states.row_stride = round_up(result.extent(3), width<T>);
-    states.out = memory.allocate<T>(fit_into(result) ? 0 : queries * states.cols);
-    states.sum = memory.allocate<T>(queries);
-    states.top = memory.allocate<T>(queries);
-    return states;
+    const index queries = result.extent(2), cols = round_up(result.extent(3), width<T>);
+    return {{.rows = queries,
+             .cols = cols,
+             .stride = cols,
+             .maximum = memory.allocate<T>(queries),
+             .sum = memory.allocate<T>(queries),
+             .out = memory.allocate<T>(fit_into(result) ? 0 : queries * cols)}};
   }
   /// The states of one head.
   template <class S>
@@ -35,39 +29,21 @@ struct row_states {
     row_states states = *this;
     if constexpr (std::same_as<S, T>)
       if (fit_into(result)) {
-        const matrix_view<T> rows = head_of(result, batch, head);
-        states.out = rows.data;
-        states.row_stride = rows.row_stride;
+        const matrix_view<T> memory = head_of(result, batch, head);
+        states.out = memory.data;
+        states.stride = memory.row_stride;
       }
     return states;
   }
 
-  T* row(index i) const { return out + i * row_stride; }
-
-  /// Sets the rows of a block aside.
+  /// Keeps the rows of a block.
   void save(const row_block<T>& block) const {
-    for (index r = 0; r < block.rows; ++r) {
-      const index i = block.positions[r];
-      copy(block.out + r * block.out_stride, row(i));
-      sum[i] = sum_lanes(load<T>(block.sum + r * width<T>));
-      top[i] = block.top[r];
-    }
+    for (index r = 0; r < block.rows; ++r) this->copy_row(block.positions[r], block.state, r);
   }
-
   /// Goes on with them: after block.begin().
   void resume(const row_block<T>& block) const {
-    for (index r = 0; r < block.rows; ++r) {
-      const index i = block.positions[r];
-      copy(row(i), block.out + r * block.out_stride);
-      block.sum[r * width<T>] = sum[i];
-      block.top[r] = top[i];
-    }
-  }
-
- private:
-  void copy(const T* from, T* to) const {
-    for (index d = 0; d < cols; d += width<T>) store<T>(to + d, load<T>(from + d));
+    for (index r = 0; r < block.rows; ++r) block.state.copy_row(r, *this, block.positions[r]);
   }
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,19 +1,20 @@
 // attn: what may be done to a score between the product and the softmax, in this order:
-//   softcap c tanh(s / c),  + bias,  + ALiBi (-slope |distance|),  the caller's score(s, batch, head, i, j).
-// Nothing of it costs anything where it is not asked for: with no term given, the kernel never looks at a score.
+//   softcap c tanh(s / c),  + bias,  + ALiBi (-slope |distance|),  the caller's score(s, batch, head, i, j),
+//   -infinity for keys that are excluded though they lie in the range the query sees.
+// What is not asked for costs nothing: with no term given, the kernel never looks at a score. All operators have the one
+// type of terms, so that their kernels are compiled once.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
-#include <attn/core/detail/exp.hpp>
+#include <attn/softmax/detail/online_softmax.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
 
-#include <cmath>
 #include <optional>
 
 namespace attn::inline ATTN_ISA {
 namespace detail {
 
-/// Stands where the caller gives no score function.
+/// In place of a score function where there is none.
 struct no_score {};
 
 template <class F, class T>
@@ -21,30 +22,59 @@ concept score_function = requires(F& f, T s, index i) {
   { f(s, i, i, i, i) } -> std::convertible_to<T>;
 };
 
-template <class T>
-inline constexpr T log2_e = T(1.442695040888963407359924681001892137L);
-template <class T>
-inline constexpr T ln_2 = T(0.693147180559945309417232121458176568L);
+/// Keys a query does not see though they lie in its range of slots: its own, or its own and all later ones.
+struct excluded_keys {
+  enum class kind { none, own, own_and_later };
+  kind what = kind::none;
+  /// Where positions do not ascend along the slots: the key at position p is in slot known.begin + offset[p]; beyond the
+  /// slots `known` it may be anywhere.
+  const index* offset = nullptr;
+  key_range known{};
+
+  explicit operator bool() const { return what != kind::none; }
+
+  /// Masks them among the keys of slots slot + n, n < count, for the query at `position`.
+  template <class T>
+  void apply(T* s, index count, index position, const index_map& positions, index slot) const {
+    constexpr T hidden = -std::numeric_limits<T>::infinity();
+    index own = -1;
+    if (what == kind::own_and_later) {
+      const index* const key = positions.list + slot;
+      for (index n = 0; n < count; ++n) s[n] = key[n] >= position ? hidden : s[n];
+    } else if (!offset) {
+      own = positions.find(position, slot, slot + count) - slot;
+    } else if (slot < known.begin || slot + count > known.end) {
+      const index* const key = positions.list + slot;
+      for (index n = 0; n < count; ++n) s[n] = key[n] == position ? hidden : s[n];
+    } else {
+      own = known.begin + offset[position] - slot;
+    }
+    if (own >= 0 && own < count) s[own] = hidden;
+  }
+};
 
 /// The terms of one call; for_head() narrows them to one head.
 template <class T, class Score>
 struct score_terms {
-  std::optional<T> softcap;
-  tensor_view<const T> bias;
-  std::span<const T> slopes;
+  std::optional<T> softcap{};
+  tensor_view<const T> bias{};
+  std::span<const T> slopes{};
   Score* score = nullptr;
   T scale = T(1);
+  excluded_keys excluded{};
 
   index query_origin = 0;  // what the caller's score calls query 0: in a stream, how many came before
-  index batch = 0, head = 0, query_shift = 0;  // query i stands at i + query_shift
+  index batch = 0, head = 0, query_shift = 0;  // query i is at position i + query_shift
 
   static constexpr bool scored = !std::same_as<std::remove_const_t<Score>, no_score>;
 
-  bool any() const { return scored || softcap || bias || !slopes.empty(); }
+  /// Is there a term that needs scores in base e?
+  bool change_scores() const { return scored || softcap || bias || !slopes.empty(); }
+  bool any() const { return change_scores() || excluded; }
 
   /// What queries are multiplied by as they are packed. Scores enter the softmax in base 2; where a term needs them in
   /// base e, the change of base follows the terms.
-  T query_factor() const { return any() ? scale : scale * log2_e<T>; }
+  T query_factor() const { return change_scores() ? scale : scale * log2_e<T>; }
 
   score_terms for_head(index b, index h, index shift) const {
     score_terms one = *this;
@@ -54,6 +84,14 @@ struct score_terms {
     return one;
   }
 
+  /// s[n] holds query_factor() * q_i.k of the keys at slots slot + n, n < count, and becomes log2(e) times the final
+  /// score.
+  void apply(T* s, index count, index i, const index_map& positions, index slot) const {
+    if (change_scores()) change(s, count, i, positions, slot);
+    if (excluded) excluded.apply(s, count, i + query_shift, positions, slot);
+  }
+
+ private:
   /// The caller's function on every score; key(n) is the row of key n. By pieces, through memory of its own: nothing
   /// the function reads can then be what is written, and compilers vectorise it. What the bias masks stays masked.
   template <class Key>
@@ -72,8 +110,7 @@ struct score_terms {
     }
   }
 
-  /// s[n] holds scale * q_i.k of the keys at slots slot + n, n < count, and becomes log2(e) times the final score.
-  void apply(T* s, index count, index i, const index_map& positions, index slot) const {
+  void change(T* s, index count, index i, const index_map& positions, index slot) const {
     if (softcap) {
       const auto cap = broadcast<T>(*softcap), uncap = broadcast<T>(T(1) / *softcap);
       map_packets(s, s, count, [&](const auto& x) { return mul(cap, tanh<T>(mul(x, uncap))); });
@@ -109,6 +146,16 @@ struct score_terms {
 template <class T>
 T scale_or_default(const std::optional<T>& scale, index dim) {
   return scale ? *scale : T(1) / std::sqrt(static_cast<T>(std::max<index>(dim, 1)));
+}
+
+/// The terms an operator's options ask for.
+template <class T, class Options, class Score = no_score>
+score_terms<T, Score> terms_of(const Options& options, index dim, Score* score = nullptr) {
+  score_terms<T, Score> terms{.score = score, .scale = scale_or_default(options.scale, dim)};
+  if constexpr (requires { options.softcap; }) terms.softcap = options.softcap;
+  if constexpr (requires { options.bias; }) terms.bias = options.bias;
+  if constexpr (requires { options.alibi_slopes; }) terms.slopes = options.alibi_slopes;
+  return terms;
 }
 
 template <class T>

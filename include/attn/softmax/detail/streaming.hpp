@@ -1,7 +1,7 @@
 // attn: exact softmax attention of a few queries, as in decoding: a second kernel beside blockwise.hpp.
 //
 // With few queries there is nothing to share the packing of the keys with, and the cost is that of reading the keys and
-// values once. So they are read where they lie: scores are dot products along the rows of k, the output a weighted sum
+// values once. So they are read in place: scores are dot products along the rows of k, the output a weighted sum
 // of the rows of v, both for up to four queries at a time; all query heads of one key head go together.
 //
 // Measured against packing and blockwise.hpp (one Zen 4 core, float, D 64, 8192 keys, 8 key heads): one query takes
@@ -12,44 +12,13 @@
 // chunks of one head, and the result does not depend on who took which.
 #pragma once
 
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index stream_chunk = 2048;  // keys with a softmax of their own
 inline constexpr index stream_tile = 64;     // keys between two looks at the maximum
-
-/// What is known of the softmax of `rows` queries: maximum (base 2), denominator, unnormalised output.
-template <class T>
-struct stream_state {
-  index rows = 0, dim_v = 0, stride = 0;
-  T *top = nullptr, *sum = nullptr, *out = nullptr;
-
-  static stream_state layout(arena& memory, index rows, index dim_v) {
-    const index stride = round_up(dim_v, width<T>);
-    return {rows, dim_v, stride, memory.allocate<T>(rows), memory.allocate<T>(rows), memory.allocate<T>(rows * stride)};
-  }
-
-  void clear() const {
-    std::fill_n(top, rows, -std::numeric_limits<T>::infinity());
-    std::fill_n(sum, rows, T(0));
-    std::fill_n(out, rows * stride, T(0));
-  }
-
-  /// Takes in what another state has seen.
-  void merge(const stream_state& other) const {
-    for (index r = 0; r < rows; ++r) {
-      if (other.sum[r] == T(0)) continue;  // it has seen no key; a sum of NaN goes on
-      const T highest = std::max(top[r], other.top[r]);
-      const T reference = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
-      const T keep = std::exp2(top[r] - reference), take = std::exp2(other.top[r] - reference);
-      top[r] = highest;
-      sum[r] = sum[r] * keep + other.sum[r] * take;
-      for (index d = 0; d < dim_v; ++d)
-        out[r * stride + d] = out[r * stride + d] * keep + other.out[r * stride + d] * take;
-    }
-  }
-};
 
 /// The queries of one key head: row r is query r % queries of the query head first_head + r / queries.
 template <class T>
@@ -102,25 +71,16 @@ matrix_view<const T> whole_packets(const matrix_view<const S>& x, index begin, i
   return {buffer, count, stride, stride, 1};
 }
 
-/// Rows to ask for while others are worked on: values during the scores, the next keys during the output. Memory
-/// streams do not keep up by themselves where two take turns.
-template <class S>
-struct rows_ahead {
-  matrix_view<const S> rows;
-  index first = 0, count = 0;
-
-  void fetch(index j, index n) const {
-    for (; n > 0 && j < count; ++j, --n) prefetch(rows.row(first + j), rows.cols);
-  }
-};
+/// Rows fetched while others are worked on: values during the scores, the next keys during the output.
+using stream_prefetcher = row_prefetcher<cache_level::first>;
 
 /// scores[r][j] = q_r . k_j for R rows, a few scores beyond the last key being anything: width<T> sums at a time, each
 /// along a register, then all added across at once.
-template <class T, int R, class S>
-void stream_scores(const T* q, index q_stride, const matrix_view<const T>& k, T* scores, const rows_ahead<S>& ahead) {
+template <class T, int R>
+void stream_scores(const T* q, index q_stride, const matrix_view<const T>& k, T* scores, stream_prefetcher values) {
   constexpr int keys = width<T> / R;
   for (index j = 0; j < k.rows; j += keys) {
-    ahead.fetch(j, keys);
+    values.next(keys);
     packet<T> sums[width<T>];
     unroll<width<T>>([&](auto n) { sums[n] = zero<T>(); });
     const T* row[keys];
@@ -138,16 +98,16 @@ void stream_scores(const T* q, index q_stride, const matrix_view<const T>& k, T*
 
 /// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` tells that a weight may be 0,
 /// values of weight 0 are skipped.
-template <class T, int R, class S>
+template <class T, int R>
 void stream_output(const T* weights, bool zeros, const T* rescale, const matrix_view<const T>& v, T* out,
-                   index out_stride, const rows_ahead<S>& ahead) {
+                   index out_stride, stream_prefetcher keys) {
   const auto columns = [&](index col, auto vectors) {
     constexpr int N = vectors.value;
     packet<T> acc[R][N];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = zero<T>(); }); });
     for (index j = 0; j < v.rows; ++j) {
       const T* x = v.row(j) + col;
-      if (col == 0) ahead.fetch(j, 1);
+      if (col == 0) keys.next(1);
       unroll<R>([&](auto r) {
         const T weight = weights[r * stream_tile + j];
         if (zeros && weight == T(0)) return;
@@ -176,19 +136,25 @@ void by_rows(index rows, F&& f) {
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>{});
 }
 
-/// Takes the queries through rows [begin, end) of k and v, which stand at where[row]; query i sees the rows below
-/// end_of(i). `terms` is of any head.
-template <class T, class S, class Terms, class End>
+/// Rows below first + i * step are seen by query i.
+struct stream_limit {
+  index first = 0, step = 0;
+  index operator()(index i) const { return first + i * step; }
+};
+
+/// Takes the queries through rows [begin, end) of k and v, which are at positions[row]; query i sees the rows below
+/// limit(i). `terms` is of any head of the batch item.
+template <class T, class S, class Score>
 void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, const matrix_view<const S>& v,
-                   const index_map& positions, index begin, index end, const Terms& terms, End&& end_of,
-                   const stream_scratch<T>& scratch, const stream_state<T>& state) {
+                   const index_map& positions, index begin, index end, const score_terms<T, Score>& terms,
+                   const stream_limit& limit, const stream_scratch<T>& scratch, const online_softmax<T>& state) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   for (; begin < end; begin += stream_tile) {
     const index count = std::min(stream_tile, end - begin), padded = round_up(count, width<T>);
     const auto keys = whole_packets<T>(k, begin, count, scratch.keys);
     by_rows<T>(q.rows, [&](index r, auto R) {
       stream_scores<T, R.value>(q.data + r * q.stride, q.stride, keys, scratch.scores + r * stream_tile,
-                                rows_ahead<S>{v, begin, r == 0 ? count : 0});
+                                r == 0 ? stream_prefetcher(v, begin, begin + count) : stream_prefetcher());
     });
     const auto values = whole_packets<T>(v, begin, count, scratch.values);
     by_rows<T>(q.rows, [&](index r0, auto R) {
@@ -196,13 +162,14 @@ void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, co
       bool zeros = false;
       for (index r = r0; r < r0 + R.value; ++r) {
         T* const s = scratch.scores + r * stream_tile;
-        const index i = r % q.queries, seen = std::clamp(end_of(i) - begin, index(0), count);
+        const index i = r % q.queries, seen = std::clamp(limit(i) - begin, index(0), count);
         if (terms.any() && seen > 0)
           terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift).apply(s, seen, i, positions, begin);
         std::fill(s + seen, s + padded, minus_infinity);
         packet<T> highest = broadcast<T>(minus_infinity);
         for (index j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
-        const T top = std::max(state.top[r], max_lanes(highest)), reference = top == minus_infinity ? T(0) : top;
+        const T maximum = std::max(state.maximum[r], max_lanes(highest));
+        const T reference = maximum == minus_infinity ? T(0) : maximum;
         packet<T> sum = zero<T>(), least = broadcast<T>(T(1));
         for (index j = 0; j < padded; j += width<T>) {
           const packet<T> weight = exp2_weight<T>(sub(load<T>(s + j), broadcast<T>(reference)));
@@ -211,13 +178,13 @@ void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, co
           least = min(least, weight);
         }
         zeros |= !(min_lanes(least) > T(0));
-        rescale[r - r0] = std::exp2(state.top[r] - reference);
-        state.top[r] = top;
+        rescale[r - r0] = std::exp2(state.maximum[r] - reference);
+        state.maximum[r] = maximum;
         state.sum[r] = state.sum[r] * rescale[r - r0] + sum_lanes(sum);
       }
-      stream_output<T, R.value>(
-          scratch.scores + r0 * stream_tile, zeros, rescale, values, state.out + r0 * state.stride, state.stride,
-          rows_ahead<S>{k, begin + count, r0 == 0 ? std::min(stream_tile, end - begin - count) : 0});
+      const index next = begin + count, next_end = r0 == 0 ? std::min(next + stream_tile, end) : next;
+      stream_output<T, R.value>(scratch.scores + r0 * stream_tile, zeros, rescale, values, state.row(r0), state.stride,
+                                stream_prefetcher(k, next, next_end));
     });
   }
 }
