@@ -136,7 +136,6 @@ TEST_CASE("fnet refuses what does not fit", "[fnet]") {
     std::function<void(door&)> spoil;
   };
   const refused list[] = {
-      {"causal", "needs every token", [](door& d) { d.options.causal = true; }},
       {"another batch of out", "batch", [](door& d) { d.to = d.to.slice(0, 0, 1); }},
       {"other heads of out", "heads", [](door& d) { d.to = d.to.slice(1, 0, 2); }},
       {"another length of out", "out length = x length 6; found 5", [](door& d) { d.to = d.to.slice(2, 0, 5); }},
