@@ -8,7 +8,7 @@
 //   segment's last token on.
 //
 //   attn::long_short(q, k, v, out, logits, {.left = 128, .right = 128});
-//   attn::long_short(q, k, v, out, logits, {.left = 64, .block = 64, .causal = true, .segment = 16});
+//   attn::long_short(q, k, v, out, logits, {.causal = true, .left = 64, .block = 64, .segment = 16});
 //
 // Shapes   as full_softmax; logits [B, H, Lk, r].
 // Cost     2 B H (D + Dv) operations for every token and compressed key it goes into, and for every pair of query and
