@@ -84,7 +84,7 @@ runner prepare_long_short(const problem& p) {
                      {1, p.heads, p.length, compressed_keys});
   return [=, w = p.set.window, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
     attn::long_short(q, k, v, out, logits,
-                     {.left = w, .right = w, .causal = causal, .segment = causal ? longest_segment : 0}, exec);
+                     {.causal = causal, .left = w, .right = w, .segment = causal ? longest_segment : 0}, exec);
   };
 }
 

@@ -6,24 +6,36 @@
 namespace testing {
 namespace {
 
+// [1, B, L, D] as [B, 1, L, D]: lengths are given per batch item.
+template <class T>
+attn::tensor_view<T> by_item(const attn::tensor_view<T>& x) {
+  return {x.data(), {x.extent(1), 1, x.extent(2), x.extent(3)}};
+}
+
 template <class T>
 reference::result run_fnet(const golden_case& golden) {
   const tensor<T> x = cast<T>(golden.array("x"));
   tensor<T> out(x.batch(), x.heads(), x.length(), x.dim(), T(7));
   attn::execution serial;
-  compiled_fnet<T>::call(view(x), view(out), {}, serial);
+  const std::vector<index> lengths = golden.integers("lengths");
+  compiled_fnet<T>::call(by_item(view(x)), by_item(view(out)), {.lengths = lengths}, serial);
   return {cast<double>(out), {}};
 }
 
 }  // namespace
 
-// Cases hold x as [B, L, D]; it is read with the items as heads, which are transformed apart all the same.
+// Cases hold x as [B, L, D], which is read as [1, B, L, D].
 golden_operator golden_fnet() {
   return {"fnet",
-          {"operator", "source", "tolerance"},
+          {"operator", "source", "tolerance", "causal", "lengths"},
           {"x", "out"},
           [](const golden_case& golden) -> reference::result {
-            return {reference::fnet(golden.array("x")), {}};
+            require_not_causal(golden);
+            tensor<double> x = golden.array("x");
+            std::swap(x.extents[0], x.extents[1]);
+            tensor<double> out = reference::fnet(x, {golden.integers("lengths")});
+            std::swap(out.extents[0], out.extents[1]);
+            return {out, {}};
           },
           run_fnet<double>,
           run_fnet<float>};

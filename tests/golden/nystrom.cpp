@@ -7,9 +7,10 @@ namespace {
 nystrom_problem read(const golden_case& golden) {
   nystrom_problem p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
   read_softmax_options(golden, p.options);
+  require_not_causal(golden);
   p.options.landmarks = golden.integer("landmarks");
   if (golden.has("iterations")) p.options.iterations = golden.integer("iterations");
-  const std::string inverse = golden.text("pinv");
+  const std::string inverse = golden.has("pinv") ? golden.text("pinv") : "per_head";
   if (inverse == "exact")
     p.options.inverse = reference::pinv::exact;
   else if (inverse == "whole_batch")
@@ -25,7 +26,7 @@ nystrom_problem read(const golden_case& golden) {
 
 golden_operator golden_nystrom() {
   return {"nystrom",
-          {"operator", "source", "tolerance", "scale", "lengths", "query_lengths", "key_lengths", "landmarks",
+          {"operator", "source", "tolerance", "causal", "scale", "lengths", "query_lengths", "key_lengths", "landmarks",
            "iterations", "pinv"},
           {"q", "k", "v", "conv", "out"},
           [](const golden_case& golden) { return expected(read(golden)); },

@@ -2,6 +2,7 @@
 // The table of operators the golden test knows. An operator joins with one entry.
 #include <functional>
 #include <set>
+#include <stdexcept>
 #include <string>
 
 #include "reference/aft.hpp"
@@ -66,6 +67,11 @@ inline const std::set<std::string> softmax_arrays = {"q", "k", "v", "out", "lse"
 inline std::set<std::string> with(std::set<std::string> names, const std::set<std::string>& more) {
   names.insert(more.begin(), more.end());
   return names;
+}
+
+// Operators that have no causal form accept "causal = false" only.
+inline void require_not_causal(const golden_case& golden) {
+  if (golden.flag("causal", false)) throw std::runtime_error(golden.name() + ": this operator has no causal form");
 }
 
 inline void read_softmax_options(const golden_case& golden, reference::softmax_options& options) {

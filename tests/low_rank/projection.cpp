@@ -41,6 +41,13 @@ TEST_CASE("draw_projection: same seed, same numbers; another seed or head, other
   CHECK(others == 0);
 }
 
+TEST_CASE("draw_projection: the tensor converts to the view an operator takes", "[projection]") {
+  const attn::tensor<float, 3> e = attn::draw_projection<float>(3, 4, {.heads = 2});
+  const attn::tensor_view<const float, 3> view = e;
+  CHECK(view.data() == e.data());
+  CHECK(view.extents() == std::array<attn::index, 3>{2, 3, 4});
+}
+
 TEST_CASE("draw_projection: bits that no compiler changes", "[projection]") {
   const auto e = attn::draw_projection<double>(3, 4, {.seed = 7});
   CHECK(e.view()(0, 0, 0) == 0x1.57af406d2d3efp-4);
@@ -48,12 +55,17 @@ TEST_CASE("draw_projection: bits that no compiler changes", "[projection]") {
 }
 
 TEST_CASE("draw_projection refuses what does not fit", "[projection]") {
-  const auto check = [](auto&& call) { CHECK(well_formed(refusal(call), "projection")); };
-  check([] { attn::draw_projection<float>(0, 10); });
-  check([] { attn::draw_projection<float>(-3, 10); });
-  check([] { attn::draw_projection<float>(4, -1); });
-  check([] { attn::draw_projection<float>(4, 10, {.heads = 0}); });
-  check([] { attn::draw_projection<float>(attn::index(1) << 40, attn::index(1) << 40); });
+  const auto check = [](const char* says, auto&& call) {
+    const std::string message = refusal(call);
+    INFO(message);
+    CHECK(well_formed(message, "draw_projection"));
+    CHECK(message.find(says) != std::string::npos);
+  };
+  check("rank >= 1; found 0", [] { attn::draw_projection<float>(0, 10); });
+  check("rank >= 1; found -3", [] { attn::draw_projection<float>(-3, 10); });
+  check("length >= 0; found -1", [] { attn::draw_projection<float>(4, -1); });
+  check("heads >= 1; found 0", [] { attn::draw_projection<float>(4, 10, {.heads = 0}); });
+  check("that memory can hold", [] { attn::draw_projection<float>(attn::index(1) << 40, attn::index(1) << 40); });
   CHECK(attn::draw_projection<float>(4, 0).view().empty());
 }
 

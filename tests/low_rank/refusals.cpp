@@ -1,4 +1,4 @@
-// Bad input is refused at the door: std::invalid_argument in one sentence, out and lse untouched.
+// Bad input: std::invalid_argument in one sentence, out and lse untouched.
 #include "support/refusals.hpp"
 
 #include "support/call_low_rank.hpp"
@@ -6,7 +6,7 @@
 namespace testing {
 namespace {
 
-// With projections of rank 3: one for all heads, and one a head.
+// With projections of rank 3: one for all heads, and one per head.
 struct linformer_door : door<attn::linformer_options<float>> {
   projection_view<float> e = projection(1, 3, 9), f = projection(4, 3, 9);
 
@@ -34,8 +34,6 @@ struct nystrom_form {
 TEST_CASE("linformer refuses what does not fit", "[refusals]") {
   using here = linformer_door;
   auto list = common_refusals<here>();
-  list.push_back(
-      {"a causal call, and why", "every projected key mixes all tokens", [](here& d) { d.options.causal = true; }});
   const auto e = [](index h, index r, index j) { return [=](here& d) { d.e = d.projection(h, r, j); }; };
   const auto f = [](index h, index r, index j) { return [=](here& d) { d.f = d.projection(h, r, j); }; };
   list.push_back({"e of no rank", "rank of e >= 1; found 0", e(1, 0, 9)});
@@ -58,7 +56,6 @@ TEST_CASE("linformer refuses what does not fit", "[refusals]") {
 TEST_CASE("nystrom refuses what does not fit", "[refusals]") {
   using here = nystrom_door;
   auto list = common_refusals<here>();
-  list.push_back({"a causal call, and why", "both sides of a query", [](here& d) { d.options.causal = true; }});
   list.push_back({"no landmarks", "landmarks >= 1; found 0", [](here& d) { d.options.landmarks = 0; }});
   list.push_back({"negative landmarks", "landmarks >= 1; found -64", [](here& d) { d.options.landmarks = -64; }});
   list.push_back({"negative iterations", "iterations >= 0; found -1", [](here& d) { d.options.iterations = -1; }});

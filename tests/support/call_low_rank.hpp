@@ -41,7 +41,6 @@ projection_view<S> heads_view(const tensor<S>& e) {
 template <class Options>
 void copy_common(const reference::softmax_options& from, Options& to) {
   if (from.scale) to.scale = static_cast<typename Options::real>(*from.scale);
-  to.causal = from.causal;
   to.lengths = from.lengths, to.query_lengths = from.query_lengths, to.key_lengths = from.key_lengths;
 }
 

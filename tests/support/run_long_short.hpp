@@ -20,7 +20,7 @@ long_short_problem rounded_long_short(long_short_problem p) {
 }
 
 template <class S>
-reference::result run_long_short(const long_short_problem& p) {
+reference::result run_long_short(const long_short_problem& p, attn::execution& execution) {
   common_softmax_options<S, attn::long_short_options<S>> stored(p.options);
   const auto& from = p.options;
   auto& o = stored.options;
@@ -33,9 +33,13 @@ reference::result run_long_short(const long_short_problem& p) {
   tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
   tensor<real<S>> lse(q.batch(), q.heads(), q.length(), 1, real<S>(7));
   o.lse = row_view(lse);
-  attn::execution serial;
-  compiled_long_short<S>::call(view(q), view(k), view(v), view(out), view(logits), o, serial);
+  compiled_long_short<S>::call(view(q), view(k), view(v), view(out), view(logits), o, execution);
   return {cast<double>(out), cast<double>(lse)};
+}
+template <class S>
+reference::result run_long_short(const long_short_problem& p) {
+  attn::execution serial;
+  return run_long_short<S>(p, serial);
 }
 
 // Against the reference on the same rounded inputs.

@@ -9,16 +9,17 @@
 // E and F belong to a trained model: random ones, as drawn by draw_projection, are where training starts.
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. e and f
-//          [H or 1, rank, Lk]: one a query head, or one for all; any rank >= 1. float, double, or Eigen::half /
+//          [H or 1, rank, Lk]: one per query head, or one for all; any rank >= 1. float, double, or Eigen::half /
 //          Eigen::bfloat16 in memory with float arithmetic.
-// Cost     2 rank (Lq + Lk) (D + Dv) operations a head. Scratch: the projected keys and values, rank (D + Dv) numbers a
-//          head, twice, of one batch item at a time, or of several with 32 heads together; and E and F packed a stretch
-//          of tokens at a time: 2^20 numbers, or 256 tokens of every head's E and F, if that is more.
+// Cost     2 rank (Lq + Lk) (D + Dv) operations per head. Scratch: the projected keys and values, rank (D + Dv) numbers
+//          per head, twice, of one batch item at a time, or of several with 32 heads together; and E and F packed for
+//          some tokens at a time: 2^20 numbers, or 256 tokens of every head's E and F, if that is more.
 // Lengths  A sequence of n keys is projected by the first n columns of E and F. One of no keys gives zeros.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written. There is no causal
-//          form: every projected key mixes all tokens, also those after a query.
+//          form, and no such option: every projected key mixes all tokens, also those after a query.
 #pragma once
 
+#include <attn/core/detail/arguments.hpp>
 #include <attn/low_rank/detail/project.hpp>
 #include <attn/low_rank/draw_projection.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
@@ -33,8 +34,6 @@ struct linformer_options {
 
   /// Factor of q.(E k); 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Refused if true: see the top of the file.
-  bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Written if given: the natural logarithm of the denominator, [B, H, Lq].
@@ -43,56 +42,64 @@ struct linformer_options {
 
 namespace detail {
 
+/// Projected keys and values of one batch item, as project() leaves them, and packed for the kernel.
+template <class T>
+struct linformer_item {
+  T *keys = nullptr, *values = nullptr;
+  packed_keys<T>* packed = nullptr;  // [max(heads of keys, heads of values)]
+};
+
 /// One call, after its checks.
 template <class S>
 struct linformer_call {
   using T = compute_type<S>;
 
-  const tensor_view<const S>&q, &k, &v;
+  const tensor_view<const S>& q;
   const tensor_view<S>& out;
-  const tensor_view<const S, 3>&e, &f;
   const linformer_options<S>& options;
   attention_shape shape;
   sequence_lengths lengths;
   score_terms<T, no_score> terms;
+  sequence_projection<S> keys, values;
+  bool shared;  // E is F
 
-  index rank() const { return e.extent(1); }
-  /// Heads of projected keys or values: the key heads where all share one projection, else one a query head.
-  index projected_heads(const tensor_view<const S, 3>& by) const {
-    return by.extent(0) == 1 ? shape.kv_heads : shape.heads;
+  index rank() const { return keys.rank(); }
+  index packed_heads() const { return std::max(keys.heads, values.heads); }
+
+  void run(execution& exec) {
+    const auto packed = exec.workspace([&](arena& memory) {
+      T* const first = memory.allocate<T>(keys.packed_size());
+      return std::array{first, shared ? first : memory.allocate<T>(values.packed_size())};
+    });
+    keys.packed = (*packed)[0], values.packed = (*packed)[1];
+    const auto layout = [&](arena& memory) {
+      linformer_item<T> item{.keys = memory.allocate<T>(keys.heads * keys.result_size()),
+                             .values = memory.allocate<T>(values.heads * values.result_size())};
+      item.packed = memory.allocate_list(
+          packed_heads(), [&](arena& m) { return packed_keys<T>::layout(m, rank(), shape.dim, shape.dim_v); });
+      return item;
+    };
+    // 32 heads together share the packing of E and F.
+    for_each_wave(exec, shape.batch, std::max<index>(1, 32 / shape.heads), layout,
+                  [&](const wave<linformer_item<T>>& w) { run_wave(w); });
   }
 
-  /// Batch items [first, first + items).
-  void run(index first, index items, execution& exec) const {
-    const index key_heads = projected_heads(e), value_heads = projected_heads(f);
-    const index heads = std::max(key_heads, value_heads), group = shape.heads / heads;
-    const bool shared = e.data() == f.data() && e.extents() == f.extents() && e.strides() == f.strides();
-    sequence_projection<S> keys(e, k, first, items, key_heads), values(f, v, first, items, value_heads);
-    const auto slabs = exec.shared_scratch([&](arena& memory) {
-      keys.layout(memory);
-      values.layout(memory, shared ? &keys : nullptr);
-      auto* list = memory.allocate<packed_keys<T>>(items * heads);
-      for (index n = 0; n < items * heads; ++n) {
-        const auto slab = packed_keys<T>::layout(memory, rank(), shape.dim, shape.dim_v);
-        if (list) list[n] = slab;
-      }
-      return list;
+  void run_wave(const wave<linformer_item<T>>& w) const {
+    project<S>(keys, values, shared, lengths, w);
+    const index heads = packed_heads(), row_blocks = ceil_div(shape.queries, max_rows);
+    w.for_each(heads, [&](index, const linformer_item<T>& item, index h, int) {
+      item.packed[h].pack(keys.result(item.keys, h * keys.heads / heads),
+                          values.result(item.values, h * values.heads / heads), 0, rank());
     });
-    project<S>({&keys, &values}, shared, lengths, exec);
-
-    exec.for_each(items * heads, [&](index n, int) {
-      const index b = n / heads, h = n % heads;
-      slabs[n].pack(keys.result(b, h * key_heads / heads), values.result(b, h * value_heads / heads), 0, rank());
-    });
-    const index row_blocks = (shape.queries + max_rows - 1) / max_rows;
-    exec.for_each(items * shape.heads * row_blocks, [&](index task, int worker) {
-      const index n = task / row_blocks, i0 = task % row_blocks * max_rows;
-      const index b = first + n / shape.heads, h = n % shape.heads;
-      attend_rows(b, h, i0, slabs[n / shape.heads * heads + h / group], exec, worker);
+    // Rows of one head follow one another: its packed keys stay in the cache.
+    w.exec.for_each(w.count * shape.heads * row_blocks, [&](index task, int worker) {
+      const index n = task / row_blocks / shape.heads, h = task / row_blocks % shape.heads;
+      attend_rows(w.first + n, h, task % row_blocks * max_rows, w.scratch[n].packed[h * heads / shape.heads], w.exec,
+                  worker);
     });
   }
 
-  void attend_rows(index b, index h, index i0, const packed_keys<T>& slab, execution& exec, int worker) const {
+  void attend_rows(index b, index h, index i0, const packed_keys<T>& packed, execution& exec, int worker) const {
     const index queries = lengths.queries(b), seen = lengths.keys(b) > 0 ? rank() : 0;
     const index i1 = std::min(i0 + max_rows, queries);
     T* const lse = row_of(options.lse, b, h);
@@ -101,7 +108,7 @@ struct linformer_call {
           exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
       block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
       std::fill_n(block.ranges, block.rows, key_range{0, seen});
-      attend(block, slab, terms);
+      attend(block, packed, terms);
       finish(block, head_of(out, b, h), static_cast<const T*>(nullptr), lse, options.lse.stride(2));
     }
     clear_rows(head_of(out, b, h), std::max(i0, queries), std::min(i0 + max_rows, shape.queries), lse,
@@ -109,46 +116,55 @@ struct linformer_call {
   }
 };
 
-template <class S>
-void linformer(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
-               const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<const S, 3>& e,
-               const tensor_view<const S, 3>& f, const linformer_options<S>& options, execution& exec) {
-  const attention_shape shape = check_attention(check, q, k, v, out);
-  const sequence_lengths lengths = check_lengths(check, shape, options);
-  check_scale(check, options.scale);
-  check_lse<S>(check, shape, options.lse, q, k, v, out);
-  if (options.causal) check.fail("causal = false, as every projected key mixes all tokens", "true");
-  check_projection(check, words_of_e, e, shape, out);
-  check_projection(check, words_of_f, f, shape, out);
-  check.equal("rank of f = rank of e", e.extent(1), f.extent(1));
-  if (options.lse) {
-    check.no_alias("lse", options.lse, "e", e);
-    check.no_alias("lse", options.lse, "f", f);
-  }
-  if (shape.heads == 0) return;
-  const linformer_call<S> call{
-      q, k, v, out, e, f, options, shape, lengths, terms_of<compute_type<S>>(options, shape.dim)};
-  const index wave = std::max<index>(1, 32 / std::max<index>(1, shape.heads));  // items
-  for (index b = 0; b < shape.batch; b += wave) call.run(b, std::min(wave, shape.batch - b), exec);
+inline void check_projections(const validator& check, const attention_shape& s, const memory_layout& e,
+                              const memory_layout& f, const memory_layout& out, const memory_layout& lse) {
+  check.memory({{"out", out}, {"lse", lse}}, {{"e", e}, {"f", f}});
+  check.broadcasts("heads of e", s.heads, e.extents[0]);
+  check.broadcasts("heads of f", s.heads, f.extents[0]);
+  check.at_least("rank of e", 1, e.extents[1]);
+  check.at_least("rank of f", 1, f.extents[1]);
+  check.extents({{"projection columns = key length", s.keys, e.extents[2]},
+                 {"projection columns of f = key length", s.keys, f.extents[2]},
+                 {"rank of f = rank of e", e.extents[1], f.extents[1]}});
 }
 
 }  // namespace detail
 
 /// Linformer attention. See the top of the file.
-template <viewable Q, viewable K, viewable V, viewable O, viewable E, viewable F>
-void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F& f,
-               const linformer_options<element_of<const Q&>>& options, execution& exec) {
+template <viewable Q, viewable K, viewable V, viewable O, viewable E, viewable F,
+          class Options = linformer_options<element_of<const Q&>>>
+void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F& f, Options&& options = {},
+               execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  detail::linformer<S>(detail::validator("linformer"), as_view(q), as_view(k), as_view(v), as_view(out),
-                       detail::projection_view<S>(e), detail::projection_view<S>(f), options, exec);
+  using namespace detail;
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
+  const tensor_view<S> to = as_view(out);
+  const tensor_view<const S, 3> by_e = projection_view<S>(e), by_f = projection_view<S>(f);
+  const auto& given = options_or_default<linformer_options<S>>(options);
+
+  const validator check("linformer");
+  const attention_shape s = check_attention(check, queries, keys, values, to);
+  const sequence_lengths lengths = check_lengths(check, s, given);
+  check_scale(check, given.scale);
+  check_lse<S>(check, s, given.lse, queries, keys, values, to);
+  check_projections(check, s, by_e, by_f, to, given.lse);
+  if (s.heads == 0) return;
+
+  execution& threads = execution_of(exec, options);
+  const double pairs = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
+  const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
+  linformer_call<S>{.q = queries,
+                    .out = to,
+                    .options = given,
+                    .shape = s,
+                    .lengths = lengths,
+                    .terms = terms_of<compute_type<S>>(given, s.dim),
+                    .keys = {.e = by_e, .x = keys, .heads = by_e.extent(0) == 1 ? s.kv_heads : s.heads},
+                    .values = {.e = by_f, .x = values, .heads = by_f.extent(0) == 1 ? s.kv_heads : s.heads},
+                    .shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() &&
+                              by_e.strides() == by_f.strides()}
+      .run(threads);
 }
 
-template <viewable Q, viewable K, viewable V, viewable O, viewable E, viewable F>
-void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F& f,
-               const linformer_options<element_of<const Q&>>& options = {}) {
-  execution serial;
-  linformer(q, k, v, out, e, f, options, serial);
-}
-
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -48,16 +48,24 @@ struct iterative_inverse {
     return x;
   }
 
+  /// Row r of `to` = factor (x y) for rows r of x; panels of its columns lie `panel` numbers apart.
+  [[gnu::noinline]] static void product(const panel_matrix<T>& x, const panel_matrix<T>& y, T factor, T* to,
+                                        index row_stride, index panel) {
+    const index depth_panel = x.capacity * panel_width<T>;
+    panel_product<T>(
+        [&](index r) {
+          return panel_rows<T>{x.at(r, 0), depth_panel};
+        },
+        x.rows, y.data, y.capacity, y.cols, x.cols, [&](index r, index col, const auto& sum) {
+          if (r < x.rows)
+            store<T>(to + r * row_stride + col / panel_width<T> * panel + col % panel_width<T>,
+                     mul(sum, broadcast<T>(factor)));
+        });
+  }
   /// c = diagonal + factor x y
   static void product(const panel_matrix<T>& x, const panel_matrix<T>& y, T diagonal, T factor,
                       const panel_matrix<T>& c) {
-    const index panel = x.capacity * panel_width<T>;
-    panel_product<T>(
-        [&](index r) {
-          return panel_rows<T>{x.at(r, 0), panel};
-        },
-        x.rows, y.data, y.capacity, y.cols, x.cols,
-        [&](index r, index col, const auto& sum) { store<T>(c.at(r, col), mul(sum, broadcast<T>(factor))); });
+    product(x, y, factor, c.data, panel_width<T>, c.capacity * panel_width<T>);
     if (diagonal == T(0)) return;
     for (index i = 0; i < c.rows; ++i) *c.at(i, i) += diagonal;
   }
@@ -80,15 +88,7 @@ struct iterative_inverse {
     }
     const auto row = [&](index i) { return values + i * stride; };
     pack_panels<T>(row, 0, m, b.cols, 1, b.data, b.capacity);
-    const index panel = z.capacity * panel_width<T>;
-    panel_product<T>(
-        [&](index r) {
-          return panel_rows<T>{z.at(r, 0), panel};
-        },
-        m, b.data, b.capacity, b.cols, m,
-        [&](index r, index col, const auto& sum) {
-          if (r < m) store<T>(values + r * stride + col, sum);
-        });
+    product(z, b, T(1), values, stride, panel_width<T>);
   }
 };
 

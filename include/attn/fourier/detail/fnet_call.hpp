@@ -1,0 +1,252 @@
+// attn: the driver of fnet, and the transform over channels.
+//
+// Nothing changes if x is replaced by its even part e_td = (x_td + x_-t,-d) / 2, indices modulo L and D; and for an even
+// e the result is, mirrored, what two real transforms make of it. With cas = cos + sin,
+//
+//   u_ld = sum over t of e_td cas(2 pi l t / L)    u_l,-d = u_-l,d    so only d <= D / 2 is needed: half of the columns
+//   h_lc = sum over d of u_ld cas(2 pi c d / D)    h_-l,-c = h_lc     so only l <= L / 2 is needed: half of the rows
+//   out_-l,c = out_l,-c = h_lc
+//
+// Both steps run the same transform on packets: of channels over the tokens, as they lie in memory; of tokens over the
+// channels, where squares of numbers are transposed in registers on the way in and out. (In place of the second step a
+// product with the D x D matrix of cas, halved by symmetry, takes D^2 / 2 multiply-adds a row: at D = 64 35 ns at the
+// peak of a Zen 4 core, where the transform takes 10. They meet at D = 16.)
+#pragma once
+
+#include <attn/core/detail/tile_product.hpp>
+#include <attn/core/detail/waves.hpp>
+#include <attn/fourier/detail/sequence_plan.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Lanes of a packet in reverse.
+template <class T>
+ATTN_INLINE packet<T> reverse(const packet<T>& x) {
+  return shuffle<T>(x, x, [](int i) { return width<T> - 1 - i; });
+}
+
+/// One sequence [length, dim] as the transform over tokens takes it.
+template <class T, class S>
+struct even_part {
+  matrix_view<const S> x;  // rows: the true length
+
+  /// Channels first ... first + row_width - 1 of tokens t and -t, an eighth of each sum: the two Hartley transforms
+  /// double what they are given.
+  ATTN_INLINE void fold(index t, index first, T* row, T* mirrored_row) const {
+    const index other = detail::mirror(t, x.rows);
+    if (x.col_stride != 1 || first + row_width<T> > x.cols) {
+      fold_slowly(t, other, first, row);
+      return fold_slowly(other, t, first, mirrored_row);
+    }
+    const S *const a = x.row(t), *const b = x.row(other);
+    const packet<T> eighth = broadcast<T>(T(0.125));
+    unroll<2>([&](auto part) {
+      const index d = first + part * width<T>;
+      const packet<T> one = mul(add(load_as<T>(a + d), mirror(b, d)), eighth);
+      const packet<T> two = mul(add(load_as<T>(b + d), mirror(a, d)), eighth);
+      store<T>(row + part * width<T>, one);
+      store<T>(mirrored_row + part * width<T>, two);
+    });
+  }
+
+ private:
+  /// Channels -d, -d - 1, ...
+  ATTN_INLINE packet<T> mirror(const S* p, index d) const {
+    if (d > 0) return reverse<T>(load_as<T>(p + x.cols - d - width<T> + 1));
+    return shuffle<T>(load_as<T>(p + x.cols - width<T>), load_as<T>(p),
+                      [](int i) { return i == 0 ? width<T> : width<T> - i; });
+  }
+
+  [[gnu::noinline]] void fold_slowly(index t, index other, index first, T* row) const {
+    const S *const a = x.row(t), *const b = x.row(other);
+    for (index i = 0; i < row_width<T>; ++i) {
+      const index d = first + i;
+      row[i] = T(0);
+      if (d < x.cols)
+        row[i] =
+            (static_cast<T>(a[d * x.col_stride]) + static_cast<T>(b[(x.cols - d) % x.cols * x.col_stride])) * T(0.125);
+    }
+  }
+};
+
+/// Writes the first `count` lanes to p, `stride` apart.
+template <class T, class S>
+ATTN_INLINE void store_part(S* p, index stride, index count, const packet<T>& x) {
+  if constexpr (std::same_as<S, T>)
+    if (stride == 1 && count >= width<T>) return store<T>(p, x);
+  alignas(64) T lanes[width<T>];
+  store<T>(lanes, x);
+  for (index i = 0; i < std::min<index>(count, width<T>); ++i) p[i * stride] = static_cast<S>(lanes[i]);
+}
+
+/// The transform over channels, of one block of row_width tokens.
+template <class T>
+struct channel_transform {
+  static constexpr index wide = row_width<T>;
+
+  const fourier_plan<T>& plan;
+  const sequence_plan<T>& sequence;
+  index first, count;  // tokens, in the order of their places
+  index token[wide];
+
+  channel_transform(const fourier_plan<T>& over_channels, const sequence_plan<T>& over_tokens, index block)
+      : plan(over_channels),
+        sequence(over_tokens),
+        first(block * wide),
+        count(std::min<index>(wide, sequence.length() / 2 + 1 - first)) {
+    for (index i = 0; i < wide; ++i) token[i] = sequence.token(first + std::min(i, count - 1));
+  }
+
+  index dim() const { return plan.length(); }
+
+  /// The packet of real parts is one half of the tokens, that of imaginary parts the other. `rows` has room for the
+  /// channels and what the plan needs beside them.
+  [[gnu::noinline]] void transform(const T* blocks, T* rows) const {
+    constexpr int w = width<T>;
+    const T *plus[wide], *minus[wide];  // the rows of the tokens l, and those of -l
+    for (index i = 0; i < wide; ++i) {
+      plus[i] = blocks + sequence.place(token[i]) * wide;
+      minus[i] = blocks + sequence.place(mirror(token[i], sequence.length())) * wide;
+    }
+    for (index b = 0; b * wide <= dim() / 2; ++b)
+      unroll<8>([&](auto choice) {
+        constexpr int part = choice / 4, half = choice / 2 % 2;
+        constexpr bool mirrored = choice % 2;
+        const index offset = b * sequence.rows() * wide;
+        packet<T> square[w];
+        unroll<w>([&](auto i) {
+          const auto z = load_row(plus[part * w + i] + offset), y = load_row(minus[part * w + i] + offset);
+          const auto u = mirrored ? hartley_twice<T>(y, z) : hartley_twice<T>(z, y);
+          square[i] = half == 0 ? u.re : u.im;
+        });
+        transpose<T>(square);
+        for (int j = 0; j < w; ++j) {
+          const index d = b * wide + half * w + j;
+          if (mirrored ? d > 0 && 2 * d < dim() : 2 * d <= dim())
+            store<T>(rows + (mirrored ? dim() - d : d) * wide + part * w, square[j]);
+        }
+      });
+    hartley_twice(plan, rows, rows + dim() * wide);
+  }
+
+  /// Rows of the result, and their mirror images.
+  template <class S>
+  void write(const T* rows, const matrix_view<S>& to) const {
+    constexpr int w = width<T>;
+    for (index part = 0; part < count; part += w)
+      for (const bool mirrored : {false, true})
+        for (index c0 = 0; c0 < dim(); c0 += w) {
+          packet<T> square[w];
+          for (int j = 0; j < w; ++j) {
+            const index c = std::min(c0 + j, dim() - 1);
+            square[j] = load<T>(rows + plan.order(mirrored ? c : mirror(c, dim())) * wide + part);
+          }
+          transpose<T>(square);
+          for (index i = part; i < std::min<index>(part + w, count); ++i) {
+            const index l = mirrored ? mirror(token[i], sequence.length()) : token[i];
+            store_part<T>(to.row(l) + c0 * to.col_stride, to.col_stride, dim() - c0, square[i - part]);
+          }
+        }
+  }
+};
+
+/// One call, after its checks: every slice [b, h] is transformed on its own.
+template <class S>
+struct fnet_call {
+  using T = compute_type<S>;
+  using slices = wave<T*>;  // a slice's scratch: its channel blocks [block][row][row_width]
+  static constexpr index wide = row_width<T>;
+  /// Channel blocks that are taken in together: so many fit into the second cache.
+  static constexpr index blocks_together = 8;
+
+  const tensor_view<const S>& x;
+  const tensor_view<S>& out;
+  std::span<const index> lengths;
+
+  index dim() const { return x.extent(3); }
+  index length(index slice) const {
+    return lengths.empty() ? x.extent(2) : lengths[static_cast<std::size_t>(slice / x.extent(1))];
+  }
+  /// Blocks of the channels d <= D / 2.
+  index channel_blocks() const { return (dim() / 2 + wide) / wide; }
+  matrix_view<const S> input(index slice, index n) const {
+    auto head = head_of(x, slice / x.extent(1), slice % x.extent(1));
+    head.rows = n;
+    return head;
+  }
+  matrix_view<S> output(index slice) const { return head_of(out, slice / x.extent(1), slice % x.extent(1)); }
+
+  static T* rows_of(execution& exec, int worker, index count) {
+    return exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(count * wide); });
+  }
+
+  /// Slices that all have the plan's length.
+  void transform(const fourier_plan<T>& over_channels, const sequence_plan<T>& over_tokens, const slices& w,
+                 index spare_rows) const {
+    const index n = over_tokens.length(), blocks = channel_blocks(), parts = over_tokens.parts();
+    const index block_size = over_tokens.rows() * wide, groups = ceil_div(blocks, blocks_together);
+    const auto spare = [&](int worker) { return rows_of(w.exec, worker, spare_rows); };
+
+    w.for_each(over_tokens.input_pieces() * groups, [&](index slice, T* rows, index step, int worker) {
+      const even_part<T, S> even{input(slice, n)};
+      const index group = step % groups;
+      over_tokens.take_in(
+          step / groups, group * blocks / groups, (group + 1) * blocks / groups, rows, spare(worker),
+          [&](index block, index t, T* row, T* mirrored) { even.fold(t, block * wide, row, mirrored); });
+    });
+    w.for_each(blocks * parts, [&](index, T* rows, index step, int worker) {
+      over_tokens.transform_part(step % parts, rows + step / parts * block_size, spare(worker));
+    });
+    w.for_each((n / 2 + wide) / wide, [&](index slice, T* rows, index block, int worker) {
+      const channel_transform<T> over(over_channels, over_tokens, block);
+      T* const channels = spare(worker);
+      over.transform(rows, channels);
+      over.write(channels, output(slice));
+    });
+  }
+
+  void run(execution& exec) const {
+    // What the largest of the plans for tokens takes.
+    const index blocks = channel_blocks(), all = x.extent(0) * x.extent(1);
+    index plan_bytes = 0, slice_rows = 0, spare_rows = 0;
+    for (index slice = 0; slice < all; slice += x.extent(1)) {
+      if (length(slice) == 0) continue;
+      arena count;
+      const auto plan = sequence_plan<T>::layout(count, length(slice));
+      plan_bytes = std::max(plan_bytes, static_cast<index>(count.used()));
+      slice_rows = std::max(slice_rows, blocks * plan.rows());
+      spare_rows = std::max(spare_rows, plan.spare_rows(std::min(blocks, blocks_together)));
+    }
+    fourier_plan<T> over_channels;
+    sequence_plan<T> over_tokens;
+    const auto plan_memory = exec.workspace([&](arena& memory) {
+      over_channels = fourier_plan<T>::layout(memory, dim());
+      return memory.allocate<std::byte>(plan_bytes);
+    });
+    spare_rows = std::max(spare_rows, dim() + over_channels.spare_rows());
+    over_channels.fill(rows_of(exec, 0, spare_rows));
+
+    // A slice alone keeps the threads busy unless it is small.
+    const index slice_bytes = std::max<index>(1, slice_rows * wide * static_cast<index>(sizeof(T)));
+    const index together = exec.active_threads() == 1 ? 1 : std::clamp<index>((index(4) << 20) / slice_bytes, 1, all);
+    index planned = 0;
+    for_each_wave(
+        exec, all, together, [&](arena& memory) { return memory.allocate<T>(slice_rows * wide); },
+        [&](const slices& w) {
+          for (index begin = 0, end; begin < w.count; begin = end) {
+            const index first = w.first + begin, n = length(first);
+            for (end = begin + 1; end < w.count && length(w.first + end) == n;) ++end;
+            if (n != planned && n > 0) {
+              arena memory(*plan_memory);
+              over_tokens = sequence_plan<T>::layout(memory, n);
+              over_tokens.fill(rows_of(exec, 0, spare_rows));
+              planned = n;
+            }
+            if (n > 0) transform(over_channels, over_tokens, {exec, first, end - begin, w.scratch + begin}, spare_rows);
+            for (index slice = first; slice < w.first + end; ++slice) clear_rows(output(slice), n, x.extent(2));
+          }
+        });
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,156 @@
+// attn: what landmarks alone decide: A = softmax(scale Q' K'^T), its pseudo-inverse, and the keys and values the queries
+// of one head attend to. Knows no element type: landmarks are in the compute type.
+#pragma once
+
+#include <attn/low_rank/detail/landmarks.hpp>
+#include <attn/low_rank/detail/pseudo_inverse.hpp>
+#include <attn/softmax/detail/blockwise.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The shape of a call, and where it is cut.
+struct landmark_plan {
+  attention_shape shape;
+  sequence_lengths lengths;
+  index landmarks = 0;
+
+  index most_queries() const { return std::min(landmarks, shape.queries); }
+  index most_keys() const { return std::min(landmarks, shape.keys); }
+  /// Every key is a landmark: softmax over them is all there is to do.
+  bool few_keys(index b) const { return lengths.keys(b) <= landmarks; }
+  /// Every query is one: what the landmarks attend to is the result.
+  bool few_queries(index b) const { return lengths.queries(b) <= landmarks; }
+  index query_landmarks(index b) const { return std::min(landmarks, lengths.queries(b)); }
+
+  /// Keys with a softmax of their own, merged in order: at most 16 pieces of some segments each, cut by shape alone.
+  index pieces() const { return std::clamp<index>(shape.keys / 2048, 1, std::min<index>(16, landmarks)); }
+  index piece_begin(index n) const { return segment_begin(n, landmarks, pieces()); }
+};
+
+/// What is known of one batch item and key head.
+template <class T>
+struct landmark_pair {
+  T* queries = nullptr;                // [group][landmarks][dim]
+  T* keys = nullptr;                   // [landmarks][dim]
+  online_softmax<T>* partial = nullptr;  // [piece], of rows [group][landmarks]
+  packed_keys<T>* packed = nullptr;    // [group]; the first for all where every key is a landmark
+
+  static landmark_pair layout(arena& memory, const landmark_plan& plan) {
+    const attention_shape& s = plan.shape;
+    const index rows = s.group() * plan.most_queries(), keys = plan.most_keys();
+    return {.queries = memory.allocate<T>(rows * s.dim),
+            .keys = memory.allocate<T>(keys * s.dim),
+            .partial = memory.allocate_list(
+                plan.pieces(), [&](arena& m) { return online_softmax<T>::layout(m, rows, s.dim_v); }),
+            .packed = memory.allocate_list(
+                s.group(), [&](arena& m) { return packed_keys<T>::layout(m, keys, s.dim, s.dim_v); })};
+  }
+
+  void merge_pieces(index pieces) const {
+    for (index n = 1; n < pieces; ++n) partial[0].merge(partial[n]);
+  }
+};
+
+/// The landmarks of all query heads of a key head, as rows of the blockwise kernel.
+template <class T>
+struct landmark_rows {
+  row_block<T>* blocks = nullptr;
+  index count = 0;
+
+  static landmark_rows layout(arena& memory, index rows, index dim, index dim_v) {
+    const index count = ceil_div(rows, max_rows);
+    return {memory.allocate_list(count, [&](arena& m) { return row_block<T>::layout(m, dim, dim_v); }), count};
+  }
+  [[gnu::noinline]] void begin(const matrix_view<const T>& queries, T factor) const {
+    for (index n = 0; n < count; ++n)
+      blocks[n].begin(queries, {n * max_rows, 1, nullptr}, std::min(max_rows, queries.rows - n * max_rows), factor);
+  }
+  [[gnu::noinline]] void attend(const packed_keys<T>& packed, index keys,
+                                const score_terms<T, no_score>& terms) const {
+    for (index n = 0; n < count; ++n) {
+      std::fill_n(blocks[n].ranges, blocks[n].rows, key_range{0, keys});
+      detail::attend(blocks[n], packed, terms);
+    }
+  }
+  [[gnu::noinline]] void save(const online_softmax<T>& to) const {
+    for (index n = 0; n < count; ++n)
+      for (index r = 0; r < blocks[n].rows; ++r) to.copy_row(n * max_rows + r, blocks[n].state, r);
+  }
+};
+
+/// A = softmax(scale Q' K'^T) of one query head, [m, m]: the kernel with the identity for values. That is m^3
+/// multiply-adds more than A needs, 1/24 of what 6 iterations take.
+template <class T>
+struct landmark_weights {
+  index m = 0;
+  packed_keys<T> packed;
+  row_block<T> block;
+  T *identity = nullptr, *weights = nullptr, *sums = nullptr;
+
+  static landmark_weights layout(arena& memory, index m, index dim) {
+    return {.m = m,
+            .packed = packed_keys<T>::layout(memory, m, dim, m),
+            .block = row_block<T>::layout(memory, dim, m),
+            .identity = memory.allocate<T>(2 * m),
+            .weights = memory.allocate<T>(m * m),
+            .sums = memory.allocate<T>(m)};
+  }
+  [[gnu::noinline]] void compute(const T* queries, const T* keys, const score_terms<T, no_score>& terms) {
+    const index dim = packed.dim;
+    // Row i of the identity is a window on a line of zeros with a 1 in the middle.
+    std::fill_n(identity, 2 * m, T(0));
+    identity[m] = T(1);
+    packed.pack(matrix_view<const T>{keys, m, dim, dim, 1}, matrix_view<const T>{identity + m, m, m, -1, 1}, 0, m);
+    for (index r = 0; r < m; r += max_rows) {
+      block.begin(matrix_view<const T>{queries, m, dim, dim, 1}, {r, 1, nullptr}, std::min(max_rows, m - r),
+                  terms.query_factor());
+      std::fill_n(block.ranges, block.rows, key_range{0, m});
+      attend(block, packed, terms);
+      finish(block, matrix_view<T>{weights, m, m, m, 1}, static_cast<const T*>(nullptr), static_cast<T*>(nullptr), 0);
+    }
+  }
+  start_norms<T> norms() const { return start_norms<T>::of(weights, m, sums); }
+};
+
+/// How A is inverted.
+template <class T>
+struct landmark_inverse {
+  bool exact = false;
+  index iterations = 0;
+  double cutoff = 0;
+  std::optional<start_norms<T>> norms{};  // those the iteration starts from; else those of A
+
+  /// Packs the keys and values that the queries of head `member` of a group attend to: landmarks K', and
+  /// A^+ softmax(scale Q' K^T) V.
+  [[gnu::noinline]] void pack(const landmark_pair<T>& pair, index member, index m,
+                              const score_terms<T, no_score>& terms, execution& exec, int worker) const {
+    packed_keys<T>& packed = pair.packed[member];
+    const index dim = packed.dim, dim_v = packed.dim_v;
+    const online_softmax<T>& known = pair.partial[0];
+    landmark_weights<T> a;
+    iterative_inverse<T> by_iteration;
+    exact_inverse by_values;
+    exec.scratch(worker, [&](arena& memory) {
+      a = landmark_weights<T>::layout(memory, m, dim);
+      if (exact)
+        by_values = exact_inverse::layout(memory, m, dim_v);
+      else
+        by_iteration = iterative_inverse<T>::layout(memory, m, dim_v);
+      return 0;
+    });
+    a.compute(pair.queries + member * m * dim, pair.keys, terms);
+    T* const values = known.out + member * m * known.stride;
+    for (index r = 0; r < m; ++r) {
+      const T normal = T(1) / known.sum[member * m + r];
+      for (index d = 0; d < dim_v; ++d) values[r * known.stride + d] *= normal;
+    }
+    if (exact)
+      by_values.apply(a.weights, cutoff, values, known.stride);
+    else
+      by_iteration.apply(a.weights, norms ? *norms : a.norms(), iterations, values, known.stride);
+    packed.pack(matrix_view<const T>{pair.keys, m, dim, dim, 1},
+                matrix_view<const T>{values, m, dim_v, known.stride, 1}, 0, m);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,198 @@
+// attn: the driver of long_short: the keys are compressed part by part, then every chunk of queries attends to its window
+// and to the compressed keys.
+#pragma once
+
+#include <attn/core/detail/waves.hpp>
+#include <attn/low_rank/detail/token_softmax.hpp>
+#include <attn/softmax/detail/blockwise.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// gamma (x - mean) / sqrt(variance + eps) + beta over a row; x itself without gamma.
+template <class T>
+struct key_norm {
+  const T *gamma = nullptr, *beta = nullptr;
+  T eps = T(0);
+
+  explicit operator bool() const { return gamma != nullptr; }
+  /// In place.
+  [[gnu::noinline]] void apply(T* x, index dim) const {
+    if (!gamma) return;
+    T sum = 0, squares = 0;
+    for (index d = 0; d < dim; ++d) sum += x[d];
+    const T mean = sum / static_cast<T>(dim);
+    for (index d = 0; d < dim; ++d) squares += (x[d] - mean) * (x[d] - mean);
+    const T factor = T(1) / std::sqrt(squares / static_cast<T>(dim) + eps);
+    for (index d = 0; d < dim; ++d) x[d] = (x[d] - mean) * factor * gamma[d] + (beta ? beta[d] : T(0));
+  }
+  /// Of the rows of x, into contiguous rows.
+  template <class S>
+  void apply(const matrix_view<const S>& x, index begin, index count, T* to) const {
+    for (index j = 0; j < count; ++j, to += x.cols) {
+      for (index d = 0; d < x.cols; ++d) to[d] = static_cast<T>(x.row(begin + j)[d * x.col_stride]);
+      apply(to, x.cols);
+    }
+  }
+};
+
+/// What the threads share of one head.
+template <class T>
+struct long_short_head {
+  token_sums<T> sums;
+  packed_keys<T> compressed;
+
+  /// Packs the compressed keys of the first `segments` segments.
+  [[gnu::noinline]] void pack(index segments) const {
+    const index rows = segments * sums.rank;
+    packed_keys<T> packed = compressed;
+    if (rows > 0)
+      packed.pack(matrix_view<const T>{sums.all_keys, rows, sums.dim, sums.padded(), 1},
+                  matrix_view<const T>{sums.all_values, rows, sums.dim_v, sums.padded_v(), 1}, 0, rows);
+  }
+};
+
+/// Scratch of one thread in the second phase: rows, and the keys of their windows.
+template <class T>
+struct long_short_scratch {
+  row_block<T> block;
+  packed_keys<T> window;
+  T *keys, *values;  // [slots][dim], normed
+};
+
+/// One call, after its checks.
+template <class S>
+struct long_short_call {
+  using T = compute_type<S>;
+
+  const tensor_view<const S>&q, &k, &v;
+  const tensor_view<S>& out;
+  const tensor_view<const S>& logits;
+  std::span<const T> sinks;
+  tensor_view<T, 3> lse;
+  attention_shape shape;
+  sequence_lengths lengths;
+  score_terms<T, no_score> terms;
+  key_norm<T> local, global;
+  bool causal;
+  index causal_segment;
+  index left, right, block;  // the window, cut to what can occur
+
+  index rank() const { return logits.extent(3); }
+  /// Queries a task takes.
+  index chunk() const {
+    return round_up(std::clamp<index>(left + right + block, 4 * max_rows, 20 * max_rows), max_rows);
+  }
+  index segment(index keys) const { return causal ? causal_segment : std::max<index>(1, keys); }
+  /// Segments that are finished after `tokens` tokens of a sequence of `keys`.
+  index finished(index keys, index tokens) const {
+    return keys == 0 ? 0 : std::clamp<index>(tokens, 0, keys) / segment(keys);
+  }
+  index segments(index b) const { return finished(lengths.keys(b), lengths.keys(b)); }
+  index parts(index b) const { return segments(b) * token_sums<T>::parts(segment(lengths.keys(b))); }
+  index slots() const { return std::min(shape.keys, chunk() + left + right + 2 * block); }
+
+  long_short_head<T> head_layout(arena& memory) const {
+    const index most = finished(shape.keys, shape.keys);
+    return {.sums = token_sums<T>::layout(memory, most, segment(shape.keys), rank(), shape.dim, shape.dim_v),
+            .compressed = packed_keys<T>::layout(memory, most * rank(), shape.dim, shape.dim_v)};
+  }
+  long_short_scratch<T> scratch_layout(arena& memory) const {
+    const index normed = local ? slots() : 0;
+    return {.block = row_block<T>::layout(memory, shape.dim, shape.dim_v),
+            .window = packed_keys<T>::layout(memory, slots(), shape.dim, shape.dim_v),
+            .keys = memory.allocate<T>(normed * shape.dim),
+            .values = memory.allocate<T>(normed * shape.dim_v)};
+  }
+
+  /// Ends the compressed keys of one segment: sums of its parts, normed.
+  void finish_segment(const long_short_head<T>& head, index b, index n) const {
+    head.sums.merge(n, segment(lengths.keys(b)));
+    for (index c = 0; c < rank(); ++c) {
+      global.apply(head.sums.keys(n, c), shape.dim);
+      global.apply(head.sums.values(n, c), shape.dim_v);
+    }
+  }
+
+  /// The keys of the window of the query at position p.
+  key_range window(index p, index keys) const {
+    const index first = block ? floor_div(p, block) * block : p, last = block ? first + block - 1 : p;
+    const index end = std::clamp(causal ? p + 1 : last + right + 1, index(0), keys);
+    return {std::clamp(first - left, index(0), end), end};
+  }
+
+  /// Queries [begin, end) of one head.
+  void attend_rows(const long_short_head<T>& head, index b, index h, index begin, index end,
+                   long_short_scratch<T>& s) const {
+    const index n = lengths.keys(b), shift = n - lengths.queries(b), kv = h / shape.group();
+    const auto key = head_of(k, b, kv), value = head_of(v, b, kv);
+    const index first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
+    if (count > 0 && local) {
+      local.apply(key, first, count, s.keys);
+      local.apply(value, first, count, s.values);
+      s.window.positions = {0, 1, nullptr};
+      s.window.pack(matrix_view<const T>{s.keys, count, shape.dim, shape.dim, 1},
+                    matrix_view<const T>{s.values, count, shape.dim_v, shape.dim_v, 1}, 0, count);
+    } else if (count > 0) {
+      s.window.positions = {first, 1, nullptr};
+      s.window.pack(key, value, 0, count);
+    }
+    for (index i = begin; i < end; i += max_rows) {
+      const index rows = std::min(max_rows, end - i);
+      s.block.begin(head_of(q, b, h), {i, 1, nullptr}, rows, terms.query_factor());
+      for (index r = 0; r < rows; ++r) {
+        const key_range seen = window(i + r + shift, n);
+        s.block.ranges[r] = {seen.begin - first, seen.end - first};
+      }
+      attend(s.block, s.window, terms);
+      for (index r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, causal ? i + r + shift + 1 : n)};
+      attend(s.block, head.compressed, terms);
+      finish(s.block, head_of(out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2));
+    }
+  }
+
+  void run_wave(const wave<long_short_head<T>>& w) const {
+    const auto each = [&](index steps, auto&& body) {  // body(head, its batch item and number, step, worker)
+      w.for_each(steps, [&](index n, const long_short_head<T>& head, index step, int worker) {
+        body(head, n / shape.heads, n % shape.heads, step, worker);
+      });
+    };
+    index most_segments = 0, most_parts = 0;
+    for (index b = w.first / shape.heads; b <= (w.first + w.count - 1) / shape.heads; ++b) {
+      most_segments = std::max(most_segments, segments(b));
+      most_parts = std::max(most_parts, parts(b));
+    }
+    each(most_parts, [&](const long_short_head<T>& head, index b, index h, index part, int worker) {
+      if (part >= parts(b)) return;
+      const index kv = h / shape.group();
+      const auto scratch = w.exec.scratch(
+          worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape.dim, shape.dim_v); });
+      head.sums.add_part(part, segment(lengths.keys(b)), head_of(logits, b, h), head_of(k, b, kv), head_of(v, b, kv),
+                         scratch);
+    });
+    each(most_segments, [&](const long_short_head<T>& head, index b, index, index n, int) {
+      if (n < segments(b)) finish_segment(head, b, n);
+    });
+    each(1, [&](const long_short_head<T>& head, index b, index, index, int) { head.pack(segments(b)); });
+    each(ceil_div(shape.queries, chunk()),
+         [&](const long_short_head<T>& head, index b, index h, index part, int worker) {
+           const index from = part * chunk(), queries = lengths.queries(b), to = std::min(from + chunk(), queries);
+           if (from < to) {
+             auto scratch = w.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
+             attend_rows(head, b, h, from, to, scratch);
+           }
+           clear_rows(head_of(out, b, h), std::max(from, queries), std::min(from + chunk(), shape.queries),
+                      row_of(lse, b, h), lse.stride(2));
+         });
+  }
+
+  void run(execution& exec) const {
+    const auto layout = [&](arena& memory) { return head_layout(memory); };
+    arena one;
+    layout(one);
+    const index heads = shape.batch * shape.heads;
+    for_each_wave(exec, heads, wave_size(exec, heads, static_cast<index>(one.used())), layout,
+                  [&](const wave<long_short_head<T>>& w) { run_wave(w); });
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
