@@ -53,10 +53,14 @@ struct row_norm {
   template <class S>
   void set(const layer_norm_weights<S>& weights, T epsilon) {
     eps = epsilon;
-    std::fill(gamma, gamma + dim, T(1));
-    std::fill(beta, beta + dim, T(0));
-    if (weights.gamma) load_row<T, S>(weights.gamma.data(), weights.gamma.stride(0), dim, gamma);
-    if (weights.beta) load_row<T, S>(weights.beta.data(), weights.beta.stride(0), dim, beta);
+    const auto load_or_fill = [this](const tensor_view<const S, 1>& from, T value, T* to) {
+      if (from)
+        load_row<T, S>(from.data(), from.stride(0), dim, to);
+      else
+        std::fill(to, to + dim, value);
+    };
+    load_or_fill(weights.gamma, T(1), gamma);
+    load_or_fill(weights.beta, T(0), beta);
   }
 
   /// Normalises one row in place.
