@@ -27,8 +27,7 @@ struct function {
       const auto attend = full_attention<S>({.causal = causal});
       tensor<S> v(x.extent(0), 1, x.extent(1), x.extent(2));
       compiled_layers<S>::project(x, sequence(v), {.weight = matrix(w)}, exec);
-      attend(attn::split_heads(x, 1), attn::split_heads(x, 1), view(std::as_const(v)), attn::split_heads(out, 1),
-             exec);
+      attend(attn::split_heads(x, 1), attn::split_heads(x, 1), view(std::as_const(v)), attn::split_heads(out, 1), exec);
       return;
     }
     compiled_layers<S>::project(x, out, {.weight = matrix(w), .bias = vector(b)}, exec);

@@ -23,8 +23,8 @@ void shift(in_sequence<S> x, out_sequence<S> out, attn::execution&) {
 }
 
 template <class S>
-double error_of(index batch, index length, index dim, index hidden, bool all, bool norm_first,
-                attn::activation f, bool in_place) {
+double error_of(index batch, index length, index dim, index hidden, bool all, bool norm_first, attn::activation f,
+                bool in_place) {
   const auto x = rounded<S>(random_sequence(5, batch, length, dim));
   const auto w = rounded<S>(random_weights(dim, hidden, all));
   const encoder_store<S> stored(w);
@@ -41,8 +41,7 @@ double error_of(index batch, index length, index dim, index hidden, bool all, bo
                        : f == attn::activation::gelu ? reference::gelu
                                                      : reference::gelu_tanh;
   const double eps = static_cast<double>(attn::encoder_block_options<S>{}.eps);
-  return relative_error(in_place ? sx : out,
-                        reference::encoder_block(x, mix, w, norm_first, formula, eps));
+  return relative_error(in_place ? sx : out, reference::encoder_block(x, mix, w, norm_first, formula, eps));
 }
 
 // Norm, mixing and two products in a row, each within the tolerance.
@@ -68,7 +67,8 @@ TEMPLATE_LIST_TEST_CASE("encoder_block: odd sizes", "[encoder_block]", exact_typ
       for (index hidden : {0, 5, 600}) {
         if (dim == 1) continue;  // a norm of one feature keeps nothing but beta: there is nothing to compare
         CAPTURE(norm_first, dim, hidden);
-        CHECK(error_of<TestType>(1, 10, dim, hidden, true, norm_first, attn::activation::gelu, false) <= allowed<TestType>);
+        CHECK(error_of<TestType>(1, 10, dim, hidden, true, norm_first, attn::activation::gelu, false) <=
+              allowed<TestType>);
       }
 }
 
@@ -81,8 +81,7 @@ TEMPLATE_LIST_TEST_CASE("encoder_block: two blocks with attention", "[encoder_bl
   const encoder_store<TestType> stored(w);
   const multi_head_store<TestType> stored_heads(heads);
   const mixer_of<TestType> mix = [&](auto s, auto out, attn::execution& exec) {
-    compiled_layers<TestType>::multi_head(s, out, stored_heads.views(), full_attention<TestType>(), {.heads = 4},
-                                          exec);
+    compiled_layers<TestType>::multi_head(s, out, stored_heads.views(), full_attention<TestType>(), {.heads = 4}, exec);
   };
   tensor<TestType> out = cast<TestType>(x);
   tensor<double> wanted = x;

@@ -114,8 +114,8 @@ TEST_CASE("multi_head: the operator sees views of what was projected, and out wh
     CHECK(to.data() == out.data.data());
     CHECK(to.strides() == std::array<index, 4>{30 * 20, 5, 20, 1});
   };
-  compiled_layers<float>::multi_head(sequence(x), sequence(out), stored.views(), op,
-                                     {.heads = 4, .kv_heads = 2}, serial);
+  compiled_layers<float>::multi_head(sequence(x), sequence(out), stored.views(), op, {.heads = 4, .kv_heads = 2},
+                                     serial);
   CHECK(calls == 1);
 }
 

@@ -167,7 +167,8 @@ TEST_CASE("layer_norm: equal features become beta", "[layer_norm]") {
   const tensor<float> x(1, 1, 3, 5, 0.75f), gamma(1, 1, 1, 5, 3), beta(1, 1, 1, 5, 0.5f);
   tensor<float> out(1, 1, 3, 5);
   attn::execution serial;
-  compiled_layers<float>::layer_norm(sequence(x), sequence(out), {.gamma = vector(gamma), .beta = vector(beta)}, {}, serial);
+  compiled_layers<float>::layer_norm(sequence(x), sequence(out), {.gamma = vector(gamma), .beta = vector(beta)}, {},
+                                     serial);
   CHECK(out == tensor<float>(1, 1, 3, 5, 0.5f));
 }
 

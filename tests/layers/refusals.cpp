@@ -52,7 +52,8 @@ struct refused {
   std::function<void(arguments&)> change;
 };
 
-void check_refusals(const std::string& name, const std::function<void(arguments&)>& call, const std::vector<refused>& list) {
+void check_refusals(const std::string& name, const std::function<void(arguments&)>& call,
+                    const std::vector<refused>& list) {
   for (const refused& bad : list) {
     INFO(name << ": " << bad.what);
     arguments d;
@@ -137,7 +138,8 @@ TEST_CASE("project refuses what does not fit", "[layer_refusals]") {
 
 TEST_CASE("layer_norm refuses what does not fit", "[layer_refusals]") {
   const auto call = [](arguments& d) {
-    compiled_layers<float>::layer_norm(d.x_view, d.out_view_, {.gamma = d.gamma, .beta = d.beta}, {.eps = d.eps}, d.serial);
+    compiled_layers<float>::layer_norm(d.x_view, d.out_view_, {.gamma = d.gamma, .beta = d.beta}, {.eps = d.eps},
+                                       d.serial);
   };
   check_refusals(
       "layer_norm", call,
@@ -170,7 +172,8 @@ TEST_CASE("feed_forward refuses what does not fit", "[layer_refusals]") {
   check_refusals(
       "feed_forward",
       [](arguments& d) {
-        compiled_layers<float>::feed_forward(d.x_view, d.out_view_, d.block.feed_forward, attn::activation::relu, d.serial);
+        compiled_layers<float>::feed_forward(d.x_view, d.out_view_, d.block.feed_forward, attn::activation::relu,
+                                             d.serial);
       },
       [] {
         auto list = with_sequences(feed_refusals);
@@ -191,7 +194,8 @@ TEST_CASE("multi_head refuses what does not fit", "[layer_refusals]") {
   check_refusals(
       "multi_head", call,
       with_sequences({
-          {"another batch of y", "context batch = x batch 2; found 1", [](arguments& d) { d.y_view = d.shaped(1, 9, 8); }},
+          {"another batch of y", "context batch = x batch 2; found 1",
+           [](arguments& d) { d.y_view = d.shaped(1, 9, 8); }},
           {"a null y", "null",
            [](arguments& d) {
              d.y_view = {nullptr, {2, 9, 8}};
@@ -268,7 +272,8 @@ TEST_CASE("reversible_block and its inverse refuse what does not fit", "[layer_r
   const std::vector<refused> list = with_sequences({
       {"an odd width", "an even width; found 7",
        [](arguments& d) { d.x_view = d.shaped(2, 6, 7), d.out_view_ = d.out_view_.slice(2, 0, 7); }},
-      {"another batch of the remainder", "remainder batch", [](arguments& d) { d.remainder = d.remainder.slice(0, 0, 1); }},
+      {"another batch of the remainder", "remainder batch",
+       [](arguments& d) { d.remainder = d.remainder.slice(0, 0, 1); }},
       {"another length of the remainder", "remainder length",
        [](arguments& d) { d.remainder = d.remainder.slice(1, 0, 5); }},
       {"another dim of the remainder", "remainder dim", [](arguments& d) { d.remainder = d.remainder.slice(2, 0, 4); }},
@@ -282,14 +287,15 @@ TEST_CASE("reversible_block and its inverse refuse what does not fit", "[layer_r
   check_refusals(
       "reversible_block",
       [](arguments& d) {
-        compiled_layers<float>::reversible_block(d.x_view, d.out_view_, nothing, nothing, {.remainder = d.remainder}, d.serial);
+        compiled_layers<float>::reversible_block(d.x_view, d.out_view_, nothing, nothing, {.remainder = d.remainder},
+                                                 d.serial);
       },
       list);
   check_refusals(
       "reversible_block_inverse",
       [](arguments& d) {
-        compiled_layers<float>::reversible_block_inverse(d.x_view, d.out_view_, nothing, nothing, {.remainder = d.remainder},
-                                                         d.serial);
+        compiled_layers<float>::reversible_block_inverse(d.x_view, d.out_view_, nothing, nothing,
+                                                         {.remainder = d.remainder}, d.serial);
       },
       list);
 }

@@ -166,10 +166,10 @@ template <class T, class Begin, class End>
 void feed_tokens(index rows, index length, const feed_forward_memory<T>& weights, activation f, Begin&& begin,
                  End&& end, execution& exec) {
   if (rows == 0) return;
-  const double numbers = static_cast<double>(weights.up.outputs) *
-                         static_cast<double>(weights.up.inputs + weights.down.outputs);
-  const auto limit = exec.limit_threads({.operations = 2 * static_cast<double>(rows) * numbers,
-                                         .bytes = static_cast<double>(sizeof(T)) * numbers});
+  const double numbers =
+      static_cast<double>(weights.up.outputs) * static_cast<double>(weights.up.inputs + weights.down.outputs);
+  const auto limit = exec.limit_threads(
+      {.operations = 2 * static_cast<double>(rows) * numbers, .bytes = static_cast<double>(sizeof(T)) * numbers});
   if (length <= few_tokens && weights.up.readable_in_place() && weights.down.readable_in_place())
     feed_few_tokens(rows, weights, f, begin, end, exec);
   else

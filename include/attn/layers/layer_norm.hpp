@@ -134,7 +134,8 @@ void layer_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options =
   detail::check_extents(check, from, to, from.extent(2));
   detail::check_layer_norm<S>(check, "gamma, one per feature:", "beta, one per feature:", w, given.eps, to.extent(2));
 
-  auto norm = e.shared_scratch([&](detail::arena& memory) { return detail::row_norm<T>::layout(memory, to.extent(2)); });
+  auto norm =
+      e.shared_scratch([&](detail::arena& memory) { return detail::row_norm<T>::layout(memory, to.extent(2)); });
   norm.set(w, given.eps);
   detail::run_layer_norm<T>(detail::input_tokens<T>(from), detail::output_tokens<T>(to), norm, e);
 }

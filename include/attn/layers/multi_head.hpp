@@ -51,8 +51,9 @@ namespace detail {
 
 /// An attention operator with its options bound: op(q, k, v, out, execution).
 template <class F, class S>
-concept attention_operator = std::invocable<F&, const tensor_view<const S>&, const tensor_view<const S>&,
-                                            const tensor_view<const S>&, const tensor_view<S>&, execution&>;
+concept attention_operator = std::invocable < F&,
+        const tensor_view<const S>
+&, const tensor_view<const S>&, const tensor_view<const S>&, const tensor_view<S>&, execution& > ;
 
 /// The head dim of a weight whose rows are `heads` heads.
 inline index head_dim(const validator& check, const char* what, index rows, index heads) {

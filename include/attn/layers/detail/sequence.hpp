@@ -27,7 +27,9 @@ constexpr auto as_sequence(X&& x) {
 /// What mixes the tokens of a sequence: mixer(x, out, execution), both [batch, length, dim]. It fills out, which may lie
 /// in any memory but x's.
 template <class F, class S>
-concept token_mixer = std::invocable<F&, const tensor_view<const S, 3>&, const tensor_view<S, 3>&, execution&>;
+concept token_mixer = std::invocable < F&,
+        const tensor_view<const S, 3>
+&, const tensor_view<S, 3>&, execution& > ;
 
 /// Types of a call of a layer, checked where the compiler can.
 template <class X, class Out>
