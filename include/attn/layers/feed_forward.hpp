@@ -170,7 +170,7 @@ void feed_tokens(index rows, index length, const feed_forward_memory<T>& weights
       static_cast<double>(weights.up.outputs) * static_cast<double>(weights.up.inputs + weights.down.outputs);
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(rows) * numbers, .bytes = static_cast<double>(sizeof(T)) * numbers});
-  if (length <= few_tokens && weights.up.readable_in_place() && weights.down.readable_in_place())
+  if (length <= tokens_in_place && weights.up.readable_in_place() && weights.down.readable_in_place())
     feed_few_tokens(rows, weights, f, begin, end, exec);
   else
     feed_many_tokens(rows, weights, f, begin, end, exec);

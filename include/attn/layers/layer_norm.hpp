@@ -55,7 +55,7 @@ struct row_norm {
     eps = epsilon;
     const auto load_or_fill = [this](const tensor_view<const S, 1>& from, T value, T* to) {
       if (from)
-        load_row<T, S>(from.data(), from.stride(0), dim, to);
+        read_numbers<T, S>(from.data(), from.stride(0), dim, to);
       else
         std::fill(to, to + dim, value);
     };

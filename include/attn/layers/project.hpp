@@ -97,7 +97,7 @@ void run_projections(const input_tokens<T>& x, std::span<const projection<T>> li
   for (const auto& p : list) weights += static_cast<double>(p.weight.outputs) * static_cast<double>(x.dim);
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(x.count) * weights, .bytes = static_cast<double>(sizeof(T)) * weights});
-  if (x.length > few_tokens) return project_many_tokens(x, list, exec);
+  if (x.length > tokens_in_place) return project_many_tokens(x, list, exec);
   for (const auto& p : list)  // each on its own, so that no weight's strides decide over the results of another
     if (p.weight.readable_in_place())
       project_few_tokens(x, p, exec);

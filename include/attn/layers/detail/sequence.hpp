@@ -92,7 +92,7 @@ inline void check_optional(const validator& check, const char* what, index wante
 
 /// A row of numbers to and from memory of any stride.
 template <class T, class S>
-void load_row(const void* from, index stride, index count, T* to) {
+void read_numbers(const void* from, index stride, index count, T* to) {
   const S* const row = static_cast<const S*>(from);
   if (stride == 1)
     for (index n = 0; n < count; ++n) to[n] = static_cast<T>(row[n]);
@@ -100,7 +100,7 @@ void load_row(const void* from, index stride, index count, T* to) {
     for (index n = 0; n < count; ++n) to[n] = static_cast<T>(row[n * stride]);
 }
 template <class T, class S>
-void store_row(const T* from, index count, void* to, index stride) {
+void write_numbers(const T* from, index count, void* to, index stride) {
   S* const row = static_cast<S*>(to);
   if (stride == 1)
     for (index n = 0; n < count; ++n) row[n] = static_cast<S>(from[n]);
@@ -152,7 +152,7 @@ struct input_tokens : token_memory<const std::byte> {
   template <class S>
   explicit input_tokens(const tensor_view<S, 3>& x)
       : token_memory(x),
-        load_numbers(load_row<T, std::remove_const_t<S>>),
+        load_numbers(read_numbers<T, std::remove_const_t<S>>),
         pack_tile(detail::pack_tile<T, std::remove_const_t<S>>) {}
   void load(index n, T* to) const { load_numbers(at(n), stride, dim, to); }
 };
@@ -162,7 +162,7 @@ struct output_tokens : token_memory<std::byte> {
   void (*store_numbers)(const T* from, index count, void* to, index stride);
 
   template <class S>
-  explicit output_tokens(const tensor_view<S, 3>& x) : token_memory(x), store_numbers(store_row<T, S>) {}
+  explicit output_tokens(const tensor_view<S, 3>& x) : token_memory(x), store_numbers(write_numbers<T, S>) {}
   void store(index n, const T* from) const { store_numbers(from, dim, at(n), stride); }
   /// Numbers [begin, begin + numbers) of token n.
   void store(index n, index begin, index numbers, const T* from) const {

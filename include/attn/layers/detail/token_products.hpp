@@ -18,7 +18,7 @@ inline constexpr index token_block = 48;
 inline constexpr index input_block = 512;
 /// Sequences of up to this many tokens, as in decoding, are multiplied with the weight in place: packing it would take
 /// longer than the products.
-inline constexpr index few_tokens = 4;
+inline constexpr index tokens_in_place = 4;
 /// Outputs of a task of few_token_products.
 inline constexpr index outputs_per_task = 64;
 
@@ -62,7 +62,7 @@ struct linear_weight {
   void pack(index begin, index count, index k0, index depth, T* panels) const {
     pack_(*this, begin, count, k0, depth, panels);
   }
-  /// sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [few_tokens][outputs_per_task]. Rows of x are padded
+  /// sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][outputs_per_task]. Rows of x are padded
   /// with zeros to whole packets.
   void multiply(const T* x, index x_stride, index tokens, index begin, index end, T* sums) const {
     multiply_(*this, x, x_stride, tokens, begin, end, sums);
@@ -75,7 +75,7 @@ struct linear_weight {
 
   template <class S>
   static void load_bias_of(const linear_weight& w, index begin, index count, T* to) {
-    load_row<T, S>(static_cast<const S*>(w.bias) + begin * w.bias_stride, w.bias_stride, count, to);
+    read_numbers<T, S>(static_cast<const S*>(w.bias) + begin * w.bias_stride, w.bias_stride, count, to);
   }
 
   template <class S>
@@ -90,7 +90,7 @@ struct linear_weight {
     if (tokens == 1)
       dot_products<1, S>(w, x, x_stride, tokens, begin, end, sums);
     else
-      dot_products<few_tokens, S>(w, x, x_stride, tokens, begin, end, sums);
+      dot_products<tokens_in_place, S>(w, x, x_stride, tokens, begin, end, sums);
   }
 
   /// For N tokens, the last of `tokens` again to fill up, and all outputs, some rows of the weight at a time.
@@ -259,10 +259,10 @@ void few_token_products(const padded_rows<T>& x, index rows, const linear_weight
                         Done&& done) {
   exec.for_each(ceil_div(weight.outputs, outputs_per_task), [&](index task, int) {
     const index begin = task * outputs_per_task, end = std::min(begin + outputs_per_task, weight.outputs);
-    T bias[outputs_per_task], sums[few_tokens][outputs_per_task];
+    T bias[outputs_per_task], sums[tokens_in_place][outputs_per_task];
     weight.load_bias(begin, end - begin, bias);
-    for (index r = 0; r < rows; r += few_tokens) {
-      const index count = std::min(few_tokens, rows - r);
+    for (index r = 0; r < rows; r += tokens_in_place) {
+      const index count = std::min(tokens_in_place, rows - r);
       weight.multiply(x.row(r), x.stride, count, begin, end, sums[0]);
       for (index t = 0; t < count; ++t) {
         for (index o = 0; o < end - begin; ++o) sums[t][o] = bias[o] + sums[t][o];
