@@ -114,14 +114,14 @@ int main(int argc, char** argv) {
     return all;
   }();
   matrix embedded(tokens, width);
-  attn::project(patches_of_image(side), embedding, embedded);
+  attn::project(patches_of_image(side), embedded, {.weight = embedding});
   embedded += place;
 
   const auto encode = [&](const mixer& mix, matrix& x, attn::execution& exec) {
     x = embedded;
     for (const block& w : blocks)
-      attn::encoder_block(x, x, std::bind_front(mix, std::cref(w)), {.feed = {.up = w.up, .down = w.down}}, {}, exec);
-    attn::layer_norm(x, x, {}, exec);
+      attn::encoder_block(x, x, {.feed_forward = {.up = w.up, .down = w.down}}, std::bind_front(mix, std::cref(w)), exec);
+    attn::layer_norm(x, x, exec);
   };
 
   const auto table = operators(side / patch);

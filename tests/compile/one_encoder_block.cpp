@@ -1,5 +1,5 @@
 #include <attn/layers/encoder_block.hpp>
 
 void encode(Eigen::MatrixXf& x, const Eigen::MatrixXf& u, const Eigen::MatrixXf& d) {
-  attn::encoder_block(x, x, [](auto, auto, attn::execution&) {}, {.feed = {.up = u, .down = d}});
+  attn::encoder_block(x, x, {.feed_forward = {.up = u, .down = d}}, [](auto, auto, attn::execution&) {});
 }

@@ -26,12 +26,11 @@ struct function {
     if (attention) {
       const auto attend = full_attention<S>({.causal = causal});
       tensor<S> v(x.extent(0), 1, x.extent(1), x.extent(2));
-      compiled_layers<S>::project(x, matrix(w), sequence(v), {}, exec);
-      attend(attn::split_heads(x, 1), attn::split_heads(x, 1), view(std::as_const(v)), attn::split_heads(out, 1),
-             exec);
+      compiled_layers<S>::project(x, sequence(v), {.weight = matrix(w)}, exec);
+      attend(attn::split_heads(x, 1), attn::split_heads(x, 1), view(std::as_const(v)), attn::split_heads(out, 1), exec);
       return;
     }
-    compiled_layers<S>::project(x, matrix(w), out, vector(b), exec);
+    compiled_layers<S>::project(x, out, {.weight = matrix(w), .bias = vector(b)}, exec);
     for (index n = 0; n < out.extent(0); ++n)
       for (index i = 0; i < out.extent(1); ++i)
         for (index d = 0; d < out.extent(2); ++d) out(n, i, d) = std::tanh(out(n, i, d));

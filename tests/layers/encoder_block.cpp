@@ -23,15 +23,15 @@ void shift(in_sequence<S> x, out_sequence<S> out, attn::execution&) {
 }
 
 template <class S>
-double error_of(index batch, index length, index dim, index hidden, bool all, attn::norm_place place,
-                attn::activation f, bool in_place) {
+double error_of(index batch, index length, index dim, index hidden, bool all, bool norm_first, attn::activation f,
+                bool in_place) {
   const auto x = rounded<S>(random_sequence(5, batch, length, dim));
   const auto w = rounded<S>(random_weights(dim, hidden, all));
   const encoder_store<S> stored(w);
   tensor<S> sx = cast<S>(x), out(batch, 1, length, dim, S(7));
   attn::execution serial;
-  compiled_layers<S>::encoder_block(sequence(std::as_const(sx)), in_place ? sequence(sx) : sequence(out), shift<S>,
-                                    stored.views(), {place, f}, serial);
+  compiled_layers<S>::encoder_block(sequence(std::as_const(sx)), in_place ? sequence(sx) : sequence(out),
+                                    stored.views(), shift<S>, {.norm_first = norm_first, .activation = f}, serial);
   const auto mix = [](const tensor<double>& s) {
     tensor<double> to = s;
     shift<double>(sequence(s), sequence(to), *std::make_unique<attn::execution>());
@@ -41,8 +41,7 @@ double error_of(index batch, index length, index dim, index hidden, bool all, at
                        : f == attn::activation::gelu ? reference::gelu
                                                      : reference::gelu_tanh;
   const double eps = static_cast<double>(attn::encoder_block_options<S>{}.eps);
-  return relative_error(in_place ? sx : out,
-                        reference::encoder_block(x, mix, w, place == attn::norm_place::before, formula, eps));
+  return relative_error(in_place ? sx : out, reference::encoder_block(x, mix, w, norm_first, formula, eps));
 }
 
 // Norm, mixing and two products in a row, each within the tolerance.
@@ -52,23 +51,24 @@ constexpr double allowed = 4 * tolerance<S>::out;
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("encoder_block: against the reference", "[encoder_block]", all_types) {
-  for (auto place : {attn::norm_place::before, attn::norm_place::after})
+  for (bool norm_first : {true, false})
     for (bool all : {false, true})
       for (bool in_place : {false, true})
         for (index length : {0, 1, 47, 130}) {
-          CAPTURE(int(place), all, in_place, length);
+          CAPTURE(norm_first, all, in_place, length);
           const auto f = static_cast<attn::activation>(length % 3);
-          CHECK(error_of<TestType>(2, length, 24, 70, all, place, f, in_place) <= allowed<TestType>);
+          CHECK(error_of<TestType>(2, length, 24, 70, all, norm_first, f, in_place) <= allowed<TestType>);
         }
 }
 
 TEMPLATE_LIST_TEST_CASE("encoder_block: odd sizes", "[encoder_block]", exact_types) {
-  for (auto place : {attn::norm_place::before, attn::norm_place::after})
+  for (bool norm_first : {true, false})
     for (index dim : {0, 1, 33, 530})
       for (index hidden : {0, 5, 600}) {
         if (dim == 1) continue;  // a norm of one feature keeps nothing but beta: there is nothing to compare
-        CAPTURE(int(place), dim, hidden);
-        CHECK(error_of<TestType>(1, 10, dim, hidden, true, place, attn::activation::gelu, false) <= allowed<TestType>);
+        CAPTURE(norm_first, dim, hidden);
+        CHECK(error_of<TestType>(1, 10, dim, hidden, true, norm_first, attn::activation::gelu, false) <=
+              allowed<TestType>);
       }
 }
 
@@ -81,14 +81,13 @@ TEMPLATE_LIST_TEST_CASE("encoder_block: two blocks with attention", "[encoder_bl
   const encoder_store<TestType> stored(w);
   const multi_head_store<TestType> stored_heads(heads);
   const mixer_of<TestType> mix = [&](auto s, auto out, attn::execution& exec) {
-    compiled_layers<TestType>::multi_head(s, s, out, stored_heads.views(), full_attention<TestType>(), {.heads = 4},
-                                          exec);
+    compiled_layers<TestType>::multi_head(s, out, stored_heads.views(), full_attention<TestType>(), {.heads = 4}, exec);
   };
   tensor<TestType> out = cast<TestType>(x);
   tensor<double> wanted = x;
   attn::execution serial;
   for (int block = 0; block < 2; ++block) {
-    compiled_layers<TestType>::encoder_block(sequence(std::as_const(out)), sequence(out), mix, stored.views(), {},
+    compiled_layers<TestType>::encoder_block(sequence(std::as_const(out)), sequence(out), stored.views(), mix, {},
                                              serial);
     wanted = reference::encoder_block(
         wanted, [&](const auto& s) { return reference::multi_head(s, s, heads, 4, 4); }, w, true, reference::gelu,
@@ -103,7 +102,7 @@ TEST_CASE("encoder_block: what the mixer throws passes through, and out is as it
   const mixer_of<float> thrower = [](auto, auto, attn::execution&) { throw std::runtime_error("mixer"); };
   attn::execution serial;
   const auto call = [&](const mixer_of<float>& mix) {
-    compiled_layers<float>::encoder_block(sequence(std::as_const(x)), sequence(x), mix, stored.views(), {}, serial);
+    compiled_layers<float>::encoder_block(sequence(std::as_const(x)), sequence(x), stored.views(), mix, {}, serial);
   };
   CHECK_THROWS_AS(call(thrower), std::runtime_error);
   CHECK(x == before);
@@ -118,8 +117,12 @@ TEST_CASE("encoder_block: Eigen matrices and default arguments", "[encoder_block
     for (index i = 0; i < to.extent(1); ++i)
       for (index d = 0; d < to.extent(2); ++d) to(0, i, d) = 0;
   };
-  attn::encoder_block(x, out, nothing, {.feed = {.up = u, .down = u.transpose()}});
+  attn::encoder_block(x, out, {.feed_forward = {.up = u, .down = u.transpose()}}, nothing);
   CHECK((out - x).isZero(0));  // nothing mixed, nothing fed: the residual alone
+  attn::execution threads(2);
+  out.setZero();
+  attn::encoder_block(x, out, {.feed_forward = {.up = u, .down = u.transpose()}}, nothing, threads);
+  CHECK(out == x);
 }
 
 }  // namespace testing

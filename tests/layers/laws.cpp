@@ -90,9 +90,9 @@ TEMPLATE_LIST_TEST_CASE("layers: what is not finite reaches only rows that see i
       const auto x = input(op, 3, length), clean = result(op, x);
       for (TestType value : bad)
         for (index at : {index(1), length / 2, length - 1}) {
-          auto spoilt = x;
-          for (index d = 0; d < op.width; ++d) spoilt(1, 0, at, d) = value;
-          const auto found = result(op, spoilt);
+          auto poisoned = x;
+          for (index d = 0; d < op.width; ++d) poisoned(1, 0, at, d) = value;
+          const auto found = result(op, poisoned);
           int wrong = 0;
           for (index b = 0; b < 3; ++b)
             for (index i = 0; i < length; ++i) {

@@ -44,7 +44,9 @@ struct feed_forward_store {
   tensor<S> up, up_bias, down, down_bias;
   explicit feed_forward_store(const reference::feed_forward_weights& w)
       : up(cast<S>(w.up)), up_bias(cast<S>(w.up_bias)), down(cast<S>(w.down)), down_bias(cast<S>(w.down_bias)) {}
-  attn::feed_forward_weights<S> views() const { return {matrix(up), matrix(down), vector(up_bias), vector(down_bias)}; }
+  attn::feed_forward_weights<S> views() const {
+    return {.up = matrix(up), .down = matrix(down), .up_bias = vector(up_bias), .down_bias = vector(down_bias)};
+  }
 };
 template <class S>
 reference::feed_forward_weights rounded(const reference::feed_forward_weights& w) {
@@ -64,8 +66,14 @@ struct multi_head_store {
         value_bias(cast<S>(w.value_bias)),
         output_bias(cast<S>(w.output_bias)) {}
   attn::multi_head_weights<S> views() const {
-    return {matrix(query),      matrix(key),      matrix(value),      matrix(output),
-            vector(query_bias), vector(key_bias), vector(value_bias), vector(output_bias)};
+    return {.query = matrix(query),
+            .key = matrix(key),
+            .value = matrix(value),
+            .output = matrix(output),
+            .query_bias = vector(query_bias),
+            .key_bias = vector(key_bias),
+            .value_bias = vector(value_bias),
+            .output_bias = vector(output_bias)};
   }
 };
 template <class S>
@@ -85,7 +93,9 @@ struct encoder_store {
         beta_2(cast<S>(w.beta_2)),
         feed(w.feed) {}
   attn::encoder_block_weights<S> views() const {
-    return {{vector(gamma_1), vector(beta_1)}, {vector(gamma_2), vector(beta_2)}, feed.views()};
+    return {.norm_1 = {.gamma = vector(gamma_1), .beta = vector(beta_1)},
+            .norm_2 = {.gamma = vector(gamma_2), .beta = vector(beta_2)},
+            .feed_forward = feed.views()};
   }
 };
 template <class S>

@@ -29,9 +29,10 @@ double error_of(const heads_case& c, bool self) {
   const tensor<S> sx = cast<S>(x), sy = cast<S>(y);
   tensor<S> out(c.batch, 1, c.queries, c.output ? c.out : c.heads * c.dim_v, S(7));
   attn::execution serial;
-  compiled_layers<S>::multi_head(sequence(sx), self ? sequence(sx) : sequence(sy), sequence(out), stored.views(),
-                                 full_attention<S>({.causal = c.causal}), {.heads = c.heads, .kv_heads = c.kv_heads},
-                                 serial);
+  attn::multi_head_options<S> how{.heads = c.heads, .kv_heads = c.kv_heads};
+  if (!self) how.context = sequence(sy);
+  compiled_layers<S>::multi_head(sequence(sx), sequence(out), stored.views(), full_attention<S>({.causal = c.causal}),
+                                 how, serial);
   reference::full_softmax_options options;
   options.causal = c.causal;
   return relative_error(out, reference::multi_head(x, y, w, c.heads, c.kv_heads, options));
@@ -87,8 +88,8 @@ TEST_CASE("multi_head: self-attention and attention to a copy agree to the last 
     attn::execution serial;
     const auto attend = full_attention<float>();
     const auto call = [&](const tensor<float>& y, tensor<float>& out) {
-      compiled_layers<float>::multi_head(sequence(x), sequence(y), sequence(out), weights, attend, {.heads = 4},
-                                         serial);
+      compiled_layers<float>::multi_head(sequence(x), sequence(out), weights, attend,
+                                         {.heads = 4, .context = sequence(y)}, serial);
     };
     call(x, itself);
     call(copy, other);
@@ -113,8 +114,8 @@ TEST_CASE("multi_head: the operator sees views of what was projected, and out wh
     CHECK(to.data() == out.data.data());
     CHECK(to.strides() == std::array<index, 4>{30 * 20, 5, 20, 1});
   };
-  compiled_layers<float>::multi_head(sequence(x), sequence(x), sequence(out), stored.views(), op,
-                                     {.heads = 4, .kv_heads = 2}, serial);
+  compiled_layers<float>::multi_head(sequence(x), sequence(out), stored.views(), op, {.heads = 4, .kv_heads = 2},
+                                     serial);
   CHECK(calls == 1);
 }
 
@@ -132,6 +133,18 @@ TEST_CASE("multi_head: Eigen matrices, default arguments, padding by the operato
   attend(attn::split_heads(p, 2), attn::split_heads(p, 2), attn::split_heads(p, 2), attn::split_heads(by_hand, 2),
          serial);
   CHECK((out - by_hand).norm() <= 1e-5f * by_hand.norm());
+
+  // options and execution in any combination, and a context that is an Eigen matrix
+  const attn::multi_head_weights<float> weights{.query = w, .key = w, .value = w, .output = eye};
+  const matrix with_two_heads = out;
+  matrix other(12, 8), one_head(12, 8);
+  attn::multi_head(x, other, weights, attend, {.heads = 2}, attn::execution(2));
+  CHECK(other == with_two_heads);
+  attn::multi_head(x, other, weights, attend, {.heads = 2, .context = x});
+  CHECK(other == with_two_heads);
+  attn::multi_head(x, one_head, weights, attend);
+  attn::multi_head(x, other, weights, attend, serial);
+  CHECK(other == one_head);
   CHECK(out.bottomRows(3).isZero(0));
 }
 

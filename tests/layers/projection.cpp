@@ -1,4 +1,6 @@
 // The linear layer, layer norm and feed-forward against their references.
+#include <attn/core/tensor.hpp>
+
 #include "layers/layers.hpp"
 
 namespace testing {
@@ -12,7 +14,7 @@ double project_error(index batch, index length, index inputs, index outputs, boo
   const tensor<S> sx = cast<S>(x), sw = cast<S>(w), sb = cast<S>(b);
   tensor<S> out(batch, 1, length, outputs, S(7));
   attn::execution serial;
-  compiled_layers<S>::project(sequence(sx), matrix(sw), sequence(out), vector(sb), serial);
+  compiled_layers<S>::project(sequence(sx), sequence(out), {.weight = matrix(sw), .bias = vector(sb)}, serial);
   return relative_error(out, reference::project(x, w, b));
 }
 
@@ -25,11 +27,12 @@ double norm_error(index length, index dim, bool parameters, double eps, double o
   const auto beta = parameters ? rounded<S>(random_vector(3, dim)) : tensor<double>{};
   const tensor<S> sx = cast<S>(x), sg = cast<S>(gamma), sb = cast<S>(beta);
   tensor<S> out(2, 1, length, dim, S(7));
-  const attn::layer_norm_options<S> options{vector(sg), vector(sb), static_cast<real<S>>(eps)};
+  const attn::layer_norm_weights<S> weights{.gamma = vector(sg), .beta = vector(sb)};
+  const attn::layer_norm_options<S> options{.eps = static_cast<real<S>>(eps)};
   attn::execution serial;
-  compiled_layers<S>::layer_norm(sequence(sx), sequence(out), options, serial);
+  compiled_layers<S>::layer_norm(sequence(sx), sequence(out), weights, options, serial);
   tensor<S> in_place = sx;
-  compiled_layers<S>::layer_norm(sequence(in_place), sequence(in_place), options, serial);
+  compiled_layers<S>::layer_norm(sequence(in_place), sequence(in_place), weights, options, serial);
   CHECK(in_place == out);
   return relative_error(out, reference::layer_norm(x, gamma, beta, static_cast<double>(options.eps)));
 }
@@ -85,7 +88,7 @@ TEMPLATE_LIST_TEST_CASE("project: against the reference", "[projection]", all_ty
               tolerance<TestType>::out);
       }
   CHECK(project_error<TestType>(33, 3, 64, 70, true) <= tolerance<TestType>::out);  // more than a block of few tokens
-  for (index inputs : {511, 512, 513, 1100}) {                                      // sums fall into stretches of 512
+  for (index inputs : {511, 512, 513, 1100}) {                                      // sums are split into blocks of 512
     CAPTURE(inputs);
     CHECK(project_error<TestType>(3, 31, inputs, 140, true) <= tolerance<TestType>::out);
   }
@@ -99,14 +102,14 @@ TEMPLATE_LIST_TEST_CASE("project: a transposed weight is a view", "[projection]"
     for (index i = 0; i < 9; ++i) turned(0, 0, o, i) = w(0, 0, i, o);
   tensor<TestType> out(2, 1, 20, 13), other = out;
   attn::execution serial;
-  compiled_layers<TestType>::project(sequence(x), matrix(turned), sequence(out), {}, serial);
-  compiled_layers<TestType>::project(sequence(x), {w.data.data(), {13, 9}, {1, 13}}, sequence(other), {}, serial);
+  compiled_layers<TestType>::project(sequence(x), sequence(out), {.weight = matrix(turned)}, serial);
+  const in_matrix<TestType> transposed(w.data.data(), {13, 9}, {1, 13});
+  compiled_layers<TestType>::project(sequence(x), sequence(other), {.weight = transposed}, serial);
   CHECK(out == other);
   // and with few tokens, where the other one is read in place
   const auto few_of = [](const auto& s) { return s.slice(1, 0, 2); };
-  compiled_layers<TestType>::project(few_of(sequence(x)), {w.data.data(), {13, 9}, {1, 13}}, few_of(sequence(other)),
-                                     {}, serial);
-  compiled_layers<TestType>::project(few_of(sequence(x)), matrix(turned), few_of(sequence(out)), {}, serial);
+  compiled_layers<TestType>::project(few_of(sequence(x)), few_of(sequence(other)), {.weight = transposed}, serial);
+  compiled_layers<TestType>::project(few_of(sequence(x)), few_of(sequence(out)), {.weight = matrix(turned)}, serial);
   CHECK(relative_error(out, other) <= tolerance<TestType>::out);
 }
 
@@ -114,20 +117,38 @@ TEST_CASE("project, layer_norm, feed_forward: Eigen matrices and default argumen
   const Eigen::MatrixXf x = Eigen::MatrixXf::Random(30, 8), w = Eigen::MatrixXf::Random(5, 8);
   const Eigen::VectorXf b = Eigen::VectorXf::Random(5);
   Eigen::MatrixXf out(30, 5);
-  attn::project(x, w, out, {.bias = b});
+  attn::project(x, out, {.weight = w, .bias = b});
   CHECK((out - ((x * w.transpose()).rowwise() + b.transpose())).norm() < 1e-5);
-  attn::project(x, w.transpose().eval().transpose(), out);
+  attn::project(x, out, {.weight = w.transpose().eval().transpose()});
   CHECK((out - x * w.transpose()).norm() < 1e-5);
 
   Eigen::Matrix<float, -1, -1, Eigen::RowMajor> normed(30, 8);
   const std::vector<float> gamma(8, 2.0f);
   attn::layer_norm(x, normed, {.gamma = gamma});
   CHECK(std::abs(normed.row(3).norm() - 2 * std::sqrt(8.0f)) < 1e-3);
+  const auto before = normed;
+  attn::execution threads(2);
+  attn::layer_norm(x, normed, {.gamma = gamma}, threads);
+  CHECK(normed == before);
+  attn::layer_norm(x, normed, threads);
+  CHECK((2 * normed - before).norm() < 1e-4);
+  attn::layer_norm(x, normed, {}, {.eps = 1e9f}, attn::execution(2));
+  CHECK(normed.norm() < 1e-2);
 
   Eigen::MatrixXf forth(30, 8);
-  attn::feed_forward(x, forth, {.up = w, .down = w.transpose(), .up_bias = b}, {.f = attn::activation::relu});
+  attn::feed_forward(x, forth, {.up = w, .down = w.transpose(), .up_bias = b}, {.activation = attn::activation::relu});
   const Eigen::MatrixXf hidden = ((x * w.transpose()).rowwise() + b.transpose()).cwiseMax(0);
   CHECK((forth - hidden * w).norm() < 1e-4);
+  const Eigen::MatrixXf serially = forth;
+  attn::feed_forward(x, forth, {.up = w, .down = w.transpose(), .up_bias = b}, {.activation = attn::activation::relu},
+                     attn::execution(2));
+  CHECK(forth == serially);
+  attn::feed_forward(x, forth, {.up = w, .down = w.transpose()}, threads);
+  attn::tensor<float, 3> owned({1, 30, 5});
+  attn::project(x, owned, {.weight = w, .bias = b}, threads);
+  Eigen::MatrixXf from_owned(30, 8);
+  attn::project(owned, from_owned, {.weight = w.transpose()});
+  CHECK((from_owned - ((x * w.transpose()).rowwise() + b.transpose()) * w).norm() < 1e-4);
 }
 
 TEMPLATE_LIST_TEST_CASE("layer_norm: against the reference", "[layer_norm]", all_types) {
@@ -146,7 +167,8 @@ TEST_CASE("layer_norm: equal features become beta", "[layer_norm]") {
   const tensor<float> x(1, 1, 3, 5, 0.75f), gamma(1, 1, 1, 5, 3), beta(1, 1, 1, 5, 0.5f);
   tensor<float> out(1, 1, 3, 5);
   attn::execution serial;
-  compiled_layers<float>::layer_norm(sequence(x), sequence(out), {vector(gamma), vector(beta)}, serial);
+  compiled_layers<float>::layer_norm(sequence(x), sequence(out), {.gamma = vector(gamma), .beta = vector(beta)}, {},
+                                     serial);
   CHECK(out == tensor<float>(1, 1, 3, 5, 0.5f));
 }
 
@@ -157,7 +179,7 @@ TEMPLATE_LIST_TEST_CASE("feed_forward: against the reference", "[feed_forward]",
         CAPTURE(int(f), length, hidden);
         CHECK(feed_forward_error<TestType>(length, 24, hidden, 17, hidden % 4 == 0, f) <= tolerance<TestType>::out);
       }
-    // longer than the stretches hidden numbers come in
+    // more hidden numbers than one block
     CHECK(feed_forward_error<TestType>(50, 530, 1100, 33, true, f) <= tolerance<TestType>::out);
     CHECK(feed_forward_error<TestType>(2, 530, 1100, 33, true, f) <= tolerance<TestType>::out);
     // more than a block of few tokens
@@ -185,7 +207,7 @@ TEMPLATE_LIST_TEST_CASE("project, feed_forward: scratch of few tokens does not g
       const tensor<TestType> x = cast<TestType>(random_sequence(1, batch, length, 20));
       tensor<TestType> out = x, up(batch, 1, length, 90);
       attn::execution projecting, feeding;
-      compiled_layers<TestType>::project(sequence(x), matrix(stored.up), sequence(up), {}, projecting);
+      compiled_layers<TestType>::project(sequence(x), sequence(up), {.weight = matrix(stored.up)}, projecting);
       compiled_layers<TestType>::feed_forward(sequence(x), sequence(out), stored.views(), attn::activation::gelu,
                                               feeding);
       scratch.push_back(projecting.scratch_bytes());

@@ -16,12 +16,12 @@ struct functions {
 
   void attention(in_sequence<S> x, out_sequence<S> out, attn::execution& exec) const {
     tensor<S> v(x.extent(0), 1, x.extent(1), x.extent(2));
-    compiled_layers<S>::project(x, matrix(value), sequence(v), {}, exec);
+    compiled_layers<S>::project(x, sequence(v), {.weight = matrix(value)}, exec);
     full_attention<S>()(attn::split_heads(x, 1), attn::split_heads(x, 1), view(std::as_const(v)),
                         attn::split_heads(out, 1), exec);
   }
   void tanh(in_sequence<S> x, out_sequence<S> out, attn::execution& exec) const {
-    compiled_layers<S>::project(x, matrix(weight), out, vector(bias), exec);
+    compiled_layers<S>::project(x, out, {.weight = matrix(weight), .bias = vector(bias)}, exec);
     for (index b = 0; b < out.extent(0); ++b)
       for (index i = 0; i < out.extent(1); ++i)
         for (index d = 0; d < out.extent(2); ++d)
@@ -153,6 +153,11 @@ TEST_CASE("reversible_block: Eigen matrices and default arguments", "[reversible
   attn::reversible_block(x, y, half, half);
   CHECK((y.leftCols(3) - x.leftCols(3) - x.rightCols(3) / 2).norm() < 1e-6f);
   attn::reversible_block_inverse(y, back, half, half);
+  CHECK((back - x).norm() < 1e-6f);
+  attn::execution threads(2);
+  attn::reversible_block(x, back, half, half, threads);
+  CHECK(back == y);
+  attn::reversible_block_inverse(y, back, half, half, {}, attn::execution(2));
   CHECK((back - x).norm() < 1e-6f);
 }
 

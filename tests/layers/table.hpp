@@ -4,7 +4,7 @@
 
 namespace testing {
 
-// What a row of out depends on: the token it stands for, those up to it, or all of its sequence.
+// What a row of out depends on: its own token, the tokens up to it, or all of its sequence.
 enum class reach { token, past, sequence };
 
 template <class S>
@@ -28,15 +28,22 @@ struct layer_parts {
         half_weight(cast<S>(random_weight(3, width / 2, width / 2))),
         feed(random_feed_forward(width, 600, width)) {}
 
-  attn::encoder_block_weights<S> block() const { return {{vector(bias), {}}, {{}, vector(bias)}, feed.views()}; }
+  attn::encoder_block_weights<S> block() const {
+    return {.norm_1 = {.gamma = vector(bias)}, .norm_2 = {.beta = vector(bias)}, .feed_forward = feed.views()};
+  }
   mixer_of<S> attention(bool causal) const {
     return [this, attend = full_attention<S>({.causal = causal})](auto x, auto out, auto& exec) {
-      L::multi_head(x, x, out, {matrix(weight), matrix(weight), matrix(weight), matrix(weight), vector(bias)}, attend,
-                    {.heads = 2}, exec);
+      L::multi_head(x, out,
+                    {.query = matrix(weight),
+                     .key = matrix(weight),
+                     .value = matrix(weight),
+                     .output = matrix(weight),
+                     .query_bias = vector(bias)},
+                    attend, {.heads = 2}, exec);
     };
   }
   mixer_of<S> half() const {
-    return [this](auto x, auto out, auto& exec) { L::project(x, matrix(half_weight), out, {}, exec); };
+    return [this](auto x, auto out, auto& exec) { L::project(x, out, {.weight = matrix(half_weight)}, exec); };
   }
 };
 
@@ -47,10 +54,11 @@ void add_layers(std::vector<layer<S>>& all, index width, const layer_parts<S>& p
   const auto add = [&](const char* name, reach sees, auto run) {
     all.push_back({name + (" of width " + std::to_string(width)), width, sees, run});
   };
-  add("project", reach::token,
-      [&p](auto x, auto out, auto& exec) { L::project(x, matrix(p.weight), out, vector(p.bias), exec); });
+  add("project", reach::token, [&p](auto x, auto out, auto& exec) {
+    L::project(x, out, {.weight = matrix(p.weight), .bias = vector(p.bias)}, exec);
+  });
   add("layer_norm", reach::token, [&p](auto x, auto out, auto& exec) {
-    L::layer_norm(x, out, {vector(p.bias), vector(p.bias)}, exec);
+    L::layer_norm(x, out, {.gamma = vector(p.bias), .beta = vector(p.bias)}, {}, exec);
   });
   add("feed_forward", reach::token,
       [&p](auto x, auto out, auto& exec) { L::feed_forward(x, out, p.feed.views(), attn::activation::gelu, exec); });
@@ -62,10 +70,10 @@ void add_layers(std::vector<layer<S>>& all, index width, const layer_parts<S>& p
     const reach sees = causal ? reach::past : reach::sequence;
     const std::string causally = causal ? ", causal," : "";
     add(("multi_head" + causally).c_str(), sees, p.attention(causal));
-    for (auto norm : {attn::norm_place::before, attn::norm_place::after})
-      add(((norm == attn::norm_place::before ? "encoder_block" : "encoder_block, norm after,") + causally).c_str(),
-          sees, [&p, mix = p.attention(causal), norm](auto x, auto out, auto& exec) {
-            L::encoder_block(x, out, mix, p.block(), {.norm = norm}, exec);
+    for (bool norm_first : {true, false})
+      add(((norm_first ? "encoder_block" : "encoder_block, norm after,") + causally).c_str(), sees,
+          [&p, mix = p.attention(causal), norm_first](auto x, auto out, auto& exec) {
+            L::encoder_block(x, out, p.block(), mix, {.norm_first = norm_first}, exec);
           });
   }
 }

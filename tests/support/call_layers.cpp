@@ -3,36 +3,36 @@
 namespace testing {
 
 template <class S>
-void compiled_layers<S>::project(in_sequence<S> x, in_matrix<S> w, out_sequence<S> out, in_vector<S> bias,
+void compiled_layers<S>::project(in_sequence<S> x, out_sequence<S> out, const attn::project_weights<S>& weights,
                                  execution& exec) {
-  attn::project(x, w, out, {.bias = bias}, exec);
+  attn::project(x, out, weights, exec);
 }
 
 template <class S>
-void compiled_layers<S>::layer_norm(in_sequence<S> x, out_sequence<S> out, const attn::layer_norm_options<S>& options,
-                                    execution& exec) {
-  attn::layer_norm(x, out, options, exec);
+void compiled_layers<S>::layer_norm(in_sequence<S> x, out_sequence<S> out, const attn::layer_norm_weights<S>& weights,
+                                    const attn::layer_norm_options<S>& options, execution& exec) {
+  attn::layer_norm(x, out, weights, options, exec);
 }
 
 template <class S>
 void compiled_layers<S>::feed_forward(in_sequence<S> x, out_sequence<S> out,
-                                      const attn::feed_forward_weights<S>& weights, attn::activation f,
+                                      const attn::feed_forward_weights<S>& weights, attn::activation activation,
                                       execution& exec) {
-  attn::feed_forward(x, out, weights, {.f = f}, exec);
+  attn::feed_forward(x, out, weights, {.activation = activation}, exec);
 }
 
 template <class S>
-void compiled_layers<S>::multi_head(in_sequence<S> x, in_sequence<S> y, out_sequence<S> out,
-                                    const attn::multi_head_weights<S>& weights, const attention_of<S>& op,
-                                    const attn::multi_head_options& options, execution& exec) {
-  attn::multi_head(x, y, out, weights, op, options, exec);
+void compiled_layers<S>::multi_head(in_sequence<S> x, out_sequence<S> out, const attn::multi_head_weights<S>& weights,
+                                    const attention_of<S>& op, const attn::multi_head_options<S>& options,
+                                    execution& exec) {
+  attn::multi_head(x, out, weights, op, options, exec);
 }
 
 template <class S>
-void compiled_layers<S>::encoder_block(in_sequence<S> x, out_sequence<S> out, const mixer_of<S>& mix,
-                                       const attn::encoder_block_weights<S>& weights,
+void compiled_layers<S>::encoder_block(in_sequence<S> x, out_sequence<S> out,
+                                       const attn::encoder_block_weights<S>& weights, const mixer_of<S>& mix,
                                        const attn::encoder_block_options<S>& options, execution& exec) {
-  attn::encoder_block(x, out, mix, weights, options, exec);
+  attn::encoder_block(x, out, weights, mix, options, exec);
 }
 
 template <class S>

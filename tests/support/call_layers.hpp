@@ -25,14 +25,15 @@ using mixer_of = std::function<void(in_sequence<S>, out_sequence<S>, attn::execu
 template <class S>
 struct compiled_layers {
   using execution = attn::execution;
-  static void project(in_sequence<S> x, in_matrix<S> w, out_sequence<S> out, in_vector<S> bias, execution&);
-  static void layer_norm(in_sequence<S> x, out_sequence<S> out, const attn::layer_norm_options<S>&, execution&);
+  static void project(in_sequence<S> x, out_sequence<S> out, const attn::project_weights<S>&, execution&);
+  static void layer_norm(in_sequence<S> x, out_sequence<S> out, const attn::layer_norm_weights<S>&,
+                         const attn::layer_norm_options<S>&, execution&);
   static void feed_forward(in_sequence<S> x, out_sequence<S> out, const attn::feed_forward_weights<S>&,
                            attn::activation, execution&);
-  static void multi_head(in_sequence<S> x, in_sequence<S> y, out_sequence<S> out, const attn::multi_head_weights<S>&,
-                         const attention_of<S>&, const attn::multi_head_options&, execution&);
-  static void encoder_block(in_sequence<S> x, out_sequence<S> out, const mixer_of<S>&,
-                            const attn::encoder_block_weights<S>&, const attn::encoder_block_options<S>&, execution&);
+  static void multi_head(in_sequence<S> x, out_sequence<S> out, const attn::multi_head_weights<S>&,
+                         const attention_of<S>&, const attn::multi_head_options<S>&, execution&);
+  static void encoder_block(in_sequence<S> x, out_sequence<S> out, const attn::encoder_block_weights<S>&,
+                            const mixer_of<S>&, const attn::encoder_block_options<S>&, execution&);
   static void reversible_block(in_sequence<S> x, out_sequence<S> out, const mixer_of<S>& f, const mixer_of<S>& g,
                                const attn::reversible_block_options<S>&, execution&);
   static void reversible_block_inverse(in_sequence<S> y, out_sequence<S> out, const mixer_of<S>& f,

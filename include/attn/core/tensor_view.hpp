@@ -236,7 +236,7 @@ constexpr bool check_viewable() {
 
 /// What every operator takes: a view or anything a view can be made of. Other types are refused by a static_assert.
 template <class X>
-concept viewable = detail::has_view<X>;  // becomes check_viewable<X>() once no operator is overloaded on it
+concept viewable = detail::check_viewable<X>();
 
 /// The view of a viewable argument; its element type is const where the argument is.
 template <viewable X>

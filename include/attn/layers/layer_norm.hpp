@@ -3,32 +3,34 @@
 //   out = gamma (x - mean) / sqrt(variance + eps) + beta          Ba, Kiros & Hinton 2016, per token, over its features
 //
 //   attn::layer_norm(x, out);                       // Eigen matrices [length, dim]; out may be x
-//   attn::layer_norm(x, out, {.gamma = g, .beta = b, .eps = 1e-6f}, threads);
+//   attn::layer_norm(x, out, {.gamma = g, .beta = b}, {.eps = 1e-6f}, threads);
 //
 // Shapes   x and out [B, L, D], gamma and beta [D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with
 //          float arithmetic.
-// Cost     a few operations a number; scratch: a row a thread.
+// Cost     a few operations a number; scratch: gamma, beta and a row per thread.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 #pragma once
 
-#include <attn/core/detail/exp.hpp>
-#include <attn/core/detail/tile_product.hpp>
 #include <attn/layers/detail/sequence.hpp>
 
 namespace attn::inline ATTN_ISA {
+
+/// Weights of layer_norm.
+template <class S>
+struct layer_norm_weights {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  /// Factor of every feature, [D]; 1 unless given.
+  tensor_view<const S, 1> gamma{};
+  /// Added to every feature, [D]; 0 unless given.
+  tensor_view<const S, 1> beta{};
+};
 
 /// Options of layer_norm for elements of type S.
 template <class S>
 struct layer_norm_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-  using real = compute_type<S>;
-
-  /// Factor of every feature, [D]; 1 unless given.
-  tensor_view<const S, 1> gamma{};
-  /// Added to every feature, [D]; 0 unless given.
-  tensor_view<const S, 1> beta{};
   /// Added to the variance.
-  real eps = real(1e-5);
+  compute_type<S> eps = compute_type<S>(1e-5);
 };
 
 namespace detail {
@@ -49,12 +51,16 @@ struct row_norm {
   }
 
   template <class S>
-  void begin(const layer_norm_options<S>& options) {
-    eps = options.eps;
-    for (index d = 0; d < dim; ++d) {
-      gamma[d] = options.gamma ? static_cast<T>(options.gamma(d)) : T(1);
-      beta[d] = options.beta ? static_cast<T>(options.beta(d)) : T(0);
-    }
+  void set(const layer_norm_weights<S>& weights, T epsilon) {
+    eps = epsilon;
+    const auto load_or_fill = [this](const tensor_view<const S, 1>& from, T value, T* to) {
+      if (from)
+        read_numbers<T, S>(from.data(), from.stride(0), dim, to);
+      else
+        std::fill(to, to + dim, value);
+    };
+    load_or_fill(weights.gamma, T(1), gamma);
+    load_or_fill(weights.beta, T(0), beta);
   }
 
   /// Normalises one row in place.
@@ -83,61 +89,55 @@ struct row_norm {
   }
 };
 
+/// Checks what a norm of `features` features takes.
 template <class S>
-void check_layer_norm(const validator& check, const char* gamma, const char* beta, const layer_norm_options<S>& options,
-                      const tensor_view<S, 3>& out) {
-  if (!(options.eps >= 0)) check.fail("eps >= 0", static_cast<double>(options.eps));
-  if (options.gamma) {
-    check_parameter(check, gamma, options.gamma, "out", out);
-    check.one_per(gamma, "feature", out.extent(2), options.gamma.extent(0));
-  }
-  if (options.beta) {
-    check_parameter(check, beta, options.beta, "out", out);
-    check.one_per(beta, "feature", out.extent(2), options.beta.extent(0));
-  }
+void check_layer_norm(const validator& check, const char* gamma, const char* beta, const layer_norm_weights<S>& weights,
+                      compute_type<S> eps, index features) {
+  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
+  check_optional(check, gamma, features, weights.gamma);
+  check_optional(check, beta, features, weights.beta);
 }
 
-/// Tokens a task takes where every token stands for itself.
-inline constexpr index row_step = 64;
-
 /// Rows of x into rows of out, which may be the same.
-template <class S>
-void run_layer_norm(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
-                    const layer_norm_options<S>& options, execution& exec) {
-  using T = compute_type<S>;
-  const index rows = tokens(x), dim = x.extent(2);
-  auto norm = exec.shared_scratch([&](arena& memory) { return row_norm<T>::layout(memory, dim); });
-  norm.begin(options);
-  exec.for_each((rows + row_step - 1) / row_step, [&](index task, int worker) {
-    T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(dim); });
-    for (index n = task * row_step; n < std::min((task + 1) * row_step, rows); ++n) {
-      load_row(token(x, n), x.stride(2), dim, row);
+template <class T>
+void run_layer_norm(const input_tokens<T>& x, const output_tokens<T>& out, const row_norm<T>& norm, execution& exec) {
+  const double numbers = static_cast<double>(x.count) * static_cast<double>(x.dim);
+  const auto limit = exec.limit_threads({.operations = 8 * numbers, .bytes = 2 * sizeof(T) * numbers});
+  exec.for_each(ceil_div(x.count, tokens_per_task), [&](index task, int worker) {
+    T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(x.dim); });
+    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, x.count); ++n) {
+      x.load(n, row);
       norm.apply(row);
-      store_row(row, dim, token(out, n), out.stride(2));
+      out.store(n, row);
     }
   });
 }
 
 }  // namespace detail
 
-/// Normalises every token, by an execution, which may be left out. See the top of the file.
-template <viewable X, viewable O>
-void layer_norm(const X& x, O&& out, const layer_norm_options<element_of<const X&>>& options, execution& exec) {
+/// Normalises every token. See the top of the file.
+template <viewable X, viewable O, class Weights = layer_norm_weights<element_of<const X&>>,
+          class Options = layer_norm_options<element_of<const X&>>>
+void layer_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {
   detail::require_sequences<const X&, O>();
   using S = element_of<const X&>;
-  const tensor_view<const S, 3> from = as_sequence(x);
-  const tensor_view<S, 3> to = as_sequence(out);
+  using T = compute_type<S>;
+  const tensor_view<const S, 3> from = detail::as_sequence(x);
+  const tensor_view<S, 3> to = detail::as_sequence(out);
+  const auto& w = detail::weights_or_default<layer_norm_weights<S>>(weights);
+  const auto& given = detail::options_or_default<layer_norm_options<S>>(options);
+  execution& e = detail::execution_of(exec, options, weights);
+
   const detail::validator check("layer_norm");
-  detail::check_sequences<S>(check, from, to, from.extent(2));
-  detail::check_layer_norm<S>(check, "gamma", "beta", options, to);
-  detail::check_in_place<S>(check, from, to);
-  detail::run_layer_norm<S>(from, to, options, exec);
+  detail::check_sequences(check, from, to);
+  check.memory({{"out", to}}, {{"gamma", w.gamma}, {"beta", w.beta}});
+  detail::check_extents(check, from, to, from.extent(2));
+  detail::check_layer_norm<S>(check, "gamma, one per feature:", "beta, one per feature:", w, given.eps, to.extent(2));
+
+  auto norm =
+      e.shared_scratch([&](detail::arena& memory) { return detail::row_norm<T>::layout(memory, to.extent(2)); });
+  norm.set(w, given.eps);
+  detail::run_layer_norm<T>(detail::input_tokens<T>(from), detail::output_tokens<T>(to), norm, e);
 }
 
-template <viewable X, viewable O>
-void layer_norm(const X& x, O&& out, const layer_norm_options<element_of<const X&>>& options = {}) {
-  execution serial;
-  layer_norm(x, out, options, serial);
-}
-
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -1,13 +1,13 @@
-// attn: the reversible residual block: its input can be had back from its output, so nothing need be kept of a stack.
+// attn: the reversible residual block: its input is recovered from its output, so a stack need store no activations.
 //
 //   y1 = x1 + f(x2),  y2 = x2 + g(y1);   back:  x2 = y2 - g(y1),  x1 = y1 - f(x2)
 //                                        Gomez et al. 2017, "The reversible residual network"; Kitaev et al. 2020
 //
-//   attn::reversible_block(x, out, f, g, {}, threads);            // out may be x: a stack needs one sequence
-//   attn::reversible_block_inverse(out, x, f, g, {}, threads);
+//   attn::reversible_block(x, out, f, g, threads);                // out may be x: a stack needs one sequence
+//   attn::reversible_block_inverse(out, x, f, g, threads);
 //   attn::reversible_block(x, x, f, g, {.remainder = r});         // float, double: nothing is lost in deep stacks
 //
-// Shapes   x and out [B, L, 2 D]: x1 and x2 side by side. float, double, Eigen::half or Eigen::bfloat16.
+// Shapes   x and out [B, L, 2 D]: x1 and x2 in the first and second half of each row. float, double, Eigen::half or Eigen::bfloat16.
 // Mixers   f(x, out, execution) and g likewise, with views [B, L, D]; each fills out. They must give the same result
 //          for the same input: every operator of this library does, for any number of threads.
 // Cost     that of f and g. Scratch, beside theirs: half a sequence.
@@ -57,28 +57,29 @@ void add_with_rest(S& value, S& rest, compute_type<S> change) {
   }
 }
 
-/// to = from + sign * change, number by number, with a remainder where one is given; tokens fall to tasks.
+/// to = from + sign * change, number by number, with a remainder where one is given.
 template <class S>
 void add_change(const tensor_view<const S, 3>& from, const tensor_view<S, 3>& change, compute_type<S> sign,
                 const tensor_view<S, 3>& to, const tensor_view<S, 3>& remainder, execution& exec) {
   using T = compute_type<S>;
-  constexpr index step = 64;
-  const index rows = tokens(from);
-  exec.for_each((rows + step - 1) / step, [&](index task, int) {
-    for (index n = task * step; n < std::min((task + 1) * step, rows); ++n) {
-      const S *const a = token(from, n), *const c = token(change, n);
-      S* const out = token(to, n);
-      const index in_stride = from.stride(2), out_stride = to.stride(2);
+  const token_memory<const std::byte> x(from), c(change);
+  const token_memory<std::byte> y(to), rest(remainder);
+  const auto limit = exec.limit_threads(
+      {.bytes = (remainder ? 5.0 : 3.0) * sizeof(S) * static_cast<double>(x.count) * static_cast<double>(x.dim)});
+  exec.for_each(ceil_div(x.count, tokens_per_task), [&](index task, int) {
+    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, x.count); ++n) {
+      const S *const a = reinterpret_cast<const S*>(x.at(n)), *const b = reinterpret_cast<const S*>(c.at(n));
+      S* const out = reinterpret_cast<S*>(y.at(n));
       if (remainder) {
-        S* const rest = token(remainder, n);
-        for (index d = 0; d < from.extent(2); ++d) {
-          S value = a[d * in_stride];
-          add_with_rest<S>(value, rest[d * remainder.stride(2)], sign * static_cast<T>(c[d]));
-          out[d * out_stride] = value;
+        S* const r = reinterpret_cast<S*>(rest.at(n));
+        for (index d = 0; d < x.dim; ++d) {
+          S value = a[d * x.stride];
+          add_with_rest<S>(value, r[d * rest.stride], sign * static_cast<T>(b[d]));
+          out[d * y.stride] = value;
         }
       } else {
-        for (index d = 0; d < from.extent(2); ++d)
-          out[d * out_stride] = static_cast<S>(static_cast<T>(a[d * in_stride]) + sign * static_cast<T>(c[d]));
+        for (index d = 0; d < x.dim; ++d)
+          out[d * y.stride] = static_cast<S>(static_cast<T>(a[d * x.stride]) + sign * static_cast<T>(b[d]));
       }
     }
   });
@@ -104,69 +105,49 @@ void run_reversible(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& o
   add(1 - first);
 }
 
-template <class S>
-void check_reversible(const validator& check, const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
-                      const tensor_view<S, 3>& remainder) {
-  if (x.extent(2) % 2 != 0) check.fail("an even width", x.extent(2));
-  check_sequences(check, x, out, x.extent(2));
-  check_in_place(check, x, out);
-  if (remainder) {
-    check.writable("remainder", remainder);
-    check.equal("remainder batch = x batch", x.extent(0), remainder.extent(0));
-    check.equal("remainder length = x length", x.extent(1), remainder.extent(1));
-    check.equal("remainder dim = x dim", x.extent(2), remainder.extent(2));
-    check.no_alias("remainder", remainder, "x", x);
-    check.no_alias("remainder", remainder, "out", out);
-  }
-  check.fits("x", {x.extent(0), x.extent(1), x.extent(2)});
+inline void check_reversible(const validator& check, const memory_layout& x, const memory_layout& out,
+                             const memory_layout& remainder, bool with_remainder) {
+  check_sequences(check, x, out);
+  if (with_remainder) check.memory({{"remainder", remainder}}, {{"x", x}, {"out", out}});
+  if (x.extents[2] % 2 != 0) check.fail("an even width", x.extents[2]);
+  check_extents(check, x, out, x.extents[2]);
+  if (with_remainder)
+    check.extents({{"remainder batch = x batch", x.extents[0], remainder.extents[0]},
+                   {"remainder length = x length", x.extents[1], remainder.extents[1]},
+                   {"remainder dim = x dim", x.extents[2], remainder.extents[2]}});
+  check.fits("x", {x.extents[0], x.extents[1], x.extents[2]});
 }
 
-template <class S, class F, class G>
-constexpr void require_mixers() {
-  static_assert(sequence_function<std::remove_reference_t<F>, S> && sequence_function<std::remove_reference_t<G>, S>,
+/// The block, or its inverse, by `name`.
+template <bool Inverse, class X, class O, class F, class G, class Options>
+void reversible(const char* name, const X& x, O& out, F& f, G& g, Options& options, execution_ref& exec) {
+  require_sequences<const X&, O&>();
+  using S = element_of<const X&>;
+  static_assert(token_mixer<std::remove_reference_t<F>, S> && token_mixer<std::remove_reference_t<G>, S>,
                 "attn: f and g must be callable as f(x, out, execution)");
+  const tensor_view<const S, 3> from = as_sequence(x);
+  const tensor_view<S, 3> to = as_sequence(out);
+  const tensor_view<S, 3> remainder = options_or_default<reversible_block_options<S>>(options).remainder;
+  check_reversible(validator(name), from, to, remainder, bool(remainder));
+  execution& e = execution_of(exec, options);
+  if constexpr (Inverse)
+    run_reversible<S>(from, to, remainder, 1, -1, g, f, e);
+  else
+    run_reversible<S>(from, to, remainder, 0, 1, f, g, e);
 }
 
 }  // namespace detail
 
-/// Forward, by an execution, which may be left out. See the top of the file.
-template <viewable X, viewable O, class F, class G>
-void reversible_block(const X& x, O&& out, F&& f, G&& g, const reversible_block_options<element_of<const X&>>& options,
-                      execution& exec) {
-  detail::require_sequences<const X&, O>();
-  using S = element_of<const X&>;
-  detail::require_mixers<S, F, G>();
-  const tensor_view<const S, 3> from = as_sequence(x);
-  const tensor_view<S, 3> to = as_sequence(out);
-  detail::check_reversible<S>(detail::validator("reversible_block"), from, to, options.remainder);
-  detail::run_reversible<S>(from, to, options.remainder, 0, 1, f, g, exec);
-}
-
-template <viewable X, viewable O, class F, class G>
-void reversible_block(const X& x, O&& out, F&& f, G&& g,
-                      const reversible_block_options<element_of<const X&>>& options = {}) {
-  execution serial;
-  reversible_block(x, out, f, g, options, serial);
+/// Forward. See the top of the file.
+template <viewable X, viewable O, class F, class G, class Options = reversible_block_options<element_of<const X&>>>
+void reversible_block(const X& x, O&& out, F&& f, G&& g, Options&& options = {}, execution_ref exec = {}) {
+  detail::reversible<false>("reversible_block", x, out, f, g, options, exec);
 }
 
 /// Back: x from what reversible_block made of it, with the same f and g and the remainder it left.
-template <viewable Y, viewable O, class F, class G>
-void reversible_block_inverse(const Y& y, O&& out, F&& f, G&& g,
-                              const reversible_block_options<element_of<const Y&>>& options, execution& exec) {
-  detail::require_sequences<const Y&, O>();
-  using S = element_of<const Y&>;
-  detail::require_mixers<S, F, G>();
-  const tensor_view<const S, 3> from = as_sequence(y);
-  const tensor_view<S, 3> to = as_sequence(out);
-  detail::check_reversible<S>(detail::validator("reversible_block_inverse"), from, to, options.remainder);
-  detail::run_reversible<S>(from, to, options.remainder, 1, -1, g, f, exec);
+template <viewable Y, viewable O, class F, class G, class Options = reversible_block_options<element_of<const Y&>>>
+void reversible_block_inverse(const Y& y, O&& out, F&& f, G&& g, Options&& options = {}, execution_ref exec = {}) {
+  detail::reversible<true>("reversible_block_inverse", y, out, f, g, options, exec);
 }
 
-template <viewable Y, viewable O, class F, class G>
-void reversible_block_inverse(const Y& y, O&& out, F&& f, G&& g,
-                              const reversible_block_options<element_of<const Y&>>& options = {}) {
-  execution serial;
-  reversible_block_inverse(y, out, f, g, options, serial);
-}
-
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

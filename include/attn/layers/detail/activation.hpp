@@ -1,4 +1,4 @@
-// attn: what stands between the two projections of a feed-forward layer.
+// attn: activation functions, between the two projections of a feed-forward layer.
 //
 //   relu       max(x, 0)
 //   gelu       x Phi(x), Phi the normal distribution: x (1 + erf(x / sqrt 2)) / 2     Hendrycks & Gimpel 2016
@@ -68,7 +68,7 @@ ATTN_INLINE packet<T> gelu_tanh(const packet<T>& x) {
 
 /// x[n] = f(x[n]) for `count` numbers.
 template <class T>
-void activate(activation f, T* x, index count) {
+[[gnu::noinline]] void activate(activation f, T* x, index count) {
   switch (f) {
     case activation::relu:
       return map_packets(x, x, count, [](const auto& p) { return max(p, zero<T>()); });
@@ -80,4 +80,4 @@ void activate(activation f, T* x, index count) {
 }
 
 }  // namespace detail
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA
