@@ -59,8 +59,8 @@ struct nystrom_call {
       packed.positions = {at, 1, nullptr};
       packed.pack(key, value, 0, count);
       // Here and for the queries: 4 % of the whole on one Zen 4 core.
-      row_prefetcher<cache_level::first>(key, at + count, end).next(key_step);
-      row_prefetcher<cache_level::first>(value, at + count, end).next(key_step);
+      row_prefetcher<1, cache_level::first>(key, at + count, end).next(key_step);
+      row_prefetcher<1, cache_level::first>(value, at + count, end).next(key_step);
       queries.attend(packed, count, terms);
     }
     queries.save(to);
@@ -99,7 +99,7 @@ struct nystrom_call {
           exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape().dim, shape().dim_v); });
       block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
       std::fill_n(block.ranges, block.rows, key_range{0, std::min(m(), plan.lengths.keys(b))});
-      row_prefetcher<cache_level::first>(head_of(q, b, h), i1, queries).next(max_rows);
+      row_prefetcher<1, cache_level::first>(head_of(q, b, h), i1, queries).next(max_rows);
       attend(block, p.packed[few_keys ? 0 : member], terms);
       for (index r = 0; r < block.rows && convolution; ++r)
         add_convolution(b, h, i0 + r, block.state.row_sum(r), block.state.row(r));
