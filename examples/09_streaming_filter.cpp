@@ -1,7 +1,7 @@
 // A streaming filter over the bytes of a text: causal aft_local, fed byte by byte, predicts the next one from how often
 // each byte came so far, the latest counting more. Its memory does not grow with the text.
 // Usage: 09_streaming_filter [file]
-#include <attn/aft/aft_window_step.hpp>
+#include <attn/aft/aft_local_step.hpp>
 
 #include <chrono>
 #include <cmath>
@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
   const attn::tensor_view<const float> one_hot(value.data(), {1, heads, 1, bytes}, {0, 0, 0, 1});
   const attn::tensor_view<float> out(chance.data(), {1, heads, 1, bytes});
 
-  attn::aft_window_state<float> state(1, heads, bytes, window);
+  attn::aft_local_state<float> state({.heads = heads, .dim = bytes}, {.window = window});
   std::vector<double> bits(boost.size());
   const auto start = std::chrono::steady_clock::now();
   for (std::size_t n = 0; n + 1 < text.size(); ++n) {

@@ -97,7 +97,7 @@ TEST_CASE("aft: keys of millions, as far apart as rounding leaves them", "[extre
       }
 }
 
-TEMPLATE_LIST_TEST_CASE("aft_simple: a key near the largest number outweighs, and spoils nothing", "[extremes]",
+TEMPLATE_LIST_TEST_CASE("aft_simple: a key near the largest number outweighs the others, and nothing else", "[extremes]",
                         exact_types) {
   using S = TestType;
   const S huge = std::numeric_limits<S>::max() / 4 * 3;  // times log2 e, it is no number
@@ -106,7 +106,7 @@ TEMPLATE_LIST_TEST_CASE("aft_simple: a key near the largest number outweighs, an
   attn::execution serial;
   S out[4] = {}, steps[4] = {};
   compiled_aft_simple<S>::call(in(q), in(k), in(v), {out, {1, 1, 4, 1}}, {.causal = true, .gate = false}, serial);
-  attn::aft_simple_state<S> state(1, 1, 1);
+  attn::aft_simple_state<S> state({.dim = 1});
   for (index t = 0; t < 4; ++t)
     compiled_aft_simple<S>::step(state, in(q).slice(2, t, 1), in(k).slice(2, t, 1), in(v).slice(2, t, 1),
                                  out_view<S>(steps, {1, 1, 4, 1}).slice(2, t, 1), {.gate = false}, serial);
@@ -142,9 +142,9 @@ TEMPLATE_LIST_TEST_CASE("aft: NaN behind a mask, and in one channel", "[extremes
   const tensor<double> before = run_aft<TestType>(p, serial);
   for (double bad : {std::numeric_limits<double>::quiet_NaN(), infinity}) {
     for (bool in_key : {false, true}) {
-      auto spoilt = p;
-      (in_key ? spoilt.k : spoilt.v)(0, 0, 33, 4) = bad;
-      const tensor<double> after = run_aft<TestType>(spoilt, serial);
+      auto changed = p;
+      (in_key ? changed.k : changed.v)(0, 0, 33, 4) = bad;
+      const tensor<double> after = run_aft<TestType>(changed, serial);
       bool right = true;
       for (index t = 0; t < 140; ++t)
         for (index d = 0; d < 20; ++d)
