@@ -6,7 +6,7 @@
 //   attn::aft_conv(q, k, v, out, w);                                  // w [heads, width], width odd
 //   attn::aft_conv(q, k, v, out, w, {.grid = attn::token_grid{14, 14}});   // an image: w [heads, height, width]
 //
-// k and w may be of any size up to 5e37, as for aft_full. A w of -infinity masks; a row that sees no key is 0.
+// k and w may be of any size, as for aft_full. A w of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, v, out [B, H, L, D], k [B, H, L, D], or [B, H, L, 1]: one key for all channels of a head. w [H, width] or
 //          [1, width]; entry p belongs to t' = t + p - width / 2 (rounded down). For an image of rows x columns tokens,

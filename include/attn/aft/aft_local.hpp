@@ -7,7 +7,7 @@
 //   attn::aft_local(q, k, v, out, w, {.window = 128});                            // w [length, length]
 //   attn::aft_local(q, k, v, out, w, {.causal = true, .window = 128, .band = true});   // w [length, 2 * 128 - 1]
 //
-// k and w may be of any size up to 5e37, as for aft_full. A w of -infinity masks; a row that sees no key is 0.
+// k and w may be of any size, as for aft_full. A w of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]; w [L, L], one for all heads, or [H, L, L]. A band is [L, 2 s - 1] or
 //          [H, L, 2 s - 1]: entry p of row t belongs to t' = t + p - s + 1. float, double, or Eigen::half /

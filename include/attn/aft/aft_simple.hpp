@@ -6,7 +6,8 @@
 //   attn::aft_simple(q, k, v, out);
 //   attn::aft_simple(q, k, v, out, {.causal = true}, threads);
 //
-// k may be of any size up to 5e37: nothing overflows. A k of -infinity masks; a row that sees no key is 0.
+// k may be of any size: nothing overflows. From 1e7 on (double: 5e15) keys that differ by less than 2^-20 of their size
+// (double: 2^-49) are not told apart. A k of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for
@@ -37,26 +38,38 @@ namespace detail {
 /// Tokens of a task.
 inline constexpr index simple_chunk = 512;
 
-/// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result.
-template <class T, class S, int C>
+/// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result. Sums with large exponents are
+/// rare, and are computed by a second pass.
+template <class T, class S, int C, bool Large = false>
 void simple_rows_causal(const aft_head& head, bool gate, index begin, index end, index c, T* sums) {
+  if (begin == end) return;
+  bool large = false;
   read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
     write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
       key_sums<T> s[C];
-      unroll<C>([&](auto n) { s[n] = key_sums<T>::read(sums + n * key_sums<T>::size); });
+      packet<T> size = zero<T>();  // of the exponents, which only grow: the largest is the first or the last
+      unroll<C>([&](auto n) {
+        s[n] = key_sums<T>::read(sums + n * key_sums<T>::size);
+        size = max(size, abs(max(s[n].exponent, nearest_power<T>(key(begin, n)))));
+      });
       for (index t = begin; t < end; ++t)
         unroll<C>([&](auto n) {
-          const packet<T> x = key(t, n);
-          s[n].raise(nearest_power<T>(x));
+          const packet<T> x = key(t, n), exponent = nearest_power<T>(x);
+          s[n].raise(Large ? lower_large<T>(exponent) : exponent);
           const packet<T> weight = weight_beside(x, sub(zero<T>(), s[n].exponent));
           const packet<T> v_t = fma(x, zero<T>(), value(t, n));  // an infinite key makes it NaN
           s[n].num = fma(weight, if_less(zero<T>(), weight, v_t, zero<T>()), s[n].num);
           s[n].den = add(s[n].den, weight);
           write(t, n, s[n].num, s[n].den);
         });
-      unroll<C>([&](auto n) { s[n].write(sums + n * key_sums<T>::size); });
+      unroll<C>([&](auto n) { size = max(size, abs(s[n].exponent)); });
+      large = !Large && max_lanes(size) > large_exponent<T>;
+      if (!large) unroll<C>([&](auto n) { s[n].write(sums + n * key_sums<T>::size); });
     });
   });
+  if constexpr (!Large)
+    for (int n = 0; large && n < C; ++n)
+      simple_rows_causal<T, S, 1, true>(head, gate, begin, end, c + n * width<T>, sums + n * key_sums<T>::size);
 }
 
 /// Rows [begin, end) of C packets that all have the same means.

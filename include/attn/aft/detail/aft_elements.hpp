@@ -213,7 +213,7 @@ void add_plain_keys(const aft_head& head, index c, index begin, index end, T* to
       for (index j = j0; j < j1; ++j) unroll<C>([&](auto n) { reference[n] = max(reference[n], key(j, n)); });
       unroll<C>([&](auto n) {
         const auto largest = split_exp<T>(reference[n]);
-        sums[n].raise(largest.exponent);
+        sums[n].raise(lower_large<T>(largest.exponent));
         sums[n].den = fma(largest.factor, zero<T>(), sums[n].den);  // an infinite key makes it NaN
         reference[n] = sub(zero<T>(), key_sums<T>::finite(sums[n].exponent));
       });

@@ -4,10 +4,11 @@
 //
 // e^k and e^w are taken apart into factor and power of two (split_exp); a weight is the product of the factors, and the
 // powers meet as whole numbers. So nothing overflows, and since a change of `exponent` is a change by powers of two, it
-// changes no digit. In float, k + w is not rounded up to a size of 10^7, where whole numbers end, and beyond that no
-// more than any sum is; from 5e37 on all sizes count as one. (Double: 5 10^15, 3e307. Without fused multiply-adds e^k
-// and e^w lose about what rounding k and w would cost.) This is the exact form of everything in this family; its fast
-// form is aft_block.hpp.
+// changes no digit. In float, k + w is not rounded up to a size of 10^7, where the exponents cease to be all integers.
+// Beyond that weights are right only for keys whose k + w differ by more than 2^-20 of the size of k and w: the result is
+// some mean of the values of keys this close to the largest; from 5e37 on all sizes count as one. (Double: 5 10^15,
+// 2^-49, 3e307. Without fused multiply-adds e^k and e^w lose about what rounding k and w would cost.) This is the exact
+// form of everything in this family; its fast form is aft_block.hpp.
 //
 // A key of -infinity, or a w of -infinity, masks: it contributes nothing, whatever its value, not even NaN.
 #pragma once
@@ -118,7 +119,19 @@ void add_keys(key_sums<T>& sums, const split_keys<T>& keys, const split_biases<T
   sums.num = num, sums.den = den;
 }
 
-/// e^x 2^negated for a power of two that is at least e^x. (Beyond 2^24 numbers are no multiples of 1.)
+/// The size from which exponents may be no multiples of 1.
+template <class T>
+inline constexpr T large_exponent = T(std::uint64_t(2) << float_bits<T>::mantissa);
+
+/// An exponent for sums of e^x 2^-exponent: itself up to large_exponent. Beyond, its rounding error could make the
+/// largest weights underflow, and it is lowered by more than that error.
+template <class T>
+ATTN_INLINE packet<T> lower_large(const packet<T>& exponent) {
+  const packet<T> error = fma(abs(exponent), broadcast<T>(4 / large_exponent<T>), broadcast<T>(T(-4)));
+  return sub(exponent, max(error, zero<T>()));
+}
+
+/// e^x 2^negated where that is at most 1, up to rounding; larger ones, of lower_large(), become 2.
 template <class P, class T = std::remove_cvref_t<decltype(sum_lanes(std::declval<P>()))>>
 ATTN_INLINE P weight_beside(const P& x, const P& negated) {
   using constants = exp_constants<T>;
