@@ -1,7 +1,8 @@
 // Attention-free mixing: a softmax over tokens for every channel on its own.
+#include <attn/aft/aft_conv_step.hpp>
 #include <attn/aft/aft_full_step.hpp>
+#include <attn/aft/aft_local_step.hpp>
 #include <attn/aft/aft_simple_step.hpp>
-#include <attn/aft/aft_window_step.hpp>
 
 #include <algorithm>
 #include <random>
@@ -77,7 +78,7 @@ runner prepare_local(const problem& p) {
   const index s = local_window(p.set);
   return [w = std::make_shared<biases>(1, p.length, 2 * s - 1), s, causal = p.causal](
              input q, input k, input v, output out, attn::execution& exec) {
-    attn::aft_local(q, k, v, out, w->view(), {.window = s, .band = true, .causal = causal}, exec);
+    attn::aft_local(q, k, v, out, w->view(), {.causal = causal, .window = s, .band = true}, exec);
   };
 }
 
@@ -113,16 +114,16 @@ struct full_stream final : stream {
 };
 
 struct local_stream final : stream {
-  attn::aft_window_state<float> state;
+  attn::aft_local_state<float> state;
   std::shared_ptr<biases> w;
 
   explicit local_stream(const problem& p)
-      : state(1, p.kv_heads, p.dim, local_window(p.set)), w(std::make_shared<biases>(1, 1, 2 * state.window() - 1)) {}
+      : state({.heads = p.kv_heads, .dim = p.dim}, {.window = local_window(p.set)}), w(std::make_shared<biases>(1, 1, 2 * state.window() - 1)) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<local_stream>(*this); }
   void feed(input k, input v) override { state.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     const index heads = k.extent(1);
-    const std::array<index, 4> shape = {1, 1, state.size() + 1, 2 * state.window() - 1};
+    const std::array<index, 4> shape = {1, 1, state.tokens() + 1, 2 * state.window() - 1};
     attn::aft_local_step(state, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads),
                          input(w->numbers.data(), shape, {0, 0, 0, 1}), {.band = true}, exec);
   }
@@ -132,7 +133,7 @@ struct local_stream final : stream {
 struct simple_stream final : stream {
   attn::aft_simple_state<float> state;
 
-  explicit simple_stream(const problem& p) : state(1, p.kv_heads, p.dim) {}
+  explicit simple_stream(const problem& p) : state({.heads = p.kv_heads, .dim = p.dim}) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<simple_stream>(*this); }
   void feed(input k, input v) override { state.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
@@ -143,11 +144,11 @@ struct simple_stream final : stream {
 };
 
 struct conv_stream final : stream {
-  attn::aft_window_state<float> state;
+  attn::aft_conv_state<float> state;
   std::shared_ptr<biases> w;
 
   explicit conv_stream(const problem& p)
-      : state(1, p.kv_heads, p.dim, kernel_width(p.set) / 2 + 1),
+      : state({.heads = p.kv_heads, .dim = p.dim}, {.width = kernel_width(p.set)}),
         w(std::make_shared<biases>(1, p.kv_heads, kernel_width(p.set))) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<conv_stream>(*this); }
   void feed(input k, input v) override { state.append(k, v); }

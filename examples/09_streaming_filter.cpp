@@ -1,12 +1,11 @@
 // A streaming filter over the bytes of a text: causal aft_local, fed byte by byte, predicts the next one from how often
 // each byte came so far, the latest counting more. Its memory does not grow with the text.
-// Usage: 09_streaming_filter [file]
-#include <attn/aft/aft_window_step.hpp>
+// Usage: 09_streaming_filter [file]; without a file it makes a text.
+#include <attn/aft/aft_local_step.hpp>
 
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -14,11 +13,18 @@
 #include <vector>
 
 int main(int argc, char** argv) {
-  const std::filesystem::path here = std::filesystem::path(__FILE__).parent_path();
-  const std::string path = argc > 1 ? argv[1] : (here / ".." / "README.md").string();
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (text.size() < 2) return std::fprintf(stderr, "no text in %s\n", path.c_str()), 1;
+  const std::string path = argc > 1 ? argv[1] : "made text";
+  std::string text;
+  if (argc > 1) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) return std::fprintf(stderr, "%s: file not found\n", path.c_str()), 1;
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  } else {  // topics that change: the latest bytes foretell more than all
+    const char* const topics[] = {"keys and values ", "SUMS OF WEIGHTS ", "0123456789 + 42 "};
+    for (unsigned n = 0, noise = 1; n < 1500; ++n, noise = noise * 69069 + 1)
+      text += topics[n / 60 % 3] + std::string(noise >> 30, char('a' + (noise >> 20) % 26));
+  }
+  if (text.size() < 2) return std::fprintf(stderr, "%s: expected at least 2 bytes\n", path.c_str()), 1;
 
   // Every head is a filter. All keys are 0, so the bias alone says what a byte weighs: e^b for those in the window, 1
   // for those before it (b falls by 1 towards the start of the window). b = 20 forgets all but the window.
@@ -37,7 +43,7 @@ int main(int argc, char** argv) {
   const attn::tensor_view<const float> one_hot(value.data(), {1, heads, 1, bytes}, {0, 0, 0, 1});
   const attn::tensor_view<float> out(chance.data(), {1, heads, 1, bytes});
 
-  attn::aft_window_state<float> state(1, heads, bytes, window);
+  attn::aft_local_state<float> state({.heads = heads, .dim = bytes}, {.window = window});
   std::vector<double> bits(boost.size());
   const auto start = std::chrono::steady_clock::now();
   for (std::size_t n = 0; n + 1 < text.size(); ++n) {

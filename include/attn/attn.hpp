@@ -2,12 +2,13 @@
 #pragma once
 
 #include <attn/aft/aft_conv.hpp>
+#include <attn/aft/aft_conv_step.hpp>
 #include <attn/aft/aft_full.hpp>
 #include <attn/aft/aft_full_step.hpp>
 #include <attn/aft/aft_local.hpp>
+#include <attn/aft/aft_local_step.hpp>
 #include <attn/aft/aft_simple.hpp>
 #include <attn/aft/aft_simple_step.hpp>
-#include <attn/aft/aft_window_step.hpp>
 #include <attn/core/random.hpp>
 #include <attn/fourier/fnet.hpp>
 #include <attn/kernel/linear.hpp>

@@ -1,5 +1,5 @@
-// The bound between the fast product and the exact sums, from both sides: what is safe is not computed again, what is
-// not is, and both are right.
+// The bound between the fast product and the exact sums, from both sides: results that have
+// underflowed are computed again, others are not, and both are right.
 #include <attn/aft/aft_full.hpp>
 
 #include <cmath>
@@ -15,7 +15,7 @@ using namespace attn::detail;
 using attn::index;
 
 struct outcome {
-  index repeated;  // rows of packets computed again
+  index recomputed;  // rows of packets
   float out;
 };
 
@@ -31,21 +31,30 @@ outcome mean_of_two(float gap, float size, const particulars& more = {}) {
   const float k[] = {gap, -gap, 0}, v[] = {size, 3 * size, more.masked}, w[] = {-gap, gap, -infinity};
   const float q[] = {more.gate.value_or(0)};
   float out[] = {7};
-  const aft_head<float> head{{q, 1, 1, 1, 1}, {k, 3, 1, 1, 1}, {v, 3, 1, 1, 1}, {out, 1, 1, 1, 1}};
+  const aft_head head{{q, 1, 1, 1, 1}, {k, 3, 1, 1, 1}, {v, 3, 1, 1, 1}, {out, 1, 1, 1, 1}};
   attn::execution serial;
   packed_piece<float> keys;
   auto block = serial.scratch(0, [&](arena& memory) {
     keys = packed_piece<float>::layout(memory, 1, 3);
     return aft_block<float>::layout(memory, 1, false);
   });
-  const full_bias<float> bias{{w, 1, 3, 3, 1}, 0, 3, false};
-  const aft_rows<float, full_bias<float>> rows{block, {&head, 1}, bias, 0, 1, nullptr, more.gate.has_value()};
+  const auto& elements = elements_of<float>;
+  const full_bias<float> bias{
+      .w = {w, 1, 3, 3, 1}, .elements = elements, .first = 0, .keys = 3, .causal = false};
+  const aft_rows<float, full_bias<float>> rows{.block = block,
+                                               .elements = elements,
+                                               .heads = {&head, 1},
+                                               .bias = bias,
+                                               .first = 0,
+                                               .parts = 1,
+                                               .outside = nullptr,
+                                               .gate = more.gate.has_value()};
   block.begin(1);
-  rows.find_row_tops();
-  keys.pack(head.k, head.v, 0, 0, 3);
-  rows.take(keys, 0, 3);
-  const index repeated = rows.finish(3);
-  return {repeated, out[0]};
+  rows.find_row_exponents();
+  keys.pack(elements, head, 0, 0, 3);
+  rows.add_piece(keys, 0, 3);
+  const index recomputed = rows.finish(3);
+  return {recomputed, out[0]};
 }
 
 }  // namespace
@@ -56,28 +65,28 @@ TEST_CASE("aft_block: the bound of the fast product, from both sides", "[aft_blo
   for (float gap : {0.0f, 1.0f, 20.0f, 30.0f, 32.0f, 33.0f}) {
     INFO("gap " << gap);
     const outcome result = mean_of_two(gap, 1);
-    CHECK(result.repeated == 0);
+    CHECK(result.recomputed == 0);
     CHECK(std::abs(result.out - 2) <= 1e-6f);
   }
   for (float gap : {34.0f, 40.0f, 43.0f, 44.0f, 50.0f, 100.0f, 1000.0f}) {
     INFO("gap " << gap);
     const outcome result = mean_of_two(gap, 1);
-    CHECK(result.repeated == 1);
+    CHECK(result.recomputed == 1);
     CHECK(std::abs(result.out - 2) <= 1e-6f);
   }
 }
 
-TEST_CASE("aft_block: smaller values are trusted less", "[aft_block]") {
+TEST_CASE("aft_block: smaller values need recomputation earlier", "[aft_block]") {
   // num is 2 * 2^-40 den, and 4 * 2^-97 is reached at a gap of 19.8
-  CHECK(mean_of_two(19, 0x1p-40f).repeated == 0);
-  CHECK(mean_of_two(21, 0x1p-40f).repeated == 1);
-  CHECK(mean_of_two(33, 0x1p40f).repeated == 0);
+  CHECK(mean_of_two(19, 0x1p-40f).recomputed == 0);
+  CHECK(mean_of_two(21, 0x1p-40f).recomputed == 1);
+  CHECK(mean_of_two(33, 0x1p40f).recomputed == 0);
   for (float gap : {0.0f, 19.0f, 21.0f, 33.0f, 34.0f, 60.0f})
     for (float size : {0x1p-120f, 0x1p-40f, 0x1p40f, 0x1p120f})
       CHECK(std::abs(mean_of_two(gap, size).out / size - 2) <= 1e-6f);
 }
 
-TEST_CASE("aft_block: a masked value vouches for nothing", "[aft_block]") {
+TEST_CASE("aft_block: a masked value does not raise the bound", "[aft_block]") {
   for (float masked : {0.0f, 1e-30f, 1.0f, 1e30f, infinity, std::numeric_limits<float>::quiet_NaN()})
     for (float gap : {0.0f, 10.0f, 20.0f, 25.0f, 30.0f, 33.0f, 34.0f, 40.0f, 60.0f})
       for (int exponent = -120; exponent <= 100; exponent += 10) {
@@ -87,20 +96,20 @@ TEST_CASE("aft_block: a masked value vouches for nothing", "[aft_block]") {
       }
 }
 
-TEST_CASE("aft_block: values that cancel are no reason to compute again", "[aft_block]") {
-  const auto sure = [](float num, float den, float smallest) {
-    return sum_lanes(sure_sum<float>(broadcast<float>(num), broadcast<float>(den), broadcast<float>(smallest))) /
+TEST_CASE("aft_block: values that cancel need no recomputation", "[aft_block]") {
+  const auto bound = [](float num, float den, float smallest) {
+    return sum_lanes(sum_lower_bound<float>(broadcast<float>(num), broadcast<float>(den), broadcast<float>(smallest))) /
            width<float>;
   };
-  CHECK(sure(0, 0.5f, 0x1p-10f) == 0x1p-11f);        // the smallest value vouches
-  CHECK(sure(-0x1p-5f, 0.5f, 0x1p-10f) == 0x1p-5f);  // num does
-  CHECK(sure(0x1p10f, 0.5f, 0x1p20f) == 0.5f);       // no more than den
-  CHECK(sure(0, 0.5f, infinity) == 0.5f);            // all values are 0
-  CHECK(safe_sum<float>(1023) == 0x1p-87f);
-  CHECK(safe_sum<double>(1023) == 0x1p-954);
+  CHECK(bound(0, 0.5f, 0x1p-10f) == 0x1p-11f);        // by the smallest value
+  CHECK(bound(-0x1p-5f, 0.5f, 0x1p-10f) == 0x1p-5f);  // by num
+  CHECK(bound(0x1p10f, 0.5f, 0x1p20f) == 0.5f);       // no more than den
+  CHECK(bound(0, 0.5f, infinity) == 0.5f);            // all values are 0
+  CHECK(trusted_sum<float>(1023) == 0x1p-87f);
+  CHECK(trusted_sum<double>(1023) == 0x1p-954);
 }
 
-TEST_CASE("aft_block: the gate takes nothing from a tiny numerator", "[aft_block]") {
+TEST_CASE("aft_block: the gate does not make a tiny numerator underflow", "[aft_block]") {
   // den is 2^-94 and num alike: times sigmoid(-40) = 2^-57.7 it would be 0
   for (float gap : {0.0f, 20.0f, 33.0f, 40.0f})
     for (float q : {-60.0f, -40.0f, -20.0f, 0.0f, 20.0f}) {

@@ -18,7 +18,7 @@ void check(const aft_shape& s, bool causal, bool gate = true, const std::vector<
 TEMPLATE_LIST_TEST_CASE("aft_simple: every small dim, lengths about the edges of chunks", "[aft_simple]", exact_types) {
   for (bool causal : {false, true}) {
     for (index dim = 0; dim < 70; ++dim) check<TestType>({.length = 20, .dim = dim}, causal);
-    for (index length : {0, 1, 2, 15, 16, 17, 511, 512, 513, 1100})
+    for (index length : {0, 1, 2, 15, 16, 17, 511, 512, 513, 1030})
       check<TestType>({.heads = 1, .length = length, .dim = 3}, causal);
   }
 }
@@ -27,8 +27,8 @@ TEMPLATE_LIST_TEST_CASE("aft_simple: options combined", "[aft_simple]", all_type
   for (bool causal : {false, true})
     for (bool gate : {false, true})
       for (double keys : {1.0, 80.0}) {
-        check<TestType>({.length = 100, .dim = 24, .keys = keys}, causal, gate);
-        check<TestType>({.batch = 4, .length = 600, .dim = 3, .keys = keys}, causal, gate, {600, 0, 33, 513});
+        check<TestType>({.length = 100, .dim = 18, .keys = keys}, causal, gate);
+        check<TestType>({.batch = 4, .heads = 2, .length = 520, .dim = 3, .keys = keys}, causal, gate, {520, 0, 33, 513});
       }
 }
 

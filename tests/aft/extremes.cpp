@@ -97,7 +97,52 @@ TEST_CASE("aft: keys of millions, as far apart as rounding leaves them", "[extre
       }
 }
 
-TEMPLATE_LIST_TEST_CASE("aft_simple: a key near the largest number outweighs, and spoils nothing", "[extremes]",
+// Is every result within the values of keys nearly as large as the largest its row sees?
+template <class T>
+bool is_mean_of_largest(const tensor<double>& k, const tensor<double>& v, bool causal, const tensor<double>& out) {
+  constexpr double near = std::is_same_v<T, float> ? 0x1p-20 : 0x1p-49;
+  for (index t = 0; t < k.length(); ++t)
+    for (index d = 0; d < k.dim(); ++d) {
+      const index keys = causal ? t + 1 : k.length();
+      double largest = -infinity, low = infinity, high = -infinity;
+      for (index j = 0; j < keys; ++j) largest = std::max(largest, k(0, 0, j, d));
+      for (index j = 0; j < keys; ++j)
+        if (k(0, 0, j, d) >= largest - near * std::abs(largest) - 60)
+          low = std::min(low, v(0, 0, j, d)), high = std::max(high, v(0, 0, j, d));
+      if (!(low * 0.99999 <= out(0, 0, t, d) && out(0, 0, t, d) <= high * 1.00001)) return false;
+    }
+  return true;
+}
+
+TEMPLATE_LIST_TEST_CASE("aft: keys beyond 1e7, positive, negative and mixed", "[extremes]", exact_types) {
+  using S = TestType;
+  attn::execution serial;
+  for (double size : {1e7, 3e7, 1e8, 1e9, 1e10, 1e15, 1e16, 1e20, 1e30, 1e37})
+    for (double shift : {-1.5, 0.0, 1.5})
+      for (bool causal : {false, true}) {
+        INFO("size " << size << ", shift " << shift << ", causal " << causal);
+        const aft_shape s{.batch = 1, .heads = 1, .length = 300, .dim = 5, .keys = size};
+        const auto check_means = [&](auto p) {
+          for (double& x : p.k.data) x += shift * size;
+          for (double& x : p.v.data) x = 2 + std::abs(x);
+          p.k = rounded<S>(p.k), p.v = rounded<S>(p.v);
+          p.options.causal = causal, p.options.gate = false;
+          CHECK(is_mean_of_largest<S>(p.k, p.v, causal, run_aft<S>(p, serial)));
+        };
+        auto full = aft_problem<reference::aft_full_options>(s);
+        full.options.w = tensor<double>(1, 1, 300, 300);
+        check_means(full);
+        auto local = aft_problem<reference::aft_local_options>(s);
+        local.options.w = full.options.w, local.options.window = 13;
+        check_means(local);
+        auto conv = aft_problem<reference::aft_conv_options>(s);
+        conv.options.w = tensor<double>(1, 1, 1, 25);
+        check_means(conv);
+        check_means(aft_problem<reference::aft_simple_options>(s));
+      }
+}
+
+TEMPLATE_LIST_TEST_CASE("aft_simple: a key near the largest number outweighs the others, and nothing else", "[extremes]",
                         exact_types) {
   using S = TestType;
   const S huge = std::numeric_limits<S>::max() / 4 * 3;  // times log2 e, it is no number
@@ -106,7 +151,7 @@ TEMPLATE_LIST_TEST_CASE("aft_simple: a key near the largest number outweighs, an
   attn::execution serial;
   S out[4] = {}, steps[4] = {};
   compiled_aft_simple<S>::call(in(q), in(k), in(v), {out, {1, 1, 4, 1}}, {.causal = true, .gate = false}, serial);
-  attn::aft_simple_state<S> state(1, 1, 1);
+  attn::aft_simple_state<S> state({.dim = 1});
   for (index t = 0; t < 4; ++t)
     compiled_aft_simple<S>::step(state, in(q).slice(2, t, 1), in(k).slice(2, t, 1), in(v).slice(2, t, 1),
                                  out_view<S>(steps, {1, 1, 4, 1}).slice(2, t, 1), {.gate = false}, serial);
@@ -142,9 +187,9 @@ TEMPLATE_LIST_TEST_CASE("aft: NaN behind a mask, and in one channel", "[extremes
   const tensor<double> before = run_aft<TestType>(p, serial);
   for (double bad : {std::numeric_limits<double>::quiet_NaN(), infinity}) {
     for (bool in_key : {false, true}) {
-      auto spoilt = p;
-      (in_key ? spoilt.k : spoilt.v)(0, 0, 33, 4) = bad;
-      const tensor<double> after = run_aft<TestType>(spoilt, serial);
+      auto changed = p;
+      (in_key ? changed.k : changed.v)(0, 0, 33, 4) = bad;
+      const tensor<double> after = run_aft<TestType>(changed, serial);
       bool right = true;
       for (index t = 0; t < 140; ++t)
         for (index d = 0; d < 20; ++d)

@@ -54,7 +54,7 @@ TEMPLATE_LIST_TEST_CASE("aft states: extremes, chunk by chunk, after a silent st
 
       auto local = causal_problem<S, reference::aft_local_options>(s);
       local.options.w = full.options.w, local.options.window = 100;
-      attn::aft_window_state<S> window(2, 2, 20, 100);
+      attn::aft_local_state<S> window({.batch = 2, .heads = 2, .dim = 20}, {.window = 100});
       check(local, fed<S>(local, window, silent, 7, [&](auto& state, auto q, auto k, auto v, auto out) {
               compiled_aft_local<S>::step(state, q, k, v, out, view(w), {}, two);
             }));
@@ -62,13 +62,13 @@ TEMPLATE_LIST_TEST_CASE("aft states: extremes, chunk by chunk, after a silent st
       auto conv = causal_problem<S, reference::aft_conv_options>(s);
       conv.options.w = rounded<S>(aft_biases(s, 2, 1, 25));
       const tensor<S> kernels = cast<S>(conv.options.w);
-      attn::aft_window_state<S> past(2, 2, 20, 13);
+      attn::aft_conv_state<S> past({.batch = 2, .heads = 2, .dim = 20}, {.width = 25});
       check(conv, fed<S>(conv, past, silent, 7, [&](auto& state, auto q, auto k, auto v, auto out) {
               compiled_aft_conv<S>::step(state, q, k, v, out, kernel_view(kernels, false), {}, two);
             }));
 
       const auto simple = causal_problem<S, reference::aft_simple_options>(s);
-      attn::aft_simple_state<S> sums(2, 2, 20);
+      attn::aft_simple_state<S> sums({.batch = 2, .heads = 2, .dim = 20});
       check(simple, fed<S>(simple, sums, silent, 7, [&](auto& state, auto q, auto k, auto v, auto out) {
               compiled_aft_simple<S>::step(state, q, k, v, out, {}, two);
             }));
@@ -85,11 +85,11 @@ TEST_CASE("aft states: one key a head, one row of biases for an endless stream",
                       v = cast<float>(conv.v);
   tensor<float> out(1, 3, 90, 5), local_out = out;
   attn::execution serial;
-  attn::aft_window_state<float> past(1, 3, 5, 16);
+  attn::aft_conv_state<float> past({.heads = 3, .dim = 5}, {.width = 31});
   compiled_aft_conv<float>::step(past, view(q), view(k), view(v), view(out), kernel_view(kernels, false), {}, serial);
   CHECK(relative_error(out, expected(conv)) <= tolerance<float>::out);
   tensor<float> after = out;
-  attn::aft_window_state<float> fed(1, 3, 5, 16);
+  attn::aft_conv_state<float> fed({.heads = 3, .dim = 5}, {.width = 31});
   fed.append(view(k).slice(2, 0, 40), view(v).slice(2, 0, 40));
   const auto rest = [](const auto& x) { return x.slice(2, 40, 50); };
   std::fill(after.data.begin(), after.data.end(), 7.0f);
@@ -100,7 +100,7 @@ TEST_CASE("aft states: one key a head, one row of biases for an endless stream",
   // The same kernels as a band whose rows are one, for any length.
   const in_view<float> band(kernels.data.data(), {1, 3, index(1) << 40, 31}, {0, 31, 0, 1});
   const in_view<float> keys(k.data.data(), {1, 3, 90, 5}, {0, 90, 1, 0});
-  attn::aft_window_state<float> window(1, 3, 5, 16);
+  attn::aft_local_state<float> window({.heads = 3, .dim = 5}, {.window = 16});
   compiled_aft_local<float>::step(window, view(q), keys, view(v), view(local_out), band, {.band = true}, serial);
   CHECK(local_out == out);
 }
@@ -109,23 +109,23 @@ TEST_CASE("aft states: reset and copies", "[states]") {
   const tensor<float> x = cast<float>(random_normal(3, 1, 2, 40, 9));
   const tensor<float> w(1, 2, 1, 9, 0.5f);
   attn::execution serial;
-  const auto feed = [&](attn::aft_window_state<float>& window, attn::aft_simple_state<float>& sums) {
+  const auto feed = [&](attn::aft_conv_state<float>& window, attn::aft_simple_state<float>& sums) {
     tensor<float> a(1, 2, 40, 9), b = a;
     compiled_aft_conv<float>::step(window, view(x), view(x), view(x), view(a), kernel_view(w, false), {}, serial);
     compiled_aft_simple<float>::step(sums, view(x), view(x), view(x), view(b), {}, serial);
     return std::pair(a, b);
   };
-  attn::aft_window_state<float> window(1, 2, 9, 5);
-  attn::aft_simple_state<float> sums(1, 2, 9);
+  attn::aft_conv_state<float> window({.heads = 2, .dim = 9}, {.width = 9});
+  attn::aft_simple_state<float> sums({.heads = 2, .dim = 9});
   const auto first = feed(window, sums);
   auto window_copy = window;
   auto sums_copy = sums;
   const auto second = feed(window, sums);
   CHECK(first != second);
   CHECK(feed(window_copy, sums_copy) == second);
-  CHECK((window.size() == 80 && sums.size() == 80));
+  CHECK((window.tokens() == 80 && sums.tokens() == 80));
   window.reset(), sums.reset();
-  CHECK((window.size() == 0 && sums.size() == 0));
+  CHECK((window.tokens() == 0 && sums.tokens() == 0));
   CHECK(feed(window, sums) == first);
 
   constexpr std::size_t channels = 2 * static_cast<std::size_t>(attn::detail::round_up(9, attn::detail::width<float>));
@@ -134,18 +134,34 @@ TEST_CASE("aft states: reset and copies", "[states]") {
 }
 
 TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states][refusals]") {
-  CHECK(well_formed(refusal([] { attn::aft_simple_state<float>(1, -2, 3); }), "aft_simple_state"));
-  CHECK(well_formed(refusal([] { attn::aft_simple_state<float>(index(1) << 40, 1, index(1) << 40); }),
-                    "aft_simple_state"));
-  CHECK(well_formed(refusal([] { attn::aft_window_state<float>(1, 2, 3, 0); }), "aft_window_state"));
-  CHECK(well_formed(refusal([] { attn::aft_window_state<float>(1, 2, 3, std::numeric_limits<index>::max()); }),
-                    "aft_window_state"));
+  constexpr index most = std::numeric_limits<index>::max(), large = index(1) << 40;
+  const struct {
+    const char *name, *says;
+    std::function<void()> make;
+  } states[] = {
+      {"aft_simple_state", "heads >= 0", [] { attn::aft_simple_state<float>({.heads = -2, .dim = 3}); }},
+      {"aft_simple_state", "memory", [] { attn::aft_simple_state<float>({.batch = large, .dim = large}); }},
+      {"aft_simple_state", "value_dim = dim 3", [] { attn::aft_simple_state<float>({.dim = 3, .value_dim = 4}); }},
+      {"aft_local_state", "dim >= 0", [] { attn::aft_local_state<float>({.dim = -3}); }},
+      {"aft_local_state", "window >= 1", [] { attn::aft_local_state<float>({.dim = 3}, {.window = 0}); }},
+      {"aft_local_state", "memory", [] { attn::aft_local_state<float>({.dim = 3}, {.window = most}); }},
+      {"aft_conv_state", "width >= 1", [] { attn::aft_conv_state<float>({.dim = 3}, {.width = -1}); }},
+      {"aft_conv_state", "odd width", [] { attn::aft_conv_state<float>({.dim = 3}, {.width = 4}); }},
+      {"aft_conv_state", "memory", [] { attn::aft_conv_state<float>({.dim = 3}, {.width = most}); }},
+  };
+  for (const auto& bad : states) {
+    const std::string message = refusal(bad.make);
+    INFO(message);
+    CHECK(well_formed(message, bad.name));
+    CHECK(message.find(bad.says) != std::string::npos);
+  }
 
   const tensor<float> x(1, 2, 4, 3, 1), w(1, 2, 8, 8, 0);
   tensor<float> out(1, 2, 4, 3, 7);
   attn::execution serial;
-  attn::aft_simple_state<float> sums(1, 2, 3);
-  attn::aft_window_state<float> window(1, 2, 3, 2);
+  attn::aft_simple_state<float> sums({.heads = 2, .dim = 3});
+  attn::aft_local_state<float> window({.heads = 2, .dim = 3}, {.window = 2});
+  attn::aft_conv_state<float> past({.heads = 2, .dim = 3}, {.width = 3});
   attn::kv_cache<float> cache({.heads = 2, .dim = 3}), filled = cache;
   filled.append(view(x), view(x));
   const auto biases = [&](index h, index rows, index columns) {
@@ -168,7 +184,8 @@ TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states
          compiled_aft_simple<float>::step(sums, other_dim, other_dim, other_dim, view(out).slice(3, 0, 2), {}, serial);
        }},
       {"aft_simple_state", "key heads", [&] { sums.append(other_heads, other_heads); }},
-      {"aft_window_state", "key dim", [&] { window.append(other_dim, good); }},
+      {"aft_local_state", "key dim", [&] { window.append(other_dim, good); }},
+      {"aft_conv_state", "value heads", [&] { past.append(good, other_heads); }},
       {"aft_local_step", "w rows",
        [&] { compiled_aft_local<float>::step(window, good, good, good, view(out), biases(1, 3, 8), {}, serial); }},
       {"aft_local_step", "w columns",
@@ -178,9 +195,9 @@ TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states
          compiled_aft_local<float>::step(window, good, good, good, view(out), biases(1, 4, 4), {.band = true}, serial);
        }},
       {"aft_conv_step", "width",
-       [&] { compiled_aft_conv<float>::step(window, good, good, good, view(out), biases(1, 2, 4), {}, serial); }},
-      {"aft_conv_step", "window",
-       [&] { compiled_aft_conv<float>::step(window, good, good, good, view(out), biases(1, 2, 5), {}, serial); }},
+       [&] { compiled_aft_conv<float>::step(past, good, good, good, view(out), biases(1, 2, 4), {}, serial); }},
+      {"aft_conv_step", "state width 3",
+       [&] { compiled_aft_conv<float>::step(past, good, good, good, view(out), biases(1, 2, 5), {}, serial); }},
       {"aft_full_step", "w rows",
        [&] { compiled_aft_full<float>::step(cache, good, good, good, view(out), biases(1, 3, 4), {}, serial); }},
       {"aft_full_step", "w heads",
@@ -205,7 +222,8 @@ TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states
     INFO(bad.name << ": " << message);
     CHECK(well_formed(message, bad.name));
     CHECK(message.find(bad.says) != std::string::npos);
-    CHECK((sums.size() == 0 && window.size() == 0 && cache.tokens() == 0 && filled.tokens() == 4));
+    CHECK((sums.tokens() == 0 && window.tokens() == 0 && past.tokens() == 0));
+    CHECK((cache.tokens() == 0 && filled.tokens() == 4));
     CHECK(std::all_of(out.data.begin(), out.data.end(), [](float value) { return value == 7; }));
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 // What the oracles of the attention-free family share: a softmax over tokens for every channel on its own, in double,
 // with plain loops and no code of the library; padding and masked keys are never read.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
@@ -25,25 +26,33 @@ inline tensor<double> aft(const tensor<double>& q, const tensor<double>& k, cons
                           const aft_options& options, const aft_bias& bias) {
   constexpr double masked = -std::numeric_limits<double>::infinity();
   tensor<double> out(q.batch(), q.heads(), q.length(), q.dim());
-  const auto key = [&](index b, index h, index j, index d) { return k(b, h, j, k.dim() == 1 ? 0 : d); };
+  const auto at = [](index d) { return static_cast<std::size_t>(d); };
+  std::vector<double> largest(at(q.dim())), num(at(q.dim())), den(at(q.dim())), biases;
   for (index b = 0; b < q.batch(); ++b)
     for (index h = 0; h < q.heads(); ++h) {
-      const index length = options.lengths.empty() ? q.length() : options.lengths[static_cast<std::size_t>(b)];
+      const index length = options.lengths.empty() ? q.length() : options.lengths[at(b)];
       for (index t = 0; t < length; ++t) {
-        std::vector<index> seen;
-        for (index j = 0; j < (options.causal ? t + 1 : length); ++j)
-          if (bias(h, t, j) != masked) seen.push_back(j);
-        for (index d = 0; d < q.dim(); ++d) {
-          double largest = masked, num = 0, den = 0;
-          for (index j : seen) largest = std::max(largest, key(b, h, j, d) + bias(h, t, j));
-          if (largest == masked) continue;
-          for (index j : seen) {
-            const double weight = std::exp(key(b, h, j, d) + bias(h, t, j) - largest);
-            num += weight * v(b, h, j, d);
-            den += weight;
-          }
-          out(b, h, t, d) = num / den * (options.gate ? 1 / (1 + std::exp(-q(b, h, t, d))) : 1);
-        }
+        const index keys = options.causal ? t + 1 : length;
+        biases.clear();
+        for (index j = 0; j < keys; ++j) biases.push_back(bias(h, t, j));
+        // f(key plus bias, j, d) for what row t sees; channels side by side, which is quicker than one by one
+        const auto for_each_seen = [&](auto&& f) {
+          for (index j = 0; j < keys; ++j)
+            for (index d = 0; d < q.dim() && biases[at(j)] != masked; ++d)
+              f(k(b, h, j, k.dim() == 1 ? 0 : d) + biases[at(j)], j, d);
+        };
+        std::fill(largest.begin(), largest.end(), masked);
+        std::fill(num.begin(), num.end(), 0.0), std::fill(den.begin(), den.end(), 0.0);
+        for_each_seen([&](double x, index, index d) { largest[at(d)] = std::max(largest[at(d)], x); });
+        for_each_seen([&](double x, index j, index d) {
+          if (largest[at(d)] == masked) return;
+          const double weight = std::exp(x - largest[at(d)]);
+          num[at(d)] += weight * v(b, h, j, d);
+          den[at(d)] += weight;
+        });
+        for (index d = 0; d < q.dim(); ++d)
+          if (largest[at(d)] != masked)
+            out(b, h, t, d) = num[at(d)] / den[at(d)] * (options.gate ? 1 / (1 + std::exp(-q(b, h, t, d))) : 1);
       }
     }
   return out;

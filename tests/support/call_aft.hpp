@@ -1,8 +1,9 @@
 #pragma once
-// The attention-free operators, as call.hpp has those of softmax, and cases of theirs.
+// The attention-free operators, compiled once for all tests, and their references.
+#include <attn/aft/aft_conv_step.hpp>
 #include <attn/aft/aft_full_step.hpp>
+#include <attn/aft/aft_local_step.hpp>
 #include <attn/aft/aft_simple_step.hpp>
-#include <attn/aft/aft_window_step.hpp>
 
 #include "reference/aft_conv.hpp"
 #include "reference/aft_full.hpp"
@@ -26,7 +27,7 @@ struct compiled_aft_local {
   using options = attn::aft_local_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const options&,
                    attn::execution&);
-  static void step(attn::aft_window_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
+  static void step(attn::aft_local_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
                    const attn::aft_local_step_options&, attn::execution&);
 };
 template <class S>
@@ -34,7 +35,7 @@ struct compiled_aft_conv {
   using options = attn::aft_conv_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const options&,
                    attn::execution&);
-  static void step(attn::aft_window_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
+  static void step(attn::aft_conv_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
                    const attn::aft_step_options&, attn::execution&);
 };
 template <class S>
@@ -64,7 +65,7 @@ inline tensor<double> expected(const problem<reference::aft_simple_options>& p) 
   return reference::aft_simple(p.q, p.k, p.v, p.options);
 }
 
-// The library's answer; out starts as rubbish.
+// The library's answer; out starts with other numbers.
 template <class S, class Options>
 tensor<double> run_aft(const problem<Options>& p, attn::execution& execution) {
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);

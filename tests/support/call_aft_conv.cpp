@@ -9,7 +9,7 @@ void compiled_aft_conv<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_vi
 }
 
 template <class S>
-void compiled_aft_conv<S>::step(attn::aft_window_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v,
+void compiled_aft_conv<S>::step(attn::aft_conv_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v,
                                 out_view<S> out, in_view<S> w, const attn::aft_step_options& chosen,
                                 attn::execution& execution) {
   attn::aft_conv_step(state, q, k, v, out, w, chosen, execution);

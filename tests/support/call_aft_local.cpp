@@ -9,7 +9,7 @@ void compiled_aft_local<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_v
 }
 
 template <class S>
-void compiled_aft_local<S>::step(attn::aft_window_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v,
+void compiled_aft_local<S>::step(attn::aft_local_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v,
                                  out_view<S> out, in_view<S> w, const attn::aft_local_step_options& chosen,
                                  attn::execution& execution) {
   attn::aft_local_step(state, q, k, v, out, w, chosen, execution);

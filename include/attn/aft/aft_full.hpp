@@ -6,8 +6,9 @@
 //   attn::aft_full(q, k, v, out, w);                             // Eigen matrices [length, dim], w [length, length]
 //   attn::aft_full(q, k, v, out, w, {.causal = true}, threads);
 //
-// k and w may be of any size up to 5e37: nothing overflows, and no channel is lost where the largest k and the largest
-// w do not meet (aft_block.hpp says why). A w of -infinity masks; a row that sees no key is 0.
+// k and w may be of any size: nothing overflows, and no channel is lost where the largest k and the largest w belong to
+// different keys (aft_block.hpp says why). Where k or w is beyond 1e7 (double: 5e15), sums k + w that differ by less than
+// 2^-20 (double: 2^-49) of that size are not told apart. A w of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]; w [L, L], one for all heads, or [H, L, L]. float, double, or Eigen::half /
 //          Eigen::bfloat16 in memory with float arithmetic.
@@ -17,7 +18,8 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/detail/aft_call.hpp>
+#include <attn/aft/detail/aft_block.hpp>
+#include <attn/aft/detail/aft_tensors.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -28,105 +30,110 @@ struct aft_full_options {
 
   /// Row t sees the keys up to t.
   bool causal = false;
-  /// Multiply by sigmoid(q); without, q is not read.
-  bool gate = true;
   /// True lengths, one per batch item. Rows of padding are 0 in out.
   list_view<index> lengths{};
+  /// Multiply by sigmoid(q); without, q is not read.
+  bool gate = true;
 };
 
 namespace detail {
 
 /// What the rows of a block, `first` and on, see of `keys` keys.
-template <class S>
+template <class T>
 struct full_bias {
-  matrix_view<const S> w;
+  matrix_view<const void> w;
+  const aft_elements<T>& elements;
   index first, keys;
   bool causal;
 
   bool has_diagonal() const { return causal; }
   index diagonal() const { return first; }
   template <class F>
-  void stretches(F&& f) const {
+  void ranges(F&& f) const {
     const index end = causal ? first : keys;
     if (end > 0) f(index(0), end);
   }
-  void fill(index row, index begin, index count, compute_type<S>* to) const {
-    copy_biases(w.row(first + row) + begin * w.col_stride, w.col_stride, count, to);
+  void fill(index row, index begin, index count, T* to) const {
+    elements.copy(elements.at(w, first + row, begin), w.col_stride, count, to);
   }
 };
 
-template <class S>
-void aft_full(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
-              const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<const S>& w,
-              const aft_full_options<S>& options, execution& exec) {
-  using T = compute_type<S>;
-  const aft_call<S> call = check_aft(check, q, k, v, out, options);
-  check_parameter(check, w, out);
-  check.broadcasts("w heads", call.heads, w.extent(1));
-  check.equal("w rows = length", call.length, w.extent(2));
-  check.equal("w columns = length", call.length, w.extent(3));
-
-  // A causal block of rows sees whole pieces only if those end where blocks end.
-  const index piece = call.causal ? block_rows : product_keys, pieces = (call.length + piece - 1) / piece;
-  const bool shared = w.extent(1) == 1;
-  const index parts = call.parts(), blocks = (call.length + block_rows - 1) / block_rows;
-  packed_piece<T>* packed = nullptr;
-  const auto groups = exec.shared_scratch([&](arena& memory) {
-    const auto g = aft_groups<S>::make(call, shared, memory);
-    packed = memory.allocate<packed_piece<T>>(pieces);
-    for (index n = 0; n < pieces; ++n) {
-      const auto one = packed_piece<T>::layout(memory, g.most * parts, piece);
-      if (packed) packed[n] = one;
-    }
-    return g;
-  });
-  for (index g = 0; g < groups.count; ++g) {
-    const aft_group group = groups.list[g];
-    const auto heads = groups.of(group);
-    exec.for_each(pieces * group.heads, [&](index task, int) {
-      const index n = task / group.heads, head = task % group.heads, begin = n * piece;
-      if (begin >= group.length) return;
-      const auto& from = heads[static_cast<std::size_t>(head)];
-      packed[n].pack(from.k, from.v, head * parts, begin, std::min(piece, group.length - begin));
-    });
-    exec.for_each(blocks, [&](index task, int worker) {
-      const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, group.length);
-      if (first < end) {
-        auto block = exec.scratch(
-            worker, [&](arena& memory) { return aft_block<T>::layout(memory, groups.most * parts, call.causal); });
-        block.packets = group.heads * parts;
-        block.begin(end - first);
-        const index head = aft_groups<S>::at(call, shared, group.first).head;
-        const full_bias<S> bias{head_of(w, 0, shared ? 0 : head), first, group.length, call.causal};
-        const aft_rows<S, full_bias<S>> rows{block, heads, bias, first, parts, nullptr, call.gate};
-        rows.find_row_tops();
-        const index keys = call.causal ? first : group.length;
-        for (index n = 0; n * piece < keys; ++n) rows.take(packed[n], n * piece, std::min(piece, keys - n * piece));
-        rows.finish(keys);
-      }
-      for (const auto& head : heads)
-        clear_rows(head.out, std::max(first, group.length), std::min(first + block_rows, call.length));
-    });
-  }
+template <class T>
+void check_aft_full(const validator& check, aft_tensors<T>& x) {
+  check_aft(check, x);
+  check_biases(check, x);
+  check.extents({{"w rows = length", x.length, x.w.extents[2]}, {"w columns = length", x.length, x.w.extents[3]}});
 }
+
+template <class T>
+struct aft_full_call {
+  const aft_tensors<T>& x;
+
+  void run(execution& exec) const {
+    const auto limit = exec.limit_threads(x.work(static_cast<double>(x.length) * static_cast<double>(x.length)));
+    // A causal block of rows sees whole pieces only if those end where blocks end.
+    const index piece = x.causal ? block_rows : product_keys, pieces = (x.length + piece - 1) / piece;
+    const index parts = x.parts(), blocks = (x.length + block_rows - 1) / block_rows;
+    packed_piece<T>* packed = nullptr;
+    const auto bundles = exec.shared_scratch([&](arena& memory) {
+      const auto b = head_bundles<T>::make(x, memory);
+      packed = memory.allocate_list(pieces,
+                                    [&](arena& m) { return packed_piece<T>::layout(m, b.most * parts, piece); });
+      return b;
+    });
+    for (index b = 0; b < bundles.count; ++b) {
+      const head_bundle bundle = bundles.list[b];
+      const auto heads = bundles.of(bundle);
+      exec.for_each(pieces * bundle.heads, [&](index task, int) {
+        const index n = task / bundle.heads, head = task % bundle.heads, begin = n * piece;
+        if (begin < bundle.length)
+          packed[n].pack(*x.elements, heads[static_cast<std::size_t>(head)], head * parts, begin,
+                         std::min(piece, bundle.length - begin));
+      });
+      exec.for_each(blocks, [&](index task, int worker) {
+        const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, bundle.length);
+        if (first < end) {
+          auto block = exec.scratch(
+              worker, [&](arena& memory) { return aft_block<T>::layout(memory, bundles.most * parts, x.causal); });
+          block.packets = bundle.heads * parts;
+          block.begin(end - first);
+          const full_bias<T> bias{.w = x.biases(head_bundles<T>::at(x, bundle.first).head),
+                                  .elements = *x.elements,
+                                  .first = first,
+                                  .keys = bundle.length,
+                                  .causal = x.causal};
+          const aft_rows<T, full_bias<T>> rows{.block = block,
+                                               .elements = *x.elements,
+                                               .heads = heads,
+                                               .bias = bias,
+                                               .first = first,
+                                               .parts = parts,
+                                               .outside = nullptr,
+                                               .gate = x.gate};
+          rows.find_row_exponents();
+          const index keys = x.causal ? first : bundle.length;
+          for (index n = 0; n * piece < keys; ++n) rows.add_piece(packed[n], n * piece, std::min(piece, keys - n * piece));
+          rows.finish(keys);
+        }
+        for (const auto& head : heads)
+          x.elements->clear(head, std::max(first, bundle.length), std::min(first + block_rows, x.length));
+      });
+    }
+  }
+};
 
 }  // namespace detail
 
-/// Attention-free mixing with a bias for every pair, by an execution, which may be left out. See the top of the file.
-template <viewable Q, viewable K, viewable V, viewable O, viewable W>
-void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w,
-              const aft_full_options<element_of<const Q&>>& options, execution& exec) {
-  detail::require_aft_types<const Q&, const K&, const V&, O, const W&>();
-  using S = element_of<const Q&>;
-  detail::aft_full<S>(detail::validator("aft_full"), as_view(q), as_view(k), as_view(v), as_view(out),
-                      detail::parameter_view(w), options, exec);
+/// Attention-free mixing with a bias for every pair. See the top of the file. Options and an execution may be left out.
+template <viewable Q, viewable K, viewable V, viewable O, viewable W,
+          class Options = aft_full_options<element_of<const Q&>>>
+void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
+              execution_ref exec = {}) {
+  const auto& given = detail::options_or_default<aft_full_options<element_of<const Q&>>>(options);
+  auto x = detail::tensors_of(q, k, v, out, w);
+  x.lengths = given.lengths, x.causal = given.causal, x.gate = given.gate;
+  detail::check_aft_full(detail::validator("aft_full"), x);
+  detail::aft_full_call{x}.run(detail::execution_of(exec, options));
 }
 
-template <viewable Q, viewable K, viewable V, viewable O, viewable W>
-void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w,
-              const aft_full_options<element_of<const Q&>>& options = {}) {
-  execution serial;
-  aft_full(q, k, v, out, w, options, serial);
-}
-
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -1,6 +1,6 @@
 // attn: aft_full token by token, over a cache that grows.
 //
-//   attn::kv_cache<float> cache({.batch = batch, .heads = heads, .dim = dim});
+//   attn::kv_cache<float> cache({.batch = 1, .heads = 8, .dim = 64});
 //   attn::aft_full_step(cache, q_t, k_t, v_t, out_t, w);      // a token or a chunk: what causal aft_full gives
 #pragma once
 
@@ -9,62 +9,80 @@
 #include <attn/core/kv_cache.hpp>
 
 namespace attn::inline ATTN_ISA {
+namespace detail {
+
+/// Rows of a chunk behind `before` tokens; `k` and `v` are those of the cache, the chunk included.
+template <class T>
+struct aft_full_step_call {
+  const aft_tensors<T>& x;
+  memory_layout k, v;
+  index before;
+
+  void run(execution& exec) const {
+    const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * (before + x.length))));
+    exec.for_each(x.batch * x.heads * x.length, [&](index task, int worker) {
+      const index b = task / x.length / x.heads, h = task / x.length % x.heads, t = task % x.length;
+      T* sums = nullptr;
+      split_biases<T> biases;
+      const auto keys = exec.scratch(worker, [&](arena& memory) {
+        sums = memory.allocate<T>(x.parts() * key_sums<T>::size);
+        const auto split = split_keys<T>::layout(memory);
+        biases = split_biases<T>::layout(memory, 1);
+        return split;
+      });
+      sums_array<T>::clear(sums, x.parts());
+      aft_head head = x.head(b, h);
+      head.k = head_of(k, b, h), head.v = head_of(v, b, h);
+      const auto w = x.biases(h);
+      for (index j = 0, count; j <= before + t; j += count) {
+        count = std::min(key_piece, before + t + 1 - j);
+        x.elements->copy(x.elements->at(w, before + t, j), w.col_stride, count, biases.factor);
+        biases.split(count);
+        for (index p = 0; p < x.parts(); ++p) {
+          x.elements->split(head, p * width<T>, j, count, keys);
+          auto s = key_sums<T>::read(sums + p * key_sums<T>::size);
+          add_keys(s, keys, biases, count);
+          s.write(sums + p * key_sums<T>::size);
+        }
+      }
+      write_row(x, head, t, sums);
+    });
+  }
+};
+
+}  // namespace detail
 
 /// Appends n tokens k, v [B, H, n, D] to the cache and writes the rows of their queries q [B, H, n, D]: the next n rows
 /// of one causal aft_full over the whole sequence. w is that of the longest sequence, [L, L] or [H, L, L] with L >=
-/// cache size + n; row t belongs to the t-th token since the start. Cost: one reading of the cache a token; for a long
-/// prompt use aft_full, then append() it. Scratch does not depend on the size of the cache. Throws
+/// tokens of the cache + n; row t belongs to the t-th token since the start. Cost: one reading of the cache per token;
+/// for a long prompt use aft_full, then append() it. Scratch does not depend on the size of the cache. Throws
 /// std::invalid_argument before anything, the cache included, changes.
-template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W>
-void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, const W& w,
-                   const aft_step_options& options, execution& exec) {
-  detail::require_aft_types<const Q&, const K&, const V&, O, const W&>();
+template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
+void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
+                   execution_ref exec = {}) {
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
-  using T = compute_type<S>;
   const detail::validator check("aft_full_step");
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<const S> biases = detail::parameter_view(w);
-  const tensor_view<S> to = as_view(out);
-  const auto call = detail::check_aft_step<S>(check, cache.batch(), cache.heads(), cache.dim(), queries, keys, values,
-                                              to, options.gate);
-  check.equal("value dim = cache value dim", cache.value_dim(), call.dim);
-  detail::check_parameter(check, biases, to);
-  check.broadcasts("w heads", call.heads, biases.extent(1));
-  const index before = cache.tokens(), tokens = call.length, parts = call.parts();
-  check.at_least("w rows", before + tokens, biases.extent(2));
-  check.at_least("w columns", before + tokens, biases.extent(3));
+  auto x = detail::tensors_of(q, k, v, out, w);
+  x.gate = detail::options_or_default<aft_step_options>(options).gate;
+  const index before = cache.tokens();
+  detail::check_aft_step(check, {.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()}, x);
+  check.equal("value dim = cache value dim", cache.value_dim(), x.dim);
+  detail::check_biases(check, x);
+  check.at_least("w rows", before + x.length, x.w.extents[2]);
+  check.at_least("w columns", before + x.length, x.w.extents[3]);
+  const tensor_view<const S> keys = as_view(k), values = as_view(v);
   cache.check_tokens(check, keys, values);
-  cache.no_alias(check, "q", queries);
-  cache.no_alias(check, "w", biases);
-  cache.no_alias(check, "out", to);
+  cache.no_alias(check, "q", x.q);
+  cache.no_alias(check, "w", x.w);
+  cache.no_alias(check, "out", x.out);
   cache.append(keys, values);
   try {
-    exec.for_each(call.batch * call.heads * tokens, [&](index task, int worker) {
-      const index b = task / tokens / call.heads, h = task / tokens % call.heads, t = task % tokens;
-      T* sums = nullptr;
-      const auto scratch = exec.scratch(worker, [&](detail::arena& memory) {
-        sums = memory.allocate<T>(parts * detail::key_sums<T>::size);
-        return detail::row_scratch<T>::layout(memory);
-      });
-      for (index p = 0; p < parts; ++p) detail::key_sums<T>{}.write(sums + p * detail::key_sums<T>::size);
-      const auto bias = detail::head_of(biases, 0, biases.extent(1) == 1 ? 0 : h);
-      scratch.add(detail::head_of(cache.keys(), b, h), detail::head_of(cache.values(), b, h), 0, before + t + 1, parts,
-                  sums, [&](index j, index count, T* row) {
-                    detail::copy_biases(bias.row(before + t) + j * bias.col_stride, bias.col_stride, count, row);
-                  });
-      detail::write_row(sums, parts, options.gate, call.head(b, h), t);
-    });
+    detail::aft_full_step_call<compute_type<S>>{.x = x, .k = cache.keys(), .v = cache.values(), .before = before}.run(
+        detail::execution_of(exec, options));
   } catch (...) {  // no memory
     cache.truncate(before);
     throw;
   }
 }
 
-template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W>
-void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, const W& w,
-                   const aft_step_options& options = {}) {
-  execution serial;
-  aft_full_step(cache, q, k, v, out, w, options, serial);
-}
-
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

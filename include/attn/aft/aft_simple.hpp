@@ -6,7 +6,8 @@
 //   attn::aft_simple(q, k, v, out);
 //   attn::aft_simple(q, k, v, out, {.causal = true}, threads);
 //
-// k may be of any size up to 5e37: nothing overflows. A k of -infinity masks; a row that sees no key is 0.
+// k may be of any size: nothing overflows. From 1e7 on (double: 5e15) keys that differ by less than 2^-20 of their size
+// (double: 2^-49) are not told apart. A k of -infinity masks; a row that sees no key is 0.
 //
 // Shapes   q, k, v, out [B, H, L, D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for
@@ -14,7 +15,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/detail/aft_call.hpp>
+#include <attn/aft/detail/aft_tensors.hpp>
 #include <attn/aft/detail/sums_array.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -26,43 +27,55 @@ struct aft_simple_options {
 
   /// Row t sees the keys up to t.
   bool causal = false;
-  /// Multiply by sigmoid(q); without, q is not read.
-  bool gate = true;
   /// True lengths, one per batch item. Rows of padding are 0 in out.
   list_view<index> lengths{};
+  /// Multiply by sigmoid(q); without, q is not read.
+  bool gate = true;
 };
 
 namespace detail {
 
-/// Tokens a task takes.
+/// Tokens of a task.
 inline constexpr index simple_chunk = 512;
 
-/// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result.
-template <class T, int C, class S>
-void simple_rows_causal(const aft_head<S>& head, bool gate, index begin, index end, index c, T* sums) {
-  read_channels<T, C>(head.k, head.v, c, [&](const auto& key, const auto& value) {
-    write_channels<T, C>(head, gate, c, [&](const auto& write) {
+/// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result. Sums with large exponents are
+/// rare, and are computed by a second pass.
+template <class T, class S, int C, bool Large = false>
+void simple_rows_causal(const aft_head& head, bool gate, index begin, index end, index c, T* sums) {
+  if (begin == end) return;
+  bool large = false;
+  read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
+    write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
       key_sums<T> s[C];
-      unroll<C>([&](auto n) { s[n] = key_sums<T>::read(sums + n * key_sums<T>::size); });
+      packet<T> size = zero<T>();  // of the exponents, which only grow: the largest is the first or the last
+      unroll<C>([&](auto n) {
+        s[n] = key_sums<T>::read(sums + n * key_sums<T>::size);
+        size = max(size, abs(max(s[n].exponent, nearest_power<T>(key(begin, n)))));
+      });
       for (index t = begin; t < end; ++t)
         unroll<C>([&](auto n) {
-          const packet<T> x = key(t, n);
-          s[n].raise(nearest_power<T>(x));
-          const packet<T> weight = weight_beside(x, sub(zero<T>(), s[n].top));
+          const packet<T> x = key(t, n), exponent = nearest_power<T>(x);
+          s[n].raise(Large ? lower_large<T>(exponent) : exponent);
+          const packet<T> weight = weight_beside(x, sub(zero<T>(), s[n].exponent));
           const packet<T> v_t = fma(x, zero<T>(), value(t, n));  // an infinite key makes it NaN
           s[n].num = fma(weight, if_less(zero<T>(), weight, v_t, zero<T>()), s[n].num);
           s[n].den = add(s[n].den, weight);
           write(t, n, s[n].num, s[n].den);
         });
-      unroll<C>([&](auto n) { s[n].write(sums + n * key_sums<T>::size); });
+      unroll<C>([&](auto n) { size = max(size, abs(s[n].exponent)); });
+      large = !Large && max_lanes(size) > large_exponent<T>;
+      if (!large) unroll<C>([&](auto n) { s[n].write(sums + n * key_sums<T>::size); });
     });
   });
+  if constexpr (!Large)
+    for (int n = 0; large && n < C; ++n)
+      simple_rows_causal<T, S, 1, true>(head, gate, begin, end, c + n * width<T>, sums + n * key_sums<T>::size);
 }
 
 /// Rows [begin, end) of C packets that all have the same means.
-template <class T, int C, class S>
-void simple_rows(const aft_head<S>& head, bool gate, index begin, index end, index c, const T* sums) {
-  write_channels<T, C>(head, gate, c, [&](const auto& write) {
+template <class T, class S, int C>
+void simple_rows_shared(const aft_head& head, bool gate, index begin, index end, index c, const T* sums) {
+  write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
     packet<T> mean[C];
     unroll<C>([&](auto n) {
       const auto s = key_sums<T>::read(sums + n * key_sums<T>::size);
@@ -72,70 +85,79 @@ void simple_rows(const aft_head<S>& head, bool gate, index begin, index end, ind
   });
 }
 
-template <class S>
-void aft_simple(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                const tensor_view<const S>& v, const tensor_view<S>& out, const aft_simple_options<S>& options,
-                execution& exec) {
-  using T = compute_type<S>;
-  const aft_call<S> call = check_aft(check, q, k, v, out, options);
-  const index heads = call.batch * call.heads, parts = call.parts();
-  const index chunks = (call.length + simple_chunk - 1) / simple_chunk;
-  const auto sums =
-      exec.shared_scratch([&](arena& memory) { return sums_array<T>::layout(memory, heads * chunks, parts); });
-  const auto task_of = [&](index task, auto&& f) {
-    const index b = task / chunks / call.heads, begin = task % chunks * simple_chunk;
-    f(call.head(b, task / chunks % call.heads), begin,
-      std::clamp(begin + simple_chunk, begin, std::max(begin, call.true_length(b))));
-  };
-  exec.for_each(heads * chunks, [&](index task, int) {
-    task_of(task, [&](const aft_head<S>& head, index begin, index end) {
-      sums.clear(task);
-      add_line<T>(head, 0, begin, end, parts, sums.at(task));
-    });
-  });
-  // Every chunk gets what lies before it, or the sum of all.
-  exec.for_each(heads, [&](index head, int) {
-    T* const first = sums.at(head * chunks);
-    const index size = parts * key_sums<T>::size;
-    if (call.causal) {
-      for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first + n * size, first + (n - 1) * size, parts);
-      for (index n = chunks - 1; n > 0; --n) std::copy_n(first + (n - 1) * size, size, first + n * size);
-      if (chunks > 0) sums.clear(head * chunks);
-    } else {
-      for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first, first + n * size, parts);
-      for (index n = 1; n < chunks; ++n) std::copy_n(first, size, first + n * size);
-    }
-  });
-  exec.for_each(heads * chunks, [&](index task, int) {
-    task_of(task, [&](const aft_head<S>& head, index begin, index end) {
-      for_columns(parts, [&](auto count, index p) {
-        T* const s = sums.at(task) + p * key_sums<T>::size;
-        if (call.causal)
-          simple_rows_causal<T, count.value>(head, call.gate, begin, end, p * width<T>, s);
-        else
-          simple_rows<T, count.value>(head, call.gate, begin, end, p * width<T>, s);
-      });
-      clear_rows(head.out, end, std::min(begin + simple_chunk, call.length));
-    });
+/// Rows [begin, end) of out, from the sums of `parts` packets: of all keys, or causal of those before `begin`.
+template <class T>
+using simple_rows_function = void (*)(const aft_head& head, bool gate, index begin, index end, index parts, T* sums);
+
+template <class T, class S, bool Causal>
+void simple_rows(const aft_head& head, bool gate, index begin, index end, index parts, T* sums) {
+  for_columns(parts, [&](auto count, index p) {
+    if constexpr (Causal)
+      simple_rows_causal<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p * key_sums<T>::size);
+    else
+      simple_rows_shared<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p * key_sums<T>::size);
   });
 }
+
+template <class T>
+struct aft_simple_call {
+  const aft_tensors<T>& x;
+  add_rows_function<T> add_rows;
+  simple_rows_function<T> write_rows;
+
+  void run(execution& exec) const {
+    const auto limit = exec.limit_threads(x.work(10 * static_cast<double>(x.length)));
+    const index heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + simple_chunk - 1) / simple_chunk;
+    const auto sums =
+        exec.shared_scratch([&](arena& memory) { return sums_array<T>::layout(memory, heads * chunks, parts); });
+    // body(head, its rows [begin, end), its sums) for every chunk of every head
+    const auto for_each_chunk = [&](auto&& body) {
+      exec.for_each(heads * chunks, [&](index task, int) {
+        const index b = task / chunks / x.heads, begin = task % chunks * simple_chunk;
+        body(x.head(b, task / chunks % x.heads), begin,
+             std::clamp(begin + simple_chunk, begin, std::max(begin, x.true_length(b))), sums.at(task));
+      });
+    };
+    for_each_chunk([&](const aft_head& head, index begin, index end, T* s) {
+      sums_array<T>::clear(s, parts);
+      add_rows(head, begin, end, parts, s);
+    });
+    // Every chunk gets what lies before it, or the sum of all.
+    exec.for_each(heads, [&](index head, int) {
+      T* const first = sums.at(head * chunks);
+      const index size = parts * key_sums<T>::size;
+      if (x.causal) {
+        for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first + n * size, first + (n - 1) * size, parts);
+        for (index n = chunks - 1; n > 0; --n) std::copy_n(first + (n - 1) * size, size, first + n * size);
+        if (chunks > 0) sums.clear(head * chunks);
+      } else {
+        for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first, first + n * size, parts);
+        for (index n = 1; n < chunks; ++n) std::copy_n(first, size, first + n * size);
+      }
+    });
+    for_each_chunk([&](const aft_head& head, index begin, index end, T* s) {
+      write_rows(head, x.gate, begin, end, parts, s);
+      x.elements->clear(head, end, std::min(begin + simple_chunk, x.length));
+    });
+  }
+};
 
 }  // namespace detail
 
-/// Attention-free mixing without biases, by an execution, which may be left out. See the top of the file.
-template <viewable Q, viewable K, viewable V, viewable O>
-void aft_simple(const Q& q, const K& k, const V& v, O&& out, const aft_simple_options<element_of<const Q&>>& options,
-                execution& exec) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
+/// Attention-free mixing without biases. See the top of the file. Options and an execution may be left out.
+template <viewable Q, viewable K, viewable V, viewable O, class Options = aft_simple_options<element_of<const Q&>>>
+void aft_simple(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::aft_simple<S>(detail::validator("aft_simple"), as_view(q), as_view(k), as_view(v), as_view(out), options, exec);
+  const auto& given = detail::options_or_default<aft_simple_options<S>>(options);
+  auto x = detail::tensors_of(q, k, v, out);
+  x.lengths = given.lengths, x.causal = given.causal, x.gate = given.gate;
+  detail::check_aft(detail::validator("aft_simple"), x);
+  using T = compute_type<S>;
+  detail::aft_simple_call<T>{
+      .x = x,
+      .add_rows = detail::add_rows<T, S>,
+      .write_rows = given.causal ? detail::simple_rows<T, S, true> : detail::simple_rows<T, S, false>}
+      .run(detail::execution_of(exec, options));
 }
 
-template <viewable Q, viewable K, viewable V, viewable O>
-void aft_simple(const Q& q, const K& k, const V& v, O&& out,
-                const aft_simple_options<element_of<const Q&>>& options = {}) {
-  execution serial;
-  aft_simple(q, k, v, out, options, serial);
-}
-
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -44,7 +44,7 @@ bound<T> bind_aft_full(const law_shape& s, bool causal, Bias bias) {
       for (index j = 0; j < s.keys; ++j) (*w)(0, h, i, j) = bias(s.first_head + h, i, j);
   return [w, causal](const law_call<T>& call) {
     compiled_aft_full<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)),
-                               {.causal = causal, .gate = true, .lengths = call.lengths}, *call.execution);
+                               {.causal = causal, .lengths = call.lengths}, *call.execution);
   };
 }
 
@@ -52,7 +52,7 @@ template <class T>
 bound<T> bind_aft_simple(bool causal, bool gate) {
   return [=](const law_call<T>& call) {
     compiled_aft_simple<T>::call(call.q, call.k, call.v, call.out,
-                                 {.causal = causal, .gate = gate, .lengths = call.lengths}, *call.execution);
+                                 {.causal = causal, .lengths = call.lengths, .gate = gate}, *call.execution);
   };
 }
 

@@ -95,7 +95,9 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
                            [=](const law_shape&) { return bind_aft_simple<T>(entry.causal, true); }});
     if (entry.causal)
       op.stream = [=](const law_shape& s) -> bound<T> {
-        auto state = std::make_shared<attn::aft_window_state<T>>(s.batch, s.heads, s.dim, entry.width / 2 + 1);
+        auto state = std::make_shared<attn::aft_conv_state<T>>(
+            attn::state_extents{.batch = s.batch, .heads = s.heads, .dim = s.dim},
+            attn::aft_conv_state_options{.width = entry.width});
         return [=, w = kernels<T>(entry, s)](const law_call<T>& call) {
           compiled_aft_conv<T>::step(*state, call.q, call.k, call.v, call.out, kernel_view(std::as_const(*w), false),
                                      {.gate = entry.gate}, *call.execution);

@@ -11,7 +11,7 @@ void add_aft_full(std::vector<law_operator<T>>& all) {
       op.bind = [=](const law_shape& s) -> bound<T> {
         return [=, w = std::make_shared<tensor<T>>(aft_biases<T>(s))](const law_call<T>& call) {
           compiled_aft_full<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)),
-                                     {.causal = causal, .gate = gate, .lengths = call.lengths}, *call.execution);
+                                     {.causal = causal, .lengths = call.lengths, .gate = gate}, *call.execution);
         };
       };
       op.sees = [=](const law_shape& s, index, index h, index i, index j) {

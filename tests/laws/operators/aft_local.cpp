@@ -66,7 +66,9 @@ void add_aft_local(std::vector<law_operator<T>>& all) {
                     [=](const law_shape&) { return bind_aft_simple<T>(entry.causal, true); }}};
     if (entry.causal)
       op.stream = [=](const law_shape& s) -> bound<T> {
-        auto state = std::make_shared<attn::aft_window_state<T>>(s.batch, s.heads, s.dim, entry.window);
+        auto state = std::make_shared<attn::aft_local_state<T>>(
+            attn::state_extents{.batch = s.batch, .heads = s.heads, .dim = s.dim},
+            attn::aft_local_state_options{.window = entry.window});
         return [=, w = local_biases<T>(entry, s)](const law_call<T>& call) {
           compiled_aft_local<T>::step(*state, call.q, call.k, call.v, call.out, view(std::as_const(*w)),
                                       {.band = entry.band, .gate = entry.gate}, *call.execution);

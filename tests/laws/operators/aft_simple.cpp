@@ -12,7 +12,8 @@ void add_aft_simple(std::vector<law_operator<T>>& all) {
       op.sees = [=](const law_shape&, index, index, index i, index j) { return !causal || j <= i; };
       if (causal)
         op.stream = [=](const law_shape& s) -> bound<T> {
-          return [=, state = std::make_shared<attn::aft_simple_state<T>>(s.batch, s.heads, s.dim)](
+          return [=, state = std::make_shared<attn::aft_simple_state<T>>(
+                             attn::state_extents{.batch = s.batch, .heads = s.heads, .dim = s.dim})](
                      const law_call<T>& call) {
             compiled_aft_simple<T>::step(*state, call.q, call.k, call.v, call.out, {.gate = gate}, *call.execution);
           };

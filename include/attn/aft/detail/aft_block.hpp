@@ -7,19 +7,19 @@
 //   2. weights   e^w 2^-W, W the largest exponent of each row                                 fill_weights
 //   3. product   sums = sums 2^(K_old - K) + weights keys                                     tile_product
 //
-// and at the end the sums meet those of keys outside the product (key_sums), are divided, gated and written.
+// At the end the sums over keys outside the product (key_sums) are added, and the result is divided, gated and written.
 //
-// Why that is safe. Scales are powers of two, so scaling changes no digit; all that can be lost is what underflows,
-// where W and K stem from different keys. In float, a factor below 2^-126 becomes 0 while the other one is below 1.5,
-// and so does a sum on its way to a larger K. Each key thus loses less than 2^-124 of den, and 2^-124 max(1, |v|) of
-// num, in the scale of the sums. Where den and den max |v|, over the keys the row sees, are at least (keys + 1) 2^-97,
-// the loss is below 2^-27 of both: less than rounding. Which values a row sees only the biases know, but max |v| is at
-// least |num| / den, and, unless num is 0 anyway, the smallest non-zero |v| of all keys: one of them has to vouch. Rows
-// and channels where none does are computed again, exactly. Since it is the result that is tested, data are not feared
-// in vain: maxima may miss each other by a factor of 10^25.
+// Error bound. Scales are powers of two, so scaling is exact; all that can be lost is what underflows, where W and K
+// stem from different keys. In float, a factor below 2^-126 becomes 0 while the other one is below 1.5, and so does a
+// sum that is rescaled to a larger K. Each key thus loses less than 2^-124 of den, and 2^-124 max(1, |v|) of num, in the
+// scale of the sums. Where den and den max |v|, over the keys the row sees, are at least (keys + 1) 2^-97, the loss is
+// below 2^-27 of both: less than rounding. Which values a row sees depends on the biases, so max |v| is replaced by a
+// lower bound of it: it is at least |num| / den and, unless num is 0 anyway, at least the smallest non-zero |v| of all
+// keys. The rows and channels where this bound is too small are computed again, exactly. As the test looks at the
+// result, maxima of k and w at different keys cost nothing until they are a factor of 10^25 apart.
 #pragma once
 
-#include <attn/aft/detail/key_sums.hpp>
+#include <attn/aft/detail/aft_elements.hpp>
 
 #include <span>
 
@@ -29,15 +29,15 @@ inline constexpr index block_rows = 96;                  // rows of a block, a m
 inline constexpr index product_keys = 384;               // keys a product takes at most
 inline constexpr int weight_stride = product_keys + 16;  // rows of a tile fall into different cache sets
 
-/// What num and den of a fast result over `keys` keys have to vouch for.
+/// The least that sum_lower_bound() may be for a fast result over `keys` keys.
 template <class T>
-T safe_sum(index keys) {
+T trusted_sum(index keys) {
   return std::ldexp(static_cast<T>(keys + 1), float_bits<T>::mantissa + 7 - float_bits<T>::bias);
 }
 
-/// What they do vouch for, where no value but 0 is smaller than `smallest`: a lower bound of den min(1, max |v|).
+/// A lower bound of den min(1, max |v|), where no value but 0 is smaller than `smallest`.
 template <class T>
-ATTN_INLINE packet<T> sure_sum(const packet<T>& num, const packet<T>& den, const packet<T>& smallest) {
+ATTN_INLINE packet<T> sum_lower_bound(const packet<T>& num, const packet<T>& den, const packet<T>& smallest) {
   return min(den, max(mul(den, min(smallest, broadcast<T>(T(1)))), abs(num)));
 }
 
@@ -45,7 +45,7 @@ ATTN_INLINE packet<T> sure_sum(const packet<T>& num, const packet<T>& den, const
 template <class T>
 struct packed_piece {
   T* panels = nullptr;    // per packet [capacity][e^k v | e^k]
-  T* top = nullptr;       // per packet: the exponent all keys are divided by
+  T* exponent = nullptr;  // per packet: the power of two all keys are divided by
   T* smallest = nullptr;  // per packet: the smallest |v| but 0
   bool* finite = nullptr;
   index capacity = 0;
@@ -54,7 +54,7 @@ struct packed_piece {
     packed_piece p;
     p.capacity = capacity;
     p.panels = memory.allocate<T>(packets * capacity * panel_width<T>);
-    p.top = memory.allocate<T>(packets * width<T>);
+    p.exponent = memory.allocate<T>(packets * width<T>);
     p.smallest = memory.allocate<T>(packets * width<T>);
     p.finite = memory.allocate<bool>(packets);
     return p;
@@ -63,46 +63,24 @@ struct packed_piece {
   T* panel(index packet) const { return panels + packet * capacity * panel_width<T>; }
 
   /// Packs rows [begin, begin + count) of one head as packets first ... of the piece.
-  template <class S>
-  void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index first, index begin, index count) const {
-    constexpr T infinity = std::numeric_limits<T>::infinity();
-    for (index c = 0, at = first; c < v.cols; c += width<T>, ++at)
-      read_channels<T, 1>(k, v, c, [&](const auto& key, const auto& x) {
-        packet<T> highest = broadcast<T>(-infinity), size = broadcast<T>(infinity), trace = zero<T>();
-        for (index j = begin; j < begin + count; ++j) {
-          const packet<T> k_j = key(j);
-          highest = max(highest, if_less(abs(k_j), broadcast<T>(infinity), k_j, broadcast<T>(-infinity)));
-        }
-        const packet<T> exponent = split_exp<T>(highest).exponent, reference = key_sums<T>::finite(exponent);
-        T* to = panel(at);
-        for (index j = begin; j < begin + count; ++j, to += panel_width<T>) {
-          const auto e = split_exp<T>(key(j));
-          const packet<T> v_j = x(j), weight = mul(e.factor, power_of_two<T>(sub(e.exponent, reference)));
-          const packet<T> weighted = if_less(zero<T>(), e.factor, mul(weight, v_j), e.factor);
-          size = if_less(zero<T>(), abs(v_j), min(size, abs(v_j)), size);
-          trace = fma(add(weighted, weight), zero<T>(), trace);
-          store<T>(to, weighted);
-          store<T>(to + width<T>, weight);
-        }
-        store<T>(top + at * width<T>, exponent);
-        store<T>(smallest + at * width<T>, size);
-        finite[at] = sum_lanes(trace) == T(0);
-      });
+  void pack(const aft_elements<T>& elements, const aft_head& head, index first, index begin, index count) const {
+    for (index c = 0, p = first; c < head.v.cols; c += width<T>, ++p)
+      elements.pack(head, c, begin, count, {panel(p), exponent + p * width<T>, smallest + p * width<T>, finite + p});
   }
 };
 
-/// Up to block_rows rows that share their biases, with the sums of all channels of a group of heads.
+/// Up to block_rows rows that share their biases, with the sums of all channels of a bundle of heads.
 template <class T>
 struct aft_block {
-  static constexpr index together = 4;  // packets that end together, since what the exact form reads serves them all
+  static constexpr index together = 4;  // packets that are finished together and share what the exact form reads
 
-  T* weights = nullptr;         // [block_rows][weight_stride]
-  T* sums = nullptr;            // per packet [block_rows][num | den]
-  T* top = nullptr;             // per packet: the power of two left out of its sums, beside that of the row
-  T* smallest = nullptr;        // per packet: the smallest |v| but 0 so far
-  T* row_top = nullptr;         // [block_rows]: W
-  key_sums<T>* ends = nullptr;  // [together][block_rows]: the sums of some packets, in the end
-  bool* unsafe = nullptr;       // [together][block_rows]: which of them have to be computed again
+  T* weights = nullptr;           // [block_rows][weight_stride]
+  T* sums = nullptr;              // per packet [block_rows][num | den]
+  T* exponent = nullptr;          // per packet: K, the power of two its sums are divided by, beside that of the row
+  T* smallest = nullptr;          // per packet: the smallest |v| but 0 so far
+  T* row_exponent = nullptr;      // [block_rows]: W
+  key_sums<T>* totals = nullptr;  // [together][block_rows]: the sums of some packets over all keys
+  bool* underflowed = nullptr;    // [together][block_rows]: which of them need recomputation
   split_keys<T> keys;
   split_biases<T> biases, diagonal;
   index packets = 0, rows = 0;
@@ -112,11 +90,11 @@ struct aft_block {
     b.packets = packets;
     b.weights = memory.allocate<T>(block_rows * weight_stride);
     b.sums = memory.allocate<T>(packets * block_rows * panel_width<T>);
-    b.top = memory.allocate<T>(packets * width<T>);
+    b.exponent = memory.allocate<T>(packets * width<T>);
     b.smallest = memory.allocate<T>(packets * width<T>);
-    b.row_top = memory.allocate<T>(block_rows);
-    b.ends = memory.allocate<key_sums<T>>(together * block_rows);
-    b.unsafe = memory.allocate<bool>(together * block_rows);
+    b.row_exponent = memory.allocate<T>(block_rows);
+    b.totals = memory.allocate<key_sums<T>>(together * block_rows);
+    b.underflowed = memory.allocate<bool>(together * block_rows);
     b.keys = split_keys<T>::layout(memory);
     b.biases = split_biases<T>::layout(memory, block_rows);
     b.diagonal = split_biases<T>::layout(memory, causal ? block_rows : 0);
@@ -128,7 +106,7 @@ struct aft_block {
     const index padded = round_up(rows, tile_rows);
     for (index p = 0; p < packets; ++p)
       std::fill_n(sums + p * block_rows * panel_width<T>, padded * panel_width<T>, T(0));
-    std::fill_n(top, packets * width<T>, -std::numeric_limits<T>::infinity());
+    std::fill_n(exponent, packets * width<T>, -std::numeric_limits<T>::infinity());
     std::fill_n(smallest, packets * width<T>, std::numeric_limits<T>::infinity());
     std::fill_n(weights + rows * weight_stride, (padded - rows) * weight_stride, T(0));
   }
@@ -139,19 +117,19 @@ template <class T>
 T highest_exponent(const T* bias, index count) {
   constexpr T infinity = std::numeric_limits<T>::infinity();
   packet<T> highest = broadcast<T>(-infinity);
-  const auto take = [&](const packet<T>& x) {
+  const auto include = [&](const packet<T>& x) {
     highest = max(highest, if_less(abs(x), broadcast<T>(infinity), x, broadcast<T>(-infinity)));
   };
   index j = 0;
-  for (; j + width<T> <= count; j += width<T>) take(load<T>(bias + j));
-  for (; j < count; ++j) take(broadcast<T>(bias[j]));
+  for (; j + width<T> <= count; j += width<T>) include(load<T>(bias + j));
+  for (; j < count; ++j) include(broadcast<T>(bias[j]));
   return max_lanes(split_exp<T>(highest).exponent);
 }
 
 /// Step 2 for one row, in place.
 template <class T>
-void fill_weights(T* row, index count, T top) {
-  const packet<T> reference = key_sums<T>::finite(broadcast<T>(top));
+void fill_weights(T* row, index count, T exponent) {
+  const packet<T> reference = key_sums<T>::finite(broadcast<T>(exponent));
   map_packets(row, row, count, [&](const packet<T>& x) {
     const auto e = split_exp<T>(x);
     return mul(e.factor, power_of_two<T>(sub(e.exponent, reference)));
@@ -160,70 +138,70 @@ void fill_weights(T* row, index count, T top) {
 
 /// Step 3 for M rows and one packet of channels.
 template <class T, int M>
-void tile_sums(const T* weights, const T* panel, index count, const packet<T>& keep, const packet<T>& take, T* sums) {
+void tile_sums(const T* weights, const T* panel, index count, const packet<T>& old_scale, const packet<T>& new_scale,
+               T* sums) {
   tile_product<T, M, 2>(left_operand<T, weight_stride, 1>{weights}, panel, count,
                         [&](auto m, auto half, const auto& x) {
                           T* const s = sums + m * panel_width<T> + half * width<T>;
-                          store<T>(s, fma(x, take, mul(load<T>(s), keep)));
+                          store<T>(s, fma(x, new_scale, mul(load<T>(s), old_scale)));
                         });
 }
 
 /// Step 3 for one row where a key or value is not finite: masked keys are left out. Same sums, to the last bit.
 template <class T>
-[[gnu::noinline]] void careful_sums(const T* weights, const T* bias, const T* panel, index count, const packet<T>& keep,
-                                    const packet<T>& take, T* sums) {
+[[gnu::noinline]] void masked_sums(const T* weights, const T* bias, const T* panel, index count,
+                                   const packet<T>& old_scale, const packet<T>& new_scale, T* sums) {
   for (int half = 0; half < panel_width<T>; half += width<T>) {
     packet<T> x = zero<T>();
     for (index j = 0; j < count; ++j)
       if (bias[j] != -std::numeric_limits<T>::infinity())
         x = fma(broadcast<T>(weights[j]), load<T>(panel + j * panel_width<T> + half), x);
-    store<T>(sums + half, fma(x, take, mul(load<T>(sums + half), keep)));
+    store<T>(sums + half, fma(x, new_scale, mul(load<T>(sums + half), old_scale)));
   }
 }
 
-/// One block of rows of one group of heads. Bias tells what the rows see:
-///   stretches(f)              calls f(begin, end) for every stretch of keys the product takes, in order
+/// One block of rows of one bundle of heads. Bias tells what the rows see:
+///   ranges(f)                 calls f(begin, end) for every range of keys the product takes, in order
 ///   fill(row, begin, n, to)   the biases of row `row` of the block towards keys begin ...
-///   has_diagonal(), diagonal()  causal: row r also sees keys [diagonal, diagonal + r], taken exactly
-template <class S, class Bias>
+///   has_diagonal(), diagonal()  causal: row r also sees keys [diagonal, diagonal + r], added exactly
+template <class T, class Bias>
 struct aft_rows {
-  using T = compute_type<S>;
-
   aft_block<T>& block;
-  std::span<const aft_head<S>> heads;
+  const aft_elements<T>& elements;
+  std::span<const aft_head> heads;
   const Bias& bias;
-  index first, parts;  // row of the sequence the block begins with; packets of channels a head
-  const T* outside;    // sums over keys the rows all see without a bias, per packet; null if there are none
+  index first, parts;  // row of the sequence the block begins with; packets of channels per head
+  const T* outside;    // sums over keys all rows see without a bias, per packet; null if there are none
   bool gate;
 
   /// W for every row.
-  void find_row_tops() const {
+  void find_row_exponents() const {
     for (index r = 0; r < block.rows; ++r) {
       T highest = -std::numeric_limits<T>::infinity();
-      bias.stretches([&](index begin, index end) {
+      bias.ranges([&](index begin, index end) {
         for (index j = begin; j < end; j += product_keys) {
           const index count = std::min(product_keys, end - j);
           bias.fill(r, j, count, block.weights);
           highest = std::max(highest, highest_exponent(block.weights, count));
         }
       });
-      block.row_top[r] = highest;
+      block.row_exponent[r] = highest;
     }
   }
 
   /// Steps 2 and 3 for keys [begin, begin + count), which `piece` holds.
-  void take(const packed_piece<T>& piece, index begin, index count) const {
+  void add_piece(const packed_piece<T>& piece, index begin, index count) const {
     for (index r = 0; r < block.rows; ++r) {
       T* const row = block.weights + r * weight_stride;
       bias.fill(r, begin, count, row);
-      fill_weights(row, count, block.row_top[r]);
+      fill_weights(row, count, block.row_exponent[r]);
     }
     for (index p = 0; p < block.packets; ++p) {
-      T* const top = block.top + p * width<T>;
-      const packet<T> old = load<T>(top), added = load<T>(piece.top + p * width<T>), now = max(old, added);
+      T* const exponent = block.exponent + p * width<T>;
+      const packet<T> old = load<T>(exponent), added = load<T>(piece.exponent + p * width<T>), now = max(old, added);
       const packet<T> reference = key_sums<T>::finite(now);
-      const packet<T> keep = power_of_two<T>(sub(old, reference)), scale = power_of_two<T>(sub(added, reference));
-      store<T>(top, now);
+      const packet<T> old_scale = power_of_two<T>(sub(old, reference)), scale = power_of_two<T>(sub(added, reference));
+      store<T>(exponent, now);
       T* const smallest = block.smallest + p * width<T>;
       store<T>(smallest, min(load<T>(smallest), load<T>(piece.smallest + p * width<T>)));
       const T* const panel = piece.panel(p);
@@ -231,31 +209,32 @@ struct aft_rows {
       if (piece.finite[p]) [[likely]]
         for (index r = 0; r < block.rows; r += tile_rows)
           with_tile_height(block.rows - r, [&](auto M) {
-            tile_sums<T, M.value>(block.weights + r * weight_stride, panel, count, keep, scale,
+            tile_sums<T, M.value>(block.weights + r * weight_stride, panel, count, old_scale, scale,
                                   sums + r * panel_width<T>);
           });
       else
         for (index r = 0; r < block.rows; ++r) {
           alignas(64) T plain[product_keys];
           bias.fill(r, begin, count, plain);
-          careful_sums(block.weights + r * weight_stride, plain, panel, count, keep, scale, sums + r * panel_width<T>);
+          masked_sums(block.weights + r * weight_stride, plain, panel, count, old_scale, scale,
+                      sums + r * panel_width<T>);
         }
     }
   }
 
   /// Adds to row r of packet p + n, for all of `count` packets and the rows `chosen(n, r)`, keys [begin, begin + keys)
-  /// with the biases of `rows`; a causal row of the diagonal sees those up to its own.
+  /// with the biases of `rows`; a row of the diagonal sees those up to its own.
   template <class Chosen>
   void add_exactly(index p, index count, index begin, index keys, const split_biases<T>& rows, bool diagonal,
                    Chosen&& chosen) const {
-    const aft_head<S>& head = heads[static_cast<std::size_t>(p / parts)];
+    const aft_head& head = heads[static_cast<std::size_t>(p / parts)];
     for (index n = 0; n < count; ++n) {
-      bool taken = false;
+      bool split = false;
       for (index r = 0; r < block.rows; ++r) {
         if (!chosen(n, r)) continue;
-        if (!taken) block.keys.take(head.k, head.v, (p + n) % parts * width<T>, begin, keys);
-        taken = true;
-        add_keys(block.ends[n * block_rows + r], block.keys, rows.row(r), diagonal ? r + 1 : keys);
+        if (!split) elements.split(head, (p + n) % parts * width<T>, begin, keys, block.keys);
+        split = true;
+        add_keys(block.totals[n * block_rows + r], block.keys, rows.row(r), diagonal ? r + 1 : keys);
       }
     }
   }
@@ -263,102 +242,94 @@ struct aft_rows {
     if (bias.has_diagonal()) add_exactly(p, count, bias.diagonal(), block.rows, block.diagonal, true, chosen);
   }
 
-  /// After all pieces: meets the diagonal and the keys outside, tests, divides and writes. Returns how many rows of
-  /// packets had to be computed again.
+  /// After all pieces: adds the diagonal and the keys outside, tests, divides and writes. Returns how many rows of
+  /// packets needed recomputation.
   index finish(index keys) const {
     for (index r = 0; bias.has_diagonal() && r < block.rows; ++r) {
       const auto row = block.diagonal.row(r);
       bias.fill(r, bias.diagonal(), r + 1, row.factor);
       row.split(r + 1);
     }
-    index repeated = 0;
+    index recomputed = 0;
     for (index p = 0, count; p < block.packets; p += count) {
       count = std::min(block.together, parts - p % parts);
-      std::fill_n(block.ends, block.together * block_rows, key_sums<T>{});
+      std::fill_n(block.totals, block.together * block_rows, key_sums<T>{});
       add_diagonal(p, count, [](index, index) { return true; });
-      index unsafe = 0;
-      for (index n = 0; n < count; ++n) unsafe += meet(p, n, keys);
-      if (unsafe > 0) recompute(p, count, keys);
-      repeated += unsafe;
-      for (index n = 0; n < count; ++n) write(p, n);
+      index underflowed = 0;
+      for (index n = 0; n < count; ++n) underflowed += combine(p, n, keys);
+      if (underflowed > 0) recompute(p, count, keys);
+      recomputed += underflowed;
+      for (index n = 0; n < count; ++n)
+        elements.write(heads[static_cast<std::size_t>(p / parts)], gate, (p + n) % parts * width<T>, first, block.rows,
+                       block.totals + n * block_rows);
     }
-    return repeated;
+    return recomputed;
   }
 
   const T* outside_of(index p) const { return outside + p * key_sums<T>::size; }
 
-  /// All sums of packet p + n together; notes and counts the rows that are not safe. Where every key is masked nothing
-  /// can be lost.
-  index meet(index p, index n, index keys) const {
+  /// Adds up all sums of packet p + n; marks and counts the rows that need recomputation. Where every key is masked
+  /// nothing can be lost.
+  index combine(index p, index n, index keys) const {
     const T* const sums = block.sums + (p + n) * block_rows * panel_width<T>;
-    const packet<T> top = load<T>(block.top + (p + n) * width<T>), enough = broadcast<T>(safe_sum<T>(keys));
-    const packet<T> smallest = load<T>(block.smallest + (p + n) * width<T>);
+    const packet<T> exponent = load<T>(block.exponent + (p + n) * width<T>);
+    const packet<T> smallest = load<T>(block.smallest + (p + n) * width<T>), enough = broadcast<T>(trusted_sum<T>(keys));
     const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
-    index unsafe = 0;
+    index underflowed = 0;
     for (index r = 0; r < block.rows; ++r) {
-      const packet<T> scale = add(top, broadcast<T>(block.row_top[r]));
+      const packet<T> scale = add(exponent, broadcast<T>(block.row_exponent[r]));
       key_sums<T> all{load<T>(sums + r * panel_width<T>), load<T>(sums + r * panel_width<T> + width<T>), scale};
-      key_sums<T>& end = block.ends[n * block_rows + r];
-      all.merge(end);
+      key_sums<T>& total = block.totals[n * block_rows + r];
+      all.merge(total);
       if (outside) all.merge(key_sums<T>::read(outside_of(p + n)));
-      end = all;
-      const packet<T> sure = sure_sum<T>(all.num, all.den, smallest);
-      const packet<T> small = if_less(sure, enough, broadcast<T>(T(1)), zero<T>());
-      block.unsafe[n * block_rows + r] = sum_lanes(if_less(none, scale, small, zero<T>())) != T(0);
-      unsafe += block.unsafe[n * block_rows + r];
+      total = all;
+      const packet<T> bound = sum_lower_bound<T>(all.num, all.den, smallest);
+      const packet<T> lost = if_less(bound, enough, broadcast<T>(T(1)), zero<T>());
+      block.underflowed[n * block_rows + r] = sum_lanes(if_less(none, scale, lost, zero<T>())) != T(0);
+      underflowed += block.underflowed[n * block_rows + r];
     }
-    return unsafe;
+    return underflowed;
   }
 
-  /// Computes the unsafe rows of `count` packets again, exactly; channels that are safe keep their sums.
+  /// Computes the marked rows of `count` packets again, exactly; channels that lost nothing keep their sums.
   [[gnu::noinline]] void recompute(index p, index count, index keys) const {
-    const auto unsafe = [&](index n, index r) { return block.unsafe[n * block_rows + r]; };
-    T* const kept = block.weights;  // the product is over
+    const auto underflowed = [&](index n, index r) { return block.underflowed[n * block_rows + r]; };
+    const packet<T> enough = broadcast<T>(trusted_sum<T>(keys));
+    T* const fast_sums = block.weights;  // the product is over
     static_assert(aft_block<T>::together * key_sums<T>::size <= weight_stride);
-    const auto kept_at = [&](index n, index r) { return kept + (n * block_rows + r) * key_sums<T>::size; };
+    const auto fast_at = [&](index n, index r) { return fast_sums + (n * block_rows + r) * key_sums<T>::size; };
     for (index n = 0; n < count; ++n)
       for (index r = 0; r < block.rows; ++r)
-        if (unsafe(n, r)) {
-          block.ends[n * block_rows + r].write(kept_at(n, r));
-          block.ends[n * block_rows + r] = {};
+        if (underflowed(n, r)) {
+          block.totals[n * block_rows + r].write(fast_at(n, r));
+          block.totals[n * block_rows + r] = {};
         }
-    bias.stretches([&](index begin, index end) {
+    bias.ranges([&](index begin, index end) {
       for (index j = begin; j < end; j += key_piece) {
         const index some = std::min(key_piece, end - j);
         for (index r = 0; r < block.rows; ++r) {
           bool any = false;
-          for (index n = 0; n < count; ++n) any |= unsafe(n, r);
+          for (index n = 0; n < count; ++n) any |= underflowed(n, r);
           if (!any) continue;
           const auto row = block.biases.row(r);
           bias.fill(r, j, some, row.factor);
           row.split(some);
         }
-        add_exactly(p, count, j, some, block.biases, false, unsafe);
+        add_exactly(p, count, j, some, block.biases, false, underflowed);
       }
     });
-    add_diagonal(p, count, unsafe);
+    add_diagonal(p, count, underflowed);
     for (index n = 0; n < count; ++n)
       for (index r = 0; r < block.rows; ++r) {
-        if (!unsafe(n, r)) continue;
-        key_sums<T>& exact = block.ends[n * block_rows + r];
+        if (!underflowed(n, r)) continue;
+        key_sums<T>& exact = block.totals[n * block_rows + r];
         if (outside) exact.merge(key_sums<T>::read(outside_of(p + n)));
-        const auto fast = key_sums<T>::read(kept_at(n, r));
-        const packet<T> sure = sure_sum<T>(fast.num, fast.den, load<T>(block.smallest + (p + n) * width<T>));
-        const packet<T> enough = broadcast<T>(safe_sum<T>(keys));
-        exact.num = if_less(sure, enough, exact.num, fast.num);
-        exact.den = if_less(sure, enough, exact.den, fast.den);
+        const auto fast = key_sums<T>::read(fast_at(n, r));
+        const packet<T> bound = sum_lower_bound<T>(fast.num, fast.den, load<T>(block.smallest + (p + n) * width<T>));
+        exact.num = if_less(bound, enough, exact.num, fast.num);
+        exact.den = if_less(bound, enough, exact.den, fast.den);
       }
-  }
-
-  void write(index p, index n) const {
-    const aft_head<S>& head = heads[static_cast<std::size_t>(p / parts)];
-    write_channels<T, 1>(head, gate, (p + n) % parts * width<T>, [&](const auto& write_row) {
-      for (index r = 0; r < block.rows; ++r) {
-        const key_sums<T>& end = block.ends[n * block_rows + r];
-        write_row(first + r, 0, end.num, end.den);
-      }
-    });
   }
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

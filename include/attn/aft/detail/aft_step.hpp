@@ -1,7 +1,9 @@
-// attn: what the steps of the attention-free family share: sums of one row at a time, key piece by key piece.
+// attn: what the steps of the attention-free family share: sums of one row at a time, and the check of a step.
 #pragma once
 
-#include <attn/aft/detail/aft_call.hpp>
+#include <attn/aft/detail/aft_tensors.hpp>
+#include <attn/aft/detail/sums_array.hpp>
+#include <attn/core/state_extents.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -14,58 +16,44 @@ struct aft_step_options {
 namespace detail {
 
 /// Checks q, k, v and out of a step against one another and against the state.
-template <class S>
-aft_call<S> check_aft_step(const validator& check, index batch, index heads, index dim, const tensor_view<const S>& q,
-                           const tensor_view<const S>& k, const tensor_view<const S>& v, const tensor_view<S>& out,
-                           bool gate, bool one_key = false) {
-  struct {
-    list_view<index> lengths{};
-    bool causal = true, gate;
-  } const options{.gate = gate};
-  const aft_call<S> call = check_aft(check, q, k, v, out, options, one_key);
-  check.equal("query batch = state batch", batch, call.batch);
-  check.equal("query heads = state heads", heads, call.heads);
-  check.equal("query dim = state dim", dim, call.dim);
-  return call;
+template <class T>
+void check_aft_step(const validator& check, const state_extents& state, aft_tensors<T>& x,
+                    aft_keys keys = aft_keys::per_channel) {
+  check_aft(check, x, keys);
+  check.extents({{"query batch = state batch", state.batch, x.batch},
+                 {"query heads = state heads", state.heads, x.heads},
+                 {"query dim = state dim", state.dim, x.dim}});
 }
 
-/// What adding keys to the sums of one row takes.
-template <class T>
-struct row_scratch {
-  split_keys<T> keys;
-  split_biases<T> biases;
+/// Checks the extents of a state, whose keys and values have one dim.
+inline state_extents check_aft_state(const validator& check, state_extents extents) {
+  extents = check_state_extents(check, extents);
+  check.equal("value_dim = dim", extents.dim, extents.value_dim);
+  return extents;
+}
 
-  static row_scratch layout(arena& memory) {
-    return {split_keys<T>::layout(memory), split_biases<T>::layout(memory, 1)};
-  }
-
-  /// Adds rows [begin, end) of k and v to the sums in memory, `parts` packets of them; fill(j, n, to) gives the biases
-  /// of rows j ....
-  template <class S, class Fill>
-  void add(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end, index parts, T* sums,
-           Fill&& fill) const {
-    for (index j = begin; j < end; j += key_piece) {
-      const index count = std::min(key_piece, end - j);
-      fill(j, count, biases.factor);
-      biases.split(count);
-      for (index p = 0; p < parts; ++p) {
-        keys.take(k, v, p * width<T>, j, count);
-        auto s = key_sums<T>::read(sums + p * key_sums<T>::size);
-        add_keys(s, keys, biases, count);
-        s.write(sums + p * key_sums<T>::size);
-      }
-    }
-  }
-};
+/// Checks tokens k, v to append, and gives them as views of a call without queries.
+template <class S>
+aft_tensors<compute_type<S>> tokens_of(const validator& check, const state_extents& state,
+                                       const tensor_view<const S>& k, const tensor_view<const S>& v,
+                                       aft_keys keys = aft_keys::per_channel) {
+  const bool one_key = keys == aft_keys::per_head_too && k.extent(3) == 1;
+  tensor_view<const S> checked = k;
+  if (one_key) checked = {k.data(), {k.extent(0), k.extent(1), k.extent(2), state.dim}, {k.stride(0), k.stride(1), k.stride(2), 0}};
+  check_tokens(check, state.batch, state.heads, state.dim, state.dim, checked, v);
+  const tensor_view<const S> none;
+  return {.q = none, .k = checked, .v = v, .out = none, .w = none, .elements = &elements_of<S>,
+          .batch = state.batch, .heads = state.heads, .length = k.extent(2), .dim = state.dim};
+}
 
 /// Sums in memory become row t of the output.
-template <class T, class S>
-void write_row(const T* sums, index parts, bool gate, const aft_head<S>& head, index t) {
-  for (index p = 0; p < parts; ++p) {
+template <class T>
+void write_row(const aft_tensors<T>& x, const aft_head& head, index t, const T* sums) {
+  for (index p = 0; p < x.parts(); ++p) {
     const auto s = key_sums<T>::read(sums + p * key_sums<T>::size);
-    write_channels<T, 1>(head, gate, p * width<T>, [&](const auto& write) { write(t, 0, s.num, s.den); });
+    x.elements->write(head, x.gate, p * width<T>, t, 1, &s);
   }
 }
 
 }  // namespace detail
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -1,12 +1,13 @@
 // attn: attention-free mixing whose biases are 0 beyond a window, for tokens in one line or in the lines of an image.
 //
-// The rows of a block all see the keys beyond the reach of every window of the block in the same way, without a bias:
-// these come as sums (key_sums). The rest, the windows and what lies between them, is a stretch of each line near the
-// block and goes through the product of aft_block.hpp. Sums of what lies before and of what lies after only ever add:
-// taking the window out of a total would lose every digit where the window holds most of it.
+// Keys beyond the reach of every window of a block of rows have no bias for any of these rows: their sums (key_sums) are
+// computed once. The other keys, the windows and what lies between them, are a range of each line near the block and go
+// through the product of aft_block.hpp. Sums before and after a range are only ever added up: subtracting the window from
+// a total would lose every digit where the window holds most of it.
 #pragma once
 
-#include <attn/aft/detail/aft_call.hpp>
+#include <attn/aft/detail/aft_block.hpp>
+#include <attn/aft/detail/aft_tensors.hpp>
 #include <attn/aft/detail/sums_array.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -37,11 +38,10 @@ enum class aft_window_layout {
 };
 
 /// What the rows of block i of line r see.
-template <class S>
+template <class T>
 struct aft_window_bias {
-  using T = compute_type<S>;
-
-  matrix_view<const S> w;
+  matrix_view<const void> w;
+  const aft_elements<T>& elements;
   aft_window_layout layout;
   aft_window_grid grid;
   index keys, r, i;
@@ -50,7 +50,7 @@ struct aft_window_bias {
   index diagonal() const { return i * block_rows; }
 
   template <class F>
-  void stretches(F&& f) const {
+  void ranges(F&& f) const {
     for (index line = grid.first_line(r); line < grid.end_line(r); ++line) {
       const index all = grid.columns_of(line, keys), from = grid.from(i, all), to = grid.to(i, all);
       if (from < to) f(line * grid.columns + from, line * grid.columns + to);
@@ -58,7 +58,7 @@ struct aft_window_bias {
   }
   index count_keys() const {
     index count = 0;
-    stretches([&](index begin, index end) { count += end - begin; });
+    ranges([&](index begin, index end) { count += end - begin; });
     return count;
   }
 
@@ -70,49 +70,47 @@ struct aft_window_bias {
     std::fill(to + high, to + count, T(0));
     if (low == high) return;
     const index t = first + low;
-    const S* from = w.data;
+    const void* from = nullptr;
     switch (layout) {
       case aft_window_layout::square:
-        from = w.row(column) + t * w.col_stride;
+        from = elements.at(w, column, t);
         break;
       case aft_window_layout::band:
-        from = w.row(column) + (t - column + grid.side) * w.col_stride;
+        from = elements.at(w, column, t - column + grid.side);
         break;
       case aft_window_layout::kernel:
-        from = w.row(line - r + grid.up) + (t - column + grid.side) * w.col_stride;
+        from = elements.at(w, line - r + grid.up, t - column + grid.side);
         break;
     }
-    copy_biases(from, w.col_stride, high - low, to + low);
+    elements.copy(from, w.col_stride, high - low, to + low);
   }
 };
 
-/// One call whose biases are 0 beyond a window; `matrix(h)` gives the biases of head h.
-template <class S, class Matrix>
+/// One call whose biases are 0 beyond a window.
+template <class T>
 struct aft_window_call {
-  using T = compute_type<S>;
-
-  const aft_call<S>& call;
+  const aft_tensors<T>& x;
   aft_window_grid grid;
   aft_window_layout layout;
-  bool shared;
-  Matrix matrix;
+  add_rows_function<T> add_rows;
 
   index place(index head, index r, index i) const { return (head * grid.lines + r) * grid.blocks() + i; }
 
-  /// The sums over what lies beside block i of line r in its line (`beside`, `after` is for work), and over the lines
+  /// The sums over what lies beside block i of line r in its line (`beside`; `after` is for work), and over the lines
   /// beyond the reach of line r (`beyond`). Entries count by head and line, `beside` also by block.
-  void sum_outside(const aft_groups<S>& groups, const sums_array<T>& beside, const sums_array<T>& after,
+  void sum_outside(const head_bundles<T>& bundles, const sums_array<T>& beside, const sums_array<T>& after,
                    const sums_array<T>& lines, const sums_array<T>& beyond, execution& exec) const {
-    const index heads = call.batch * call.heads, blocks = grid.blocks(), parts = call.parts();
-    const auto length = [&](index head) { return call.true_length(aft_groups<S>::at(call, shared, head).batch); };
+    const index heads = x.batch * x.heads, blocks = grid.blocks(), parts = x.parts();
+    const auto length = [&](index head) { return x.true_length(head_bundles<T>::at(x, head).batch); };
     exec.for_each(heads * grid.lines * blocks, [&](index task, int) {
       const index head = task / blocks / grid.lines, r = task / blocks % grid.lines, i = task % blocks;
       const index all = grid.columns_of(r, length(head)), at = r * grid.columns;
+      const auto add = [&](index from, index to, T* sums) {
+        add_rows(bundles.heads[head], at + from, at + to, parts, sums);
+      };
       beside.clear(task), after.clear(task);
-      if (i > 0) add_line<T>(groups.heads[head], at, grid.from(i - 1, all), grid.from(i, all), parts, beside.at(task));
-      if (!grid.causal)
-        add_line<T>(groups.heads[head], at, grid.to(i, all), i + 1 < blocks ? grid.to(i + 1, all) : all, parts,
-                    after.at(task));
+      if (i > 0) add(grid.from(i - 1, all), grid.from(i, all), beside.at(task));
+      if (!grid.causal) add(grid.to(i, all), i + 1 < blocks ? grid.to(i + 1, all) : all, after.at(task));
     });
     exec.for_each(heads * grid.lines, [&](index task, int) {
       const index first = task * blocks;
@@ -120,9 +118,9 @@ struct aft_window_call {
       for (index i = blocks - 2; i >= 0; --i) sums_array<T>::merge(after.at(first + i), after.at(first + i + 1), parts);
       for (index i = 0; i < blocks; ++i) sums_array<T>::merge(beside.at(first + i), after.at(first + i), parts);
       if (grid.lines == 1) return;
-      const index head = task / grid.lines, r = task % grid.lines;
+      const index head = task / grid.lines, r = task % grid.lines, at = r * grid.columns;
       lines.clear(task);
-      add_line<T>(groups.heads[head], r * grid.columns, 0, grid.columns_of(r, length(head)), parts, lines.at(task));
+      add_rows(bundles.heads[head], at, at + grid.columns_of(r, length(head)), parts, lines.at(task));
     });
     if (grid.lines == 1) return;
     exec.for_each(heads, [&](index head, int) {
@@ -141,33 +139,36 @@ struct aft_window_call {
   }
 
   void run(execution& exec) const {
-    const index heads = call.batch * call.heads, blocks = grid.blocks(), parts = call.parts();
+    const double window = static_cast<double>(std::min(2 * grid.side + 94, grid.columns));
+    const double lines_seen = static_cast<double>(std::min(2 * grid.up + 1, grid.lines));
+    const auto limit = exec.limit_threads(x.work(static_cast<double>(x.length) * window * lines_seen));
+    const index heads = x.batch * x.heads, blocks = grid.blocks(), parts = x.parts();
     sums_array<T> beside, after, lines, beyond;
-    const auto groups = exec.shared_scratch([&](arena& memory) {
+    const auto bundles = exec.shared_scratch([&](arena& memory) {
       beside = sums_array<T>::layout(memory, heads * grid.lines * blocks, parts);
       after = sums_array<T>::layout(memory, heads * grid.lines * blocks, parts);
       lines = sums_array<T>::layout(memory, grid.lines > 1 ? heads * grid.lines : 0, parts);
       beyond = sums_array<T>::layout(memory, grid.lines > 1 ? heads * grid.lines : 0, parts);
-      return aft_groups<S>::make(call, shared, memory);
+      return head_bundles<T>::make(x, memory);
     });
-    sum_outside(groups, beside, after, lines, beyond, exec);
-    exec.for_each(groups.count * grid.lines * blocks, [&](index task, int worker) {
-      const aft_group group = groups.list[task / blocks / grid.lines];
+    sum_outside(bundles, beside, after, lines, beyond, exec);
+    exec.for_each(bundles.count * grid.lines * blocks, [&](index task, int worker) {
+      const head_bundle bundle = bundles.list[task / blocks / grid.lines];
       const index r = task / blocks % grid.lines, i = task % blocks, at = r * grid.columns;
       const index first = i * block_rows, end = std::min(first + block_rows, grid.columns);
-      const index real = std::clamp(grid.columns_of(r, group.length), first, end);
-      const auto members = groups.of(group);
-      for (const auto& head : members) clear_rows(head.out, at + real, at + end);
+      const index real = std::clamp(grid.columns_of(r, bundle.length), first, end);
+      const auto members = bundles.of(bundle);
+      for (const auto& head : members) x.elements->clear(head, at + real, at + end);
       if (first == real) return;
       sums_array<T> outside;
       packed_piece<T> piece;
       auto block = exec.scratch(worker, [&](arena& memory) {
-        outside = sums_array<T>::layout(memory, 1, groups.most * parts);
-        piece = packed_piece<T>::layout(memory, groups.most * parts, product_keys);
-        return aft_block<T>::layout(memory, groups.most * parts, grid.causal);
+        outside = sums_array<T>::layout(memory, 1, bundles.most * parts);
+        piece = packed_piece<T>::layout(memory, bundles.most * parts, product_keys);
+        return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
       });
-      for (index n = 0; n < group.heads; ++n) {
-        const index head = group.first + n;
+      for (index n = 0; n < bundle.heads; ++n) {
+        const index head = bundle.first + n;
         T* const to = outside.data + n * parts * key_sums<T>::size;
         std::copy_n(beside.at(place(head, r, i)), parts * key_sums<T>::size, to);
         if (grid.lines == 1) continue;
@@ -175,20 +176,30 @@ struct aft_window_call {
         for (index line = grid.first_line(r); line < grid.end_line(r); ++line)
           if (line != r) sums_array<T>::merge(to, beside.at(place(head, line, i)), parts);
       }
-      block.packets = group.heads * parts;
+      block.packets = bundle.heads * parts;
       block.begin(real - first);
-      const aft_window_bias<S> bias{
-          matrix(aft_groups<S>::at(call, shared, group.first).head), layout, grid, group.length, r, i};
-      const aft_rows<S, aft_window_bias<S>> rows{block, members, bias, at + first, parts, outside.data, call.gate};
-      rows.find_row_tops();
-      bias.stretches([&](index begin, index stop) {
+      const aft_window_bias<T> bias{.w = x.biases(head_bundles<T>::at(x, bundle.first).head),
+                                    .elements = *x.elements,
+                                    .layout = layout,
+                                    .grid = grid,
+                                    .keys = bundle.length,
+                                    .r = r,
+                                    .i = i};
+      const aft_rows<T, aft_window_bias<T>> rows{.block = block,
+                                                 .elements = *x.elements,
+                                                 .heads = members,
+                                                 .bias = bias,
+                                                 .first = at + first,
+                                                 .parts = parts,
+                                                 .outside = outside.data,
+                                                 .gate = x.gate};
+      rows.find_row_exponents();
+      bias.ranges([&](index begin, index stop) {
         for (index j = begin; j < stop; j += product_keys) {
           const index count = std::min(product_keys, stop - j);
-          for (index n = 0; n < group.heads; ++n) {
-            const auto& head = members[static_cast<std::size_t>(n)];
-            piece.pack(head.k, head.v, n * parts, j, count);
-          }
-          rows.take(piece, j, count);
+          for (index n = 0; n < bundle.heads; ++n)
+            piece.pack(*x.elements, members[static_cast<std::size_t>(n)], n * parts, j, count);
+          rows.add_piece(piece, j, count);
         }
       });
       rows.finish(bias.count_keys());
@@ -196,4 +207,4 @@ struct aft_window_call {
   }
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

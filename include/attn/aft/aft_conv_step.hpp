@@ -1,0 +1,67 @@
+// attn: aft_conv over an endless stream, in memory that does not grow with it.
+//
+//   attn::aft_conv_state<float> state({.batch = 1, .heads = 8, .dim = 64}, {.width = 31});
+//   attn::aft_conv_step(state, q_t, k_t, v_t, out_t, w);              // as causal aft_conv with w [heads, 31]
+//
+// Memory   3 (width / 2 + 2) numbers of the compute type per channel, channels of a head rounded up to whole vectors.
+#pragma once
+
+#include <attn/aft/aft_conv.hpp>
+#include <attn/aft/detail/aft_window_state.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+struct aft_conv_state_options {
+  /// Of the kernels, odd.
+  index width = 1;
+};
+
+/// The last tokens of a stream and the sums over those before them. One that was moved from may only be assigned to or
+/// destroyed.
+template <element S>
+class aft_conv_state : public detail::aft_window_state<compute_type<S>> {
+  using base = detail::aft_window_state<compute_type<S>>;
+  static constexpr detail::validator check{"aft_conv_state"};
+
+ public:
+  /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
+  explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
+      : base(check, extents, window_of(options.width)) {}
+
+  index width() const { return 2 * base::window() - 1; }
+
+  /// Feeds tokens without attending: k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D].
+  template <viewable K, viewable V>
+  void append(const K& k, const V& v) {
+    base::append_tokens(
+        detail::tokens_of<S>(check, base::extents(), as_view(k), as_view(v), detail::aft_keys::per_head_too));
+  }
+
+ private:
+  static index window_of(index width) {
+    check.at_least("width", 1, width);
+    if (width % 2 == 0) check.fail("odd width", width);
+    return width / 2 + 1;
+  }
+};
+
+/// Feeds n tokens k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]:
+/// the next n rows of one causal aft_conv over the whole stream. w [H, width] or [1, width]. Cost and scratch do not
+/// depend on how many tokens there were. Throws std::invalid_argument before anything, the state included, changes; for
+/// want of memory the state is reset.
+template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
+void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
+                   Options&& options = {}, execution_ref exec = {}) {
+  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
+  const detail::validator check("aft_conv_step");
+  auto x = detail::tensors_of(q, k, v, out, w);
+  x.gate = detail::options_or_default<aft_step_options>(options).gate;
+  detail::check_aft_step(check, state.extents(), x, detail::aft_keys::per_head_too);
+  detail::check_kernels(check, x, false);
+  check.equal("w width = state width", state.width(), x.w.extents[3]);
+  state.step(x, x.w.strides[3], detail::execution_of(exec, options), [&](index h, index p, index j) {
+    return x.elements->at(x.biases(h), 0, j - p + state.window() - 1);
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,71 @@
+// attn: aft_local over an endless stream, in memory that does not grow with it.
+//
+//   attn::aft_local_state<float> state({.batch = 1, .heads = 8, .dim = 64}, {.window = 128});
+//   attn::aft_local_step(state, q_t, k_t, v_t, out_t, w, {.band = true});    // as causal aft_local with window = 128
+//
+// Memory   3 (window + 1) numbers of the compute type per channel, channels of a head rounded up to whole vectors.
+#pragma once
+
+#include <attn/aft/aft_local.hpp>
+#include <attn/aft/detail/aft_window_state.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+struct aft_local_state_options {
+  /// Tokens with a bias of their own, >= 1: the window of aft_local.
+  index window = 128;
+};
+
+/// The last tokens of a stream and the sums over those before them. One that was moved from may only be assigned to or
+/// destroyed.
+template <element S>
+class aft_local_state : public detail::aft_window_state<compute_type<S>> {
+  using base = detail::aft_window_state<compute_type<S>>;
+  static constexpr detail::validator check{"aft_local_state"};
+
+ public:
+  /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
+  explicit aft_local_state(const state_extents& extents, const aft_local_state_options& options = {})
+      : base(check, extents, options.window) {}
+
+  /// Feeds tokens without attending: k, v [B, H, n, D].
+  template <viewable K, viewable V>
+  void append(const K& k, const V& v) {
+    base::append_tokens(detail::tokens_of<S>(check, base::extents(), as_view(k), as_view(v)));
+  }
+};
+
+struct aft_local_step_options {
+  /// w is a band [L, 2 window - 1] instead of [L, L].
+  bool band = false;
+  /// Multiply by sigmoid(q); without, q is not read.
+  bool gate = true;
+};
+
+/// Feeds n tokens k, v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]: the next n rows of one causal
+/// aft_local over the whole stream. w is that of the longest sequence: [L, L], [H, L, L], or as band [L, 2 window - 1],
+/// [H, L, 2 window - 1], with L >= tokens so far + n; row t belongs to the t-th token since the start. Cost and scratch
+/// do not depend on how many tokens there were. Throws std::invalid_argument before anything, the state included,
+/// changes; for want of memory the state is reset.
+template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_local_step_options>
+void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
+                    Options&& options = {}, execution_ref exec = {}) {
+  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
+  const detail::validator check("aft_local_step");
+  const auto& given = detail::options_or_default<aft_local_step_options>(options);
+  auto x = detail::tensors_of(q, k, v, out, w);
+  x.gate = given.gate;
+  detail::check_aft_step(check, state.extents(), x);
+  detail::check_biases(check, x);
+  const index window = state.window(), tokens = state.tokens() + x.length;
+  check.at_least("w rows", tokens, x.w.extents[2]);
+  if (given.band)
+    check.equal("w columns = 2 * window - 1 =", 2 * window - 1, x.w.extents[3]);
+  else
+    check.at_least("w columns", tokens, x.w.extents[3]);
+  state.step(x, x.w.strides[3], detail::execution_of(exec, options), [&, band = given.band](index h, index p, index j) {
+    return x.elements->at(x.biases(h), p, band ? j - p + window - 1 : j);
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA

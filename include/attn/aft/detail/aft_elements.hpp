@@ -1,0 +1,242 @@
+// attn: elements in memory as the kernels of the attention-free family see them.
+//
+// The kernels are compiled once for each compute type T. What depends on the element type S is here: reading k, v, w and
+// q, and writing out, by a table of functions that each do a whole piece of work.
+#pragma once
+
+#include <attn/aft/detail/key_sums.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// One head of one batch item, elements of any type.
+struct aft_head {
+  matrix_view<const void> q, k, v;
+  matrix_view<void> out;
+};
+
+template <class S>
+matrix_view<const S> typed(const matrix_view<const void>& x) {
+  return {static_cast<const S*>(x.data), x.rows, x.cols, x.row_stride, x.col_stride};
+}
+template <class S>
+matrix_view<S> typed(const matrix_view<void>& x) {
+  return {static_cast<S*>(x.data), x.rows, x.cols, x.row_stride, x.col_stride};
+}
+
+/// Packets of channels from some channel on, of any row: plain loads where the channels are contiguous, else gathered,
+/// with zeros for channels beyond the last.
+template <class T, class S, bool Whole>
+struct channel_reader {
+  const S* data;
+  index row_stride, col_stride, count;
+
+  channel_reader(const matrix_view<const S>& x, index c)
+      : data(x.data + c * x.col_stride), row_stride(x.row_stride), col_stride(x.col_stride), count(x.cols - c) {}
+
+  ATTN_INLINE packet<T> operator()(index row, int n = 0) const {
+    if constexpr (Whole)
+      return load_as<T>(data + row * row_stride + n * width<T>);
+    else
+      return gather_part<T>(data + row * row_stride + n * width<T> * col_stride, col_stride, count - n * width<T>);
+  }
+};
+
+/// f(reader of k, reader of v) for C packets from channel c on.
+template <class T, class S, int C, class F>
+ATTN_INLINE void read_channels(const aft_head& head, index c, F&& f) {
+  const auto k = typed<S>(head.k), v = typed<S>(head.v);
+  if (k.col_stride == 1 && v.col_stride == 1 && c + C * width<T> <= std::min(k.cols, v.cols)) [[likely]]
+    f(channel_reader<T, S, true>(k, c), channel_reader<T, S, true>(v, c));
+  else
+    f(channel_reader<T, S, false>(k, c), channel_reader<T, S, false>(v, c));
+}
+
+/// Writes packets of channels of the output: num / den, times sigmoid(q) if gated; 0 where den is 0, which is where no
+/// key was seen.
+template <class T, class S, bool Whole>
+struct channel_writer {
+  channel_reader<T, S, Whole> q;
+  matrix_view<S> out;
+  index c;
+  bool gate;
+
+  ATTN_INLINE void operator()(index row, int n, packet<T> num, packet<T> den) const {
+    packet<T> over = broadcast<T>(T(1));  // multiplies the mean, since num may be tiny
+    if (gate) {
+      const sigmoid_fraction<T> factor(q(row, n));
+      over = factor.over, den = mul(den, factor.under);
+    }
+    const packet<T> mean = if_less(zero<T>(), den, mul(div(num, den), over), den);
+    const index at = c + n * width<T>;
+    if constexpr (Whole && std::same_as<T, S>) {
+      store<T>(out.row(row) + at, mean);
+    } else {
+      alignas(64) T lanes[width<T>];
+      store<T>(lanes, mean);
+      S* const to = out.row(row) + at * out.col_stride;
+      for (index i = 0; i < std::min<index>(out.cols - at, width<T>); ++i)
+        to[i * out.col_stride] = static_cast<S>(lanes[i]);
+    }
+  }
+};
+
+/// f(writer) for C packets from channel c on.
+template <class T, class S, int C, class F>
+ATTN_INLINE void write_channels(const aft_head& head, bool gate, index c, F&& f) {
+  const auto q = typed<S>(head.q);
+  const auto out = typed<S>(head.out);
+  if (q.col_stride == 1 && out.col_stride == 1 && c + C * width<T> <= out.cols) [[likely]]
+    f(channel_writer<T, S, true>{{q, c}, out, c, gate});
+  else
+    f(channel_writer<T, S, false>{{q, c}, out, c, gate});
+}
+
+/// Keys of one packet of channels for the product of aft_block.hpp.
+template <class T>
+struct packed_channels {
+  T* panel;     // [keys][e^k v | e^k], both times 2^-exponent
+  T* exponent;  // the largest of the keys, in each channel
+  T* smallest;  // the smallest |v| but 0
+  bool* finite;
+};
+
+/// Functions for elements of one type.
+template <class T>
+struct aft_elements {
+  /// Bytes of an element.
+  index size;
+  /// Numbers `stride` elements apart, converted.
+  void (*copy)(const void* from, index stride, index count, T* to);
+  /// Rows [begin, begin + count) of k and v, one packet of channels from c on.
+  void (*split)(const aft_head& head, index c, index begin, index count, const split_keys<T>& to);
+  /// The same for the product.
+  void (*pack)(const aft_head& head, index c, index begin, index count, const packed_channels<T>& to);
+  /// Rows [begin, begin + count) of out, one packet of channels from c on.
+  void (*write)(const aft_head& head, bool gate, index c, index begin, index count, const key_sums<T>* sums);
+  /// Zeros for rows [begin, end) of out.
+  void (*clear)(const aft_head& head, index begin, index end);
+
+  /// An element of a matrix.
+  const void* at(const matrix_view<const void>& x, index row, index column) const {
+    return static_cast<const char*>(x.data) + (row * x.row_stride + column * x.col_stride) * size;
+  }
+};
+
+template <class T, class S>
+void copy_elements(const void* first, index stride, index count, T* to) {
+  const S* const from = static_cast<const S*>(first);
+  index j = 0;
+  for (; j + width<T> <= count; j += width<T>) store<T>(to + j, load_part<T>(from + j * stride, stride, width<T>));
+  for (; j < count; ++j) to[j] = static_cast<T>(from[j * stride]);
+}
+
+template <class T, class S>
+void split_channels(const aft_head& head, index c, index begin, index count, const split_keys<T>& to) {
+  read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& x) {
+    for (index j = 0; j < count; ++j) {
+      const auto e = split_exp<T>(key(begin + j));
+      store<T>(to.factor + j * width<T>, e.factor);
+      store<T>(to.exponent + j * width<T>, e.exponent);
+      store<T>(to.value + j * width<T>, if_less(zero<T>(), e.factor, mul(e.factor, x(begin + j)), e.factor));
+    }
+  });
+}
+
+template <class T, class S>
+void pack_channels(const aft_head& head, index c, index begin, index count, const packed_channels<T>& to) {
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& x) {
+    packet<T> highest = broadcast<T>(-infinity), size = broadcast<T>(infinity), trace = zero<T>();
+    for (index j = begin; j < begin + count; ++j) {
+      const packet<T> k_j = key(j);
+      highest = max(highest, if_less(abs(k_j), broadcast<T>(infinity), k_j, broadcast<T>(-infinity)));
+    }
+    const packet<T> exponent = split_exp<T>(highest).exponent, reference = key_sums<T>::finite(exponent);
+    T* panel = to.panel;
+    for (index j = begin; j < begin + count; ++j, panel += panel_width<T>) {
+      const auto e = split_exp<T>(key(j));
+      const packet<T> v_j = x(j), weight = mul(e.factor, power_of_two<T>(sub(e.exponent, reference)));
+      const packet<T> weighted = if_less(zero<T>(), e.factor, mul(weight, v_j), e.factor);
+      size = if_less(zero<T>(), abs(v_j), min(size, abs(v_j)), size);
+      trace = fma(add(weighted, weight), zero<T>(), trace);
+      store<T>(panel, weighted);
+      store<T>(panel + width<T>, weight);
+    }
+    store<T>(to.exponent, exponent);
+    store<T>(to.smallest, size);
+    *to.finite = sum_lanes(trace) == T(0);
+  });
+}
+
+template <class T, class S>
+void write_sums(const aft_head& head, bool gate, index c, index begin, index count, const key_sums<T>* sums) {
+  write_channels<T, S, 1>(head, gate, c, [&](const auto& write) {
+    for (index r = 0; r < count; ++r) write(begin + r, 0, sums[r].num, sums[r].den);
+  });
+}
+
+template <class S>
+void clear_output(const aft_head& head, index begin, index end) {
+  clear_rows(typed<S>(head.out), begin, end);
+}
+
+template <class S, class T = compute_type<S>>
+inline constexpr aft_elements<T> elements_of = {.size = sizeof(S),
+                                                .copy = copy_elements<T, S>,
+                                                .split = split_channels<T, S>,
+                                                .pack = pack_channels<T, S>,
+                                                .write = write_sums<T, S>,
+                                                .clear = clear_output<S>};
+
+/// Packets of channels that are summed together.
+inline constexpr int sum_columns = 4;
+
+/// f(integral_constant<int, C>, p) for packets p ... p + C - 1, until all are done.
+template <class F>
+void for_columns(index packets, F&& f) {
+  index p = 0;
+  for (; p + sum_columns <= packets; p += sum_columns) f(std::integral_constant<int, sum_columns>{}, p);
+  for (; p < packets; ++p) f(std::integral_constant<int, 1>{}, p);
+}
+
+/// Adds rows [begin, end) of k and v, channels from c on, without biases, to the sums of C packets in memory.
+template <class T, class S, int C>
+void add_plain_keys(const aft_head& head, index c, index begin, index end, T* total) {
+  constexpr index step = 16;  // rows that share a maximum; they come from the cache the second time
+  read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
+    key_sums<T> sums[C];
+    unroll<C>([&](auto n) { sums[n] = key_sums<T>::read(total + n * key_sums<T>::size); });
+    for (index j0 = begin; j0 < end; j0 += step) {
+      const index j1 = std::min(j0 + step, end);
+      packet<T> reference[C];
+      unroll<C>([&](auto n) { reference[n] = broadcast<T>(-std::numeric_limits<T>::infinity()); });
+      for (index j = j0; j < j1; ++j) unroll<C>([&](auto n) { reference[n] = max(reference[n], key(j, n)); });
+      unroll<C>([&](auto n) {
+        const auto largest = split_exp<T>(reference[n]);
+        sums[n].raise(lower_large<T>(largest.exponent));
+        sums[n].den = fma(largest.factor, zero<T>(), sums[n].den);  // an infinite key makes it NaN
+        reference[n] = sub(zero<T>(), key_sums<T>::finite(sums[n].exponent));
+      });
+      for (index j = j0; j < j1; ++j)
+        unroll<C>([&](auto n) {
+          const packet<T> weight = weight_beside(key(j, n), reference[n]);
+          sums[n].num = fma(weight, if_less(zero<T>(), weight, value(j, n), zero<T>()), sums[n].num);
+          sums[n].den = add(sums[n].den, weight);
+        });
+    }
+    unroll<C>([&](auto n) { sums[n].write(total + n * key_sums<T>::size); });
+  });
+}
+
+/// Adds rows [begin, end) to sums in memory, `parts` packets of them.
+template <class T>
+using add_rows_function = void (*)(const aft_head& head, index begin, index end, index parts, T* sums);
+
+template <class T, class S>
+void add_rows(const aft_head& head, index begin, index end, index parts, T* sums) {
+  for_columns(parts, [&](auto count, index p) {
+    add_plain_keys<T, S, count.value>(head, p * width<T>, begin, end, sums + p * key_sums<T>::size);
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA::detail
