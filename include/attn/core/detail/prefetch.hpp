@@ -1,0 +1,60 @@
+// attn: rows fetched before they are needed. The one prefetcher of the library: for the streaming kernel, Nystrom, lsh
+// and patterns of the softmax family, and for the kernel family.
+#pragma once
+
+#include <attn/core/tensor_view.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Which cache a row is fetched into: the first for what is used next, the second for what is used in a while.
+enum class cache_level { first, second };
+
+template <cache_level Level = cache_level::second>
+inline void prefetch_bytes(const char* p, index bytes) {
+  for (index at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, Level == cache_level::first ? 3 : 2);
+}
+
+/// Row i of x; any i will do. For rows in no regular order.
+template <class S>
+void prefetch_row(const matrix_view<S>& x, index i) {
+  prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<index>(sizeof(S)));
+}
+
+/// Rows of up to four matrices, fetched a few at a time between other work: memory streams that take turns are more than
+/// the processor foresees.
+template <cache_level Level = cache_level::second>
+class row_prefetcher {
+ public:
+  row_prefetcher() = default;
+  template <class S>
+  row_prefetcher(const matrix_view<S>& x, index begin, index end) {
+    add(x, begin, end);
+  }
+
+  /// Rows [begin, end) of x.
+  template <class S>
+  void add(const matrix_view<S>& x, index begin, index end) {
+    if (begin >= end || x.col_stride != 1) return;
+    streams_[count_++] = {reinterpret_cast<const char*>(x.row(begin)), x.row_stride * static_cast<index>(sizeof(S)),
+                          x.cols * static_cast<index>(sizeof(S)), end - begin};
+  }
+
+  /// The next `rows` rows of every matrix.
+  void next(index rows) {
+    for (int n = 0; n < count_; ++n) {
+      stream& s = streams_[n];
+      for (index r = std::min(rows, s.rows); r > 0; --r, --s.rows, s.row += s.stride)
+        prefetch_bytes<Level>(s.row, s.bytes);
+    }
+  }
+
+ private:
+  struct stream {
+    const char* row = nullptr;
+    index stride = 0, bytes = 0, rows = 0;
+  };
+  stream streams_[4];
+  int count_ = 0;
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
