@@ -86,7 +86,7 @@ struct mapped_features final : feature_map<compute_type<S>> {
     if constexpr (token_map<F, T>) this->scratch_size = dim * kernel_chunk + dim + count;
   }
 
-  void keys(const row_block<T>& x, index, T* phi, T*, [[maybe_unused]] T* work) const override {
+  void keys(const token_rows<T>& x, index, T* phi, T*, [[maybe_unused]] T* work) const override {
     [[maybe_unused]] const index count = this->features;
     if constexpr (token_map<F, T>) {
       T *const columns = work, *const token = work + dim * kernel_chunk, *const made = token + dim;

@@ -66,7 +66,7 @@ struct rfa_features final : feature_map<T> {
   void layout(arena& memory, index) override { packed = packed_projection<T>::layout(memory, w); }
   void prepare(execution&) override { packed.pack(w, T(1)); }
 
-  void keys(const row_block<T>& x, index pair, T* phi, T*, T* work) const override {
+  void keys(const token_rows<T>& x, index pair, T* phi, T*, T* work) const override {
     const index m = w.extents[2], dim = w.extents[3];
     T *const columns = work, *const factor = work + dim * kernel_chunk;
     access->pack_columns(x, dim, columns);

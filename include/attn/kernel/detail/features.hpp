@@ -28,8 +28,8 @@ struct feature_map {
   virtual void layout(arena&, index /*pairs*/) {}
   virtual void prepare(execution&) {}
   /// `pair` is batch item * heads of sums + head; `scratch` has `scratch_size` numbers.
-  virtual void keys(const row_block<T>&, index pair, T* phi, T* shift, T* scratch) const = 0;
-  virtual void queries(const row_block<T>& x, index pair, T* phi, T* shift, T* scratch) const {
+  virtual void keys(const token_rows<T>&, index pair, T* phi, T* shift, T* scratch) const = 0;
+  virtual void queries(const token_rows<T>& x, index pair, T* phi, T* shift, T* scratch) const {
     keys(x, pair, phi, shift, scratch);
   }
 

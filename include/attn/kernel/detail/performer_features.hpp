@@ -102,7 +102,7 @@ struct performer_features final : feature_map<T> {
 
   const T* centre_of(index pair) const { return call.centred ? centres + pair * dim : nullptr; }
 
-  void pack_centred(const row_block<T>& x, const T* centre, T* columns) const {
+  void pack_centred(const token_rows<T>& x, const T* centre, T* columns) const {
     call.k.access->pack_columns(x, dim, columns);
     for (index d = 0; centre && d < dim; ++d)
       for (index t = 0; t < x.lanes; t += width<T>)
@@ -110,7 +110,7 @@ struct performer_features final : feature_map<T> {
   }
 
   /// Logarithms or numbers as log_scaling takes them, or plain features, of a block of tokens.
-  void raw_of(const row_block<T>& x, index pair, const T* centre, T* phi, T* shift, T* columns) const {
+  void raw_of(const token_rows<T>& x, index pair, const T* centre, T* phi, T* shift, T* columns) const {
     const index m = rows;
     pack_centred(x, centre, columns);
     packed.apply(matrix_of(pair), columns, x.lanes, phi);
@@ -143,14 +143,14 @@ struct performer_features final : feature_map<T> {
       store<T>(phi + n, add(load<T>(phi + n), broadcast<T>(call.feature_eps)));
   }
 
-  void keys(const row_block<T>& x, index pair, T* phi, T* shift, T* work) const override {
+  void keys(const token_rows<T>& x, index pair, T* phi, T* shift, T* work) const override {
     raw_of(x, pair, centre_of(pair), phi, shift, work);
     if (!published) return;
     T* const maximum = work + dim * kernel_chunk;
     std::fill_n(maximum, kernel_chunk, maxima[pair]);
     publish(phi, shift, maximum);
   }
-  void queries(const row_block<T>& x, index pair, T* phi, T* shift, T* work) const override {
+  void queries(const token_rows<T>& x, index pair, T* phi, T* shift, T* work) const override {
     raw_of(x, pair, nullptr, phi, shift, work);
     if (!published) return;
     T* const maximum = work + dim * kernel_chunk;

@@ -53,14 +53,14 @@ struct recurrent_steps {
   /// One token of the heads of sums [first, first + count), token t of the call.
   void step(index first, index count, index t, const kernel_scratch<T>& s, const rows& x) const {
     const index heads = call.heads, group = call.group(), m = call.map.features, all = count * group;
-    row_block<T> keys(count, call.k.col_stride);
+    token_rows<T> keys(count, call.k.col_stride);
     for (index n = 0; n < count; ++n)
       keys.at[n] = call.k.head((first + n) / heads, call.kv_head((first + n) % heads)).row(t);
     call.map.keys(keys, first, s.k_own, s.k_shift, s.map);
     columns_to_rows(s.k_own, m, count, x.keys, x.stride);
     for (index begin = 0; begin < all; begin += kernel_chunk) {
       const index some = std::min<index>(kernel_chunk, all - begin);
-      row_block<T> queries(some, call.q.col_stride);
+      token_rows<T> queries(some, call.q.col_stride);
       for (index n = 0; n < some; ++n) {
         const index pair = first + (begin + n) / group;
         queries.at[n] = call.q.head(pair / heads, pair % heads * group + (begin + n) % group).row(t);

@@ -17,12 +17,12 @@ inline constexpr int kernel_chunk = 64;
 /// Up to a chunk of rows, wherever they are. Each becomes a lane; lanes [count, lanes) repeat the last row, those beyond
 /// are not filled in.
 template <class T>
-struct row_block {
+struct token_rows {
   const void* at[kernel_chunk];
   index count = 0, lanes = 0, col_stride = 1;
 
   /// The addresses are to be filled in.
-  row_block(index rows, index stride, index fill = 1)
+  token_rows(index rows, index stride, index fill = 1)
       : count(rows), lanes(std::max(round_up(rows, width<T>), fill)), col_stride(stride) {}
 };
 
@@ -34,7 +34,7 @@ template <class T>
 struct element_access {
   index size;     // in bytes
   bool computes;  // the element type is T
-  void (*pack_columns)(const row_block<T>&, index cols, T* columns);
+  void (*pack_columns)(const token_rows<T>&, index cols, T* columns);
   bool (*pack_panels)(const stored_matrix<T>&, index begin, index count, T* panels);
   void (*pack_rows)(const stored_matrix<T>&, index begin, index count, T factor, T* packed);
   void (*read)(const void* row, index cols, index stride, T* to);
@@ -54,8 +54,8 @@ struct stored_matrix {
   void write_row(const T* from, index i) const { access->write(from, row(i), cols, col_stride); }
   /// Rows [begin, begin + count), for as many lanes as whole vectors take, or `fill`. Rows before `first` are not
   /// looked at: it stands in for them.
-  row_block<T> block(index begin, index count, index first = 0, index fill = 1) const {
-    row_block<T> rows_of(count, col_stride, fill);
+  token_rows<T> block(index begin, index count, index first = 0, index fill = 1) const {
+    token_rows<T> rows_of(count, col_stride, fill);
     for (index t = 0; t < count; ++t) rows_of.at[t] = row(begin + std::max(t, first));
     return rows_of;
   }
@@ -72,7 +72,7 @@ struct stored_matrix {
 
 /// columns[c * kernel_chunk + t] = map(element c of row t), map taking packets.
 template <class S, class T, class Map>
-void pack_columns(const row_block<T>& x, index cols, T* columns, Map&& map) {
+void pack_columns(const token_rows<T>& x, index cols, T* columns, Map&& map) {
   constexpr int w = width<T>;
   const auto row = [&](index t) { return static_cast<const S*>(x.at[t]); };
   for (index t = 0; t < x.lanes; t += w) {
@@ -98,7 +98,7 @@ inline constexpr element_access<T> access_to = {
     .size = sizeof(S),
     .computes = std::same_as<S, T>,
     .pack_columns =
-        [](const row_block<T>& x, index cols, T* columns) {
+        [](const token_rows<T>& x, index cols, T* columns) {
           pack_columns<S>(x, cols, columns, [](const packet<T>& p) { return p; });
         },
     .pack_panels =
