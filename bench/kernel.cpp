@@ -27,56 +27,63 @@ double step_flops(const problem& p, double projected, double features) {
          (2 * static_cast<double>(p.dim) * projected + 2 * features * static_cast<double>(p.dim_v));
 }
 
-/// S, z and, where features have them, levels are read and written.
-double state_bytes(const problem& p, double features, bool leveled = false) {
-  return 2 * sizeof(float) * features * static_cast<double>((p.dim_v + (leveled ? 2 : 1)) * p.kv_heads);
+/// S, z and, where features have them, log scales are read and written.
+double state_bytes(const problem& p, double features, bool log_scaled = false) {
+  return 2 * sizeof(float) * features * static_cast<double>((p.dim_v + (log_scaled ? 2 : 1)) * p.kv_heads);
 }
 
 double rows(const problem& p) { return static_cast<double>(p.set.features); }
 double feature_bytes(const problem& p) { return sizeof(float) * rows(p) * static_cast<double>(p.dim); }
-attn::random_features<float> draw(const problem& p) {
+attn::tensor<float, 3> draw(const problem& p) {
   return attn::draw_features<float>(p.set.features, p.dim, {.seed = 7});
 }
 
-/// Step is called as step(state, q, k, v, out, exec).
-template <class State, class Step>
+attn::kernel_state_extents extents_of(const problem& p) {
+  return {.heads = p.kv_heads, .features = p.set.features, .value_dim = p.dim_v};
+}
+
+/// Append is called as append(state, k, v), Step as step(state, q, k, v, out, exec).
+template <class State, class Append, class Step>
 struct kernel_stream final : stream {
   State state;
+  Append append;
   Step take;
 
-  kernel_stream(State s, Step t) : state(std::move(s)), take(std::move(t)) {}
+  kernel_stream(State s, Append a, Step t) : state(std::move(s)), append(std::move(a)), take(std::move(t)) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<kernel_stream>(*this); }
-  void feed(input k, input v) override {  // no queries, no answers
-    attn::execution serial;
-    take(state, {nullptr, {k.extent(0), 0, k.extent(2), k.extent(3)}}, k, v,
-         {nullptr, {v.extent(0), 0, v.extent(2), v.extent(3)}}, serial);
-  }
+  void feed(input k, input v) override { append(state, k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override { take(state, q, k, v, out, exec); }
   void rewind(index) override {}
 };
 
-template <class State, class Step>
-std::unique_ptr<stream> make_stream(State state, Step step) {
-  return std::make_unique<kernel_stream<State, Step>>(std::move(state), std::move(step));
+template <class State, class Append, class Step>
+std::unique_ptr<stream> make_stream(State state, Append append, Step step) {
+  return std::make_unique<kernel_stream<State, Append, Step>>(std::move(state), std::move(append), std::move(step));
 }
 
 std::unique_ptr<stream> linear_stream(const problem& p) {
-  return make_stream(attn::linear_state<float>(p.kv_heads, p.dim, p.dim_v),
-                     [](auto& state, input q, input k, input v, output out, attn::execution& exec) {
-                       attn::linear_step(state, q, k, v, out, {}, exec);
-                     });
+  return make_stream(
+      attn::linear_state<float>({.heads = p.kv_heads, .features = p.dim, .value_dim = p.dim_v}),
+      [](auto& state, input k, input v) { state.append(k, v); },
+      [](auto& state, input q, input k, input v, output out, attn::execution& exec) {
+        attn::linear_step(state, q, k, v, out, exec);
+      });
 }
 std::unique_ptr<stream> performer_stream(const problem& p) {
-  return make_stream(attn::performer_state<float>(p.kv_heads, p.set.features, p.dim_v),
-                     [w = draw(p)](auto& state, input q, input k, input v, output out, attn::execution& exec) {
-                       attn::performer_step(state, q, k, v, out, w, {}, exec);
-                     });
+  const auto w = draw(p);
+  return make_stream(
+      attn::performer_state<float>(extents_of(p)), [w](auto& state, input k, input v) { state.append(k, v, w); },
+      [w](auto& state, input q, input k, input v, output out, attn::execution& exec) {
+        attn::performer_step(state, q, k, v, out, w, exec);
+      });
 }
 std::unique_ptr<stream> rfa_stream(const problem& p) {
-  return make_stream(attn::rfa_state<float>(p.kv_heads, p.set.features, p.dim_v),
-                     [w = draw(p)](auto& state, input q, input k, input v, output out, attn::execution& exec) {
-                       attn::rfa_step(state, q, k, v, out, w, {}, exec);
-                     });
+  const auto w = draw(p);
+  return make_stream(
+      attn::rfa_state<float>(extents_of(p)), [w](auto& state, input k, input v) { state.append(k, v, w); },
+      [w](auto& state, input q, input k, input v, output out, attn::execution& exec) {
+        attn::rfa_step(state, q, k, v, out, w, exec);
+      });
 }
 
 }  // namespace

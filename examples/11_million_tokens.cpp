@@ -1,4 +1,4 @@
-// A million tokens through linear attention, one at a time: memory and time a token stay what they were at the start.
+// A million tokens through linear attention, one at a time: memory and time per token stay what they were at the start.
 #include <attn/kernel/linear_step.hpp>
 
 #include <chrono>
@@ -12,7 +12,7 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 int main() {
   const attn::index heads = 4, dim = 64, tokens = 1'000'000, period = 1000;
 
-  // Tokens come round again after a while; the state does not know.
+  // Tokens repeat after a while; the state does not know.
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   std::vector<float> memory[3], out_memory(heads * period * dim);
@@ -22,11 +22,11 @@ int main() {
   const auto q = view(memory[0].data()), k = view(memory[1].data()), v = view(memory[2].data()),
              out = view(out_memory.data());
 
-  attn::linear_state<float> state(heads, dim, dim);
+  attn::linear_state<float> state({.heads = heads, .features = dim, .value_dim = dim});
   attn::execution exec;  // keeps its scratch memory from step to step
   const auto feed = [&](attn::index first, attn::index count) {
     const auto rows = [&](const auto& x) { return x.slice(2, first % period, count); };
-    attn::linear_step(state, rows(q), rows(k), rows(v), rows(out), {}, exec);
+    attn::linear_step(state, rows(q), rows(k), rows(v), rows(out), exec);
   };
 
   std::printf("%9s  %12s  %s\n", "tokens", "tokens/s", "bytes of state and scratch");

@@ -22,17 +22,15 @@ int main() {
   using view = attn::tensor_view<const float>;
   const view k(k_memory.data(), {1, heads, length, dim}), v(v_memory.data(), {1, heads, length, dim});
 
-  // A step without queries (0 heads of them) only takes in.
+  const attn::kernel_state_extents extents{.heads = heads, .features = dim, .value_dim = dim};
   const auto feed = [&](attn::linear_state<float>& state, attn::index first, attn::index count) {
-    const view no_queries(nullptr, {1, 0, count, dim});
-    const attn::tensor_view<float> no_answers(nullptr, {1, 0, count, dim});
-    attn::linear_step(state, no_queries, k.slice(2, first, count), v.slice(2, first, count), no_answers);
+    state.append(k.slice(2, first, count), v.slice(2, first, count));
   };
 
   // Each worker could be a process, or a machine: what it sends back is a stream.
   std::stringstream sent[2];
   const auto work = [&](int n) {
-    attn::linear_state<float> state(heads, dim, dim);
+    attn::linear_state<float> state(extents);
     feed(state, n * half, half);
     state.write(sent[n]);
   };
@@ -40,7 +38,7 @@ int main() {
   first.join(), second.join();
   std::printf("each half: %td tokens in %zu bytes\n", half, sent[0].str().size());
 
-  attn::linear_state<float> merged(heads, dim, dim), other(heads, dim, dim), whole(heads, dim, dim);
+  attn::linear_state<float> merged(extents), other(extents), whole(extents);
   merged.read(sent[0]);
   other.read(sent[1]);
   merged.merge(other);

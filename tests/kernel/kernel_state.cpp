@@ -61,10 +61,15 @@ std::unique_ptr<machine> machine_for(State state, Step step) {
   return std::make_unique<machine_of<State, Step>>(std::move(state), std::move(step));
 }
 
-const attn::random_features<float>& features() {
+const attn::tensor<float, 3>& features() {
   static const auto w = attn::draw_features<float>(count, dim, {.seed = 4});
   return w;
 }
+
+constexpr attn::kernel_state_extents linear_extents{
+    .batch = batch, .heads = kv_heads, .features = dim, .value_dim = value_dim};
+constexpr attn::kernel_state_extents drawn_extents{
+    .batch = batch, .heads = kv_heads, .features = count, .value_dim = value_dim};
 
 std::vector<std::pair<std::string, std::unique_ptr<machine>>> machines() {
   using in = in_view<float>;
@@ -72,7 +77,7 @@ std::vector<std::pair<std::string, std::unique_ptr<machine>>> machines() {
   std::vector<std::pair<std::string, std::unique_ptr<machine>>> all;
   for (bool gated : {false, true}) {
     all.emplace_back(gated ? "linear with decay" : "linear",
-                     machine_for(attn::linear_state<float>(batch, kv_heads, dim, value_dim),
+                     machine_for(attn::linear_state<float>(linear_extents),
                                  [gated](auto& s, in q, in k, in v, out o, index begin, index tokens) {
                                    attn::execution serial;
                                    attn::linear_step_options<float> options;
@@ -81,21 +86,21 @@ std::vector<std::pair<std::string, std::unique_ptr<machine>>> machines() {
                                                                 reference::linear_feature::elu_plus_one, serial);
                                  }));
     all.emplace_back(gated ? "rfa with gate" : "rfa",
-                     machine_for(attn::rfa_state<float>(batch, kv_heads, count, value_dim),
+                     machine_for(attn::rfa_state<float>(drawn_extents),
                                  [gated](auto& s, in q, in k, in v, out o, index begin, index tokens) {
                                    attn::execution serial;
                                    attn::rfa_step_options<float> options;
                                    if (gated) options.gate = gate_view(gates()).slice(2, begin, tokens);
-                                   compiled_rfa<float>::step(s, q, k, v, o, features(), options, serial);
+                                   compiled_rfa<float>::step(s, q, k, v, o, features().view(), options, serial);
                                  }));
   }
   for (auto kernel : {attn::performer_kernel::positive, attn::performer_kernel::hyperbolic,
                       attn::performer_kernel::trigonometric, attn::performer_kernel::relu})
     all.emplace_back("performer, kernel " + std::to_string(int(kernel)),
-                     machine_for(attn::performer_state<float>(batch, kv_heads, count, value_dim, kernel),
+                     machine_for(attn::performer_state<float>(drawn_extents, {.kernel = kernel}),
                                  [](auto& s, in q, in k, in v, out o, index, index) {
                                    attn::execution serial;
-                                   compiled_performer<float>::step(s, q, k, v, o, features(), {}, serial);
+                                   compiled_performer<float>::step(s, q, k, v, o, features().view(), {}, serial);
                                  }));
   for (auto& [name, one] : all)  // sines and cosines cancel, and lose the more digits
     if (name.starts_with("rfa") || name == "performer, kernel 2") one->near = 1e-3;
@@ -179,7 +184,7 @@ TEST_CASE("what was written is read again, to the last bit", "[kernel_state]") {
 }
 
 TEST_CASE("the stream begins as documented", "[kernel_state]") {
-  attn::linear_state<float> state(1, 1, 2, 1);
+  attn::linear_state<float> state({.features = 2, .value_dim = 1});
   const tensor<float> k(1, 1, 1, 2, 1), v(1, 1, 1, 1, 3);
   tensor<float> out(1, 1, 1, 1);
   attn::linear_step(state, view(k), view(k), view(v), view(out), {.eps = 0});
@@ -203,7 +208,7 @@ TEST_CASE("the stream begins as documented", "[kernel_state]") {
 }
 
 TEST_CASE("a stream with any byte changed, or cut anywhere, is refused and changes nothing", "[kernel_state]") {
-  attn::linear_state<float> state(1, 2, 3, 2), reader(1, 2, 3, 2);
+  attn::linear_state<float> state({.heads = 2, .features = 3, .value_dim = 2}), reader = state;
   const auto k = cast<float>(random_normal(1, 1, 2, 5, 3)), v = cast<float>(random_normal(2, 1, 2, 5, 2));
   tensor<float> out(1, 2, 5, 2);
   attn::linear_step(state, view(k), view(k), view(v), view(out));
@@ -262,10 +267,10 @@ TEST_CASE("what is wrong with a stream is told by the exception's type", "[kerne
       CHECK(reading(a, written(b)) == (same ? "" : "invalid"));
       if (!same) CHECK(written(a) == before);
     }
-  attn::linear_state<float> shape(batch, kv_heads, dim, value_dim + 1);
+  attn::linear_state<float> shape({.batch = batch, .heads = kv_heads, .features = dim, .value_dim = value_dim + 1});
   std::istringstream stream(written(linear));
   CHECK(well_formed(refusal([&] { shape.read(stream); }), "linear_state"));
-  attn::linear_state<double> wide(batch, kv_heads, dim, value_dim);
+  attn::linear_state<double> wide(linear_extents);
   std::istringstream again(written(linear));
   CHECK(well_formed(refusal([&] { wide.read(again); }), "linear_state"));
 }
@@ -275,11 +280,13 @@ TEST_CASE("merging refuses a state of another kind or shape, and changes nothing
   machine& one = *all[0].second;
   one.step(0, 5);
   const std::string before = written(one);
-  for (const auto& other : {attn::linear_state<float>(batch + 1, kv_heads, dim, value_dim),
-                            attn::linear_state<float>(batch, heads, dim, value_dim),
-                            attn::linear_state<float>(batch, kv_heads, dim + 1, value_dim),
-                            attn::linear_state<float>(batch, kv_heads, dim, value_dim + 1)})
-    CHECK(well_formed(refusal([&] { one.state().merge(other); }), "linear_state"));
+  for (index attn::kernel_state_extents::*axis :
+       {&attn::kernel_state_extents::batch, &attn::kernel_state_extents::heads, &attn::kernel_state_extents::features,
+        &attn::kernel_state_extents::value_dim}) {
+    attn::kernel_state_extents other = linear_extents;
+    ++(other.*axis);
+    CHECK(well_formed(refusal([&] { one.state().merge(attn::linear_state<float>(other)); }), "linear_state"));
+  }
   for (auto& named : all) {
     auto& other = named.second->state();
     if (!(other.kind() == one.state().kind()))
@@ -289,19 +296,24 @@ TEST_CASE("merging refuses a state of another kind or shape, and changes nothing
 }
 
 TEST_CASE("states of no size memory could have are refused", "[kernel_state]") {
-  const index huge = index(1) << 40;
-  CHECK(well_formed(refusal([&] { attn::linear_state<float>(-1, 4, 4); }), "linear_state"));
-  CHECK(well_formed(refusal([&] { attn::linear_state<float>(1, -4, 4); }), "linear_state"));
-  CHECK(well_formed(refusal([&] { attn::linear_state<float>(1, 4, -4); }), "linear_state"));
-  CHECK(well_formed(refusal([&] { attn::linear_state<float>(-1, 1, 4, 4); }), "linear_state"));
-  CHECK(well_formed(refusal([&] { attn::linear_state<float>(huge, huge, huge); }), "linear_state"));
-  const index most = std::numeric_limits<index>::max();
-  CHECK(well_formed(refusal([&] { attn::linear_state<float>(1, most, 4); }), "linear_state"));
-  CHECK(well_formed(refusal([&] { attn::linear_state<float>(1, 4, most - 10); }), "linear_state"));
-  CHECK(well_formed(refusal([&] { attn::linear_state<float>(0, huge, huge); }), "linear_state"));
-  CHECK(well_formed(refusal([&] { attn::performer_state<float>(1, most / 2 - 4, 4); }), "performer_state"));
-  CHECK(well_formed(refusal([&] { attn::performer_state<float>(1, -4, 4); }), "performer_state"));
-  CHECK(well_formed(refusal([&] { attn::rfa_state<float>(1, -4, 4); }), "rfa_state"));
+  constexpr index huge = index(1) << 40, most = std::numeric_limits<index>::max(), least = -most - 1;
+  for (const attn::kernel_state_extents& e : {attn::kernel_state_extents{.heads = -1, .features = 4, .value_dim = 4},
+                                              {.heads = 1, .features = -4, .value_dim = 4},
+                                              {.heads = 1, .features = 4, .value_dim = -4},
+                                              {.batch = -1, .heads = 1, .features = 4, .value_dim = 4},
+                                              {.heads = huge, .features = huge, .value_dim = huge},
+                                              {.heads = 1, .features = most, .value_dim = 4},
+                                              {.heads = 1, .features = most / 2 - 4, .value_dim = 4},
+                                              {.heads = 1, .features = least, .value_dim = 2},
+                                              {.heads = 1, .features = 4, .value_dim = most - 10},
+                                              {.heads = 1, .features = 4, .value_dim = least},
+                                              {.heads = 0, .features = huge, .value_dim = huge}}) {
+    CAPTURE(e.batch, e.heads, e.features, e.value_dim);
+    CHECK(well_formed(refusal([&] { attn::linear_state<float>{e}; }), "linear_state"));
+    CHECK(well_formed(refusal([&] { attn::rfa_state<float>{e}; }), "rfa_state"));
+    for (auto kernel : {attn::performer_kernel::positive, attn::performer_kernel::hyperbolic})
+      CHECK(well_formed(refusal([&] { attn::performer_state<float>(e, {.kernel = kernel}); }), "performer_state"));
+  }
 }
 
 // Float sums of a million terms of one sign, token by token and in chunks, against the exact mean, a constant: bounds
@@ -312,7 +324,7 @@ TEST_CASE("a million tokens of constant values stay that constant", "[kernel_sta
   const tensor<float> v(1, 1, at_once, 1, 3.3f);
   tensor<float> out(1, 1, at_once, 1);
   for (bool chunks : {false, true}) {
-    attn::linear_state<float> state(1, 4, 1);
+    attn::linear_state<float> state({.heads = 1, .features = 4, .value_dim = 1});
     for (index begin = 0; begin < tokens; begin += at_once) {
       const auto feed = [&](index from, index some) {
         const auto part = [&](auto x) { return x.slice(2, from, some); };
@@ -332,7 +344,7 @@ TEST_CASE("a million tokens of constant values stay that constant", "[kernel_sta
 }
 
 TEST_CASE("what a caller's map throws resets the state", "[kernel_state]") {
-  attn::linear_state<float> state(1, 4, 2);
+  attn::linear_state<float> state({.heads = 1, .features = 4, .value_dim = 2});
   const tensor<float> k(1, 1, 3, 4, 0.5f), v(1, 1, 3, 2, 1);
   tensor<float> out(1, 1, 3, 2);
   attn::linear_step(state, view(k), view(k), view(v), view(out));
@@ -348,7 +360,7 @@ TEST_CASE("a caller's map is called for the numbers there are, and asked once ho
   const tensor<float> k(1, 2, 70, 5, 0.5f), v(1, 2, 70, 3, 1);
   tensor<float> out(1, 2, 70, 3);
   for (index tokens : {1, 70}) {
-    attn::linear_state<float> state(2, 5, 3);
+    attn::linear_state<float> state({.heads = 2, .features = 5, .value_dim = 3});
     const auto some = [&](auto x) { return x.slice(2, 0, tokens); };
     index calls = 0;
     attn::linear_step(state, some(view(k)), some(view(k)), some(view(v)), some(view(out)), {},
@@ -371,9 +383,52 @@ TEST_CASE("a caller's map is called for the numbers there are, and asked once ho
   }
 }
 
+TEST_CASE("append feeds as a step does, without queries", "[kernel_state]") {
+  const auto w = attn::draw_features<float>(6, 4, {.seed = 2});
+  for (index tokens : {1, 100}) {
+    const auto k = cast<float>(random_normal(1, 1, 2, tokens, 4)), v = cast<float>(random_normal(2, 1, 2, tokens, 2));
+    const auto gate = cast<float>(random_gates(1, 4, tokens));
+    const tensor<float> q(1, 4, tokens, 4, 0.5f);
+    tensor<float> out(1, 4, tokens, 2);
+    const auto same = [](const auto& fed, const auto& asked) {
+      std::ostringstream a, b;
+      fed.write(a), asked.write(b);
+      return a.str() == b.str() && fed.tokens() == asked.tokens();
+    };
+    const auto check = [&](auto fed, const auto& append, const auto& step) {
+      auto asked = fed;
+      for (int n = 0; n < 2; ++n) append(fed), step(asked);
+      CHECK(same(fed, asked));
+    };
+    const attn::kernel_state_extents key_heads{.heads = 2, .features = 4, .value_dim = 2},
+        query_heads{.heads = 4, .features = 4, .value_dim = 2}, rows{.heads = 2, .features = 6, .value_dim = 2};
+    check(
+        attn::linear_state<float>(key_heads), [&](auto& s) { s.append(view(k), view(v)); },
+        [&](auto& s) { attn::linear_step(s, view(q), view(k), view(v), view(out)); });
+    check(  // a decay for every query head
+        attn::linear_state<float>(query_heads),
+        [&](auto& s) { s.append(view(k), view(v), {.decay = gate_view(gate)}, attn::feature_maps::relu{}); },
+        [&](auto& s) {
+          attn::linear_step(s, view(q), view(k), view(v), view(out), {.decay = gate_view(gate)},
+                            attn::feature_maps::relu{});
+        });
+    check(
+        attn::performer_state<float>(rows, {.kernel = attn::performer_kernel::hyperbolic}),
+        [&](auto& s) { s.append(view(k), view(v), w, {.scale = 0.3f}); },
+        [&](auto& s) { attn::performer_step(s, view(q), view(k), view(v), view(out), w, {.scale = 0.3f}); });
+    check(
+        attn::rfa_state<float>(rows), [&](auto& s) { s.append(view(k), view(v), w, attn::execution()); },
+        [&](auto& s) { attn::rfa_step(s, view(q), view(k), view(v), view(out), w, attn::execution(2)); });
+  }
+  attn::linear_state<float> three({.heads = 3, .features = 4, .value_dim = 2});
+  const tensor<float> k(1, 2, 5, 4, 1), v(1, 2, 5, 2, 1);
+  CHECK(well_formed(refusal([&] { three.append(view(k), view(v)); }), "linear_state::append"));
+  CHECK(three.tokens() == 0);
+}
+
 TEST_CASE("without queries a step only takes in", "[kernel_state]") {
   for (index tokens : {1, 100}) {
-    attn::linear_state<float> asked(2, 4, 2), fed(2, 4, 2);
+    attn::linear_state<float> asked({.heads = 2, .features = 4, .value_dim = 2}), fed = asked;
     const auto k = cast<float>(random_normal(1, 1, 2, tokens, 4)), v = cast<float>(random_normal(2, 1, 2, tokens, 2));
     tensor<float> out(1, 2, tokens, 2);
     attn::linear_step(asked, view(k), view(k), view(v), view(out));

@@ -99,7 +99,7 @@ TEMPLATE_LIST_TEST_CASE("linear: several segments, on any number of threads", "[
     for (bool gated : {false, true}) {
       if (gated && !causal) continue;
       linear_problem p =
-          problem_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 200, .keys = 2600, .dim = 8, .value_dim = 5});
+          problem_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 200, .keys = 2600, .dim = 40, .value_dim = 40});
       p.options.causal = causal;
       if (gated) {
         p.options.gate = random_gates(1, 1, 2600);
@@ -111,6 +111,11 @@ TEMPLATE_LIST_TEST_CASE("linear: several segments, on any number of threads", "[
       attn::execution threads(3);
       CHECK(run<TestType>(p, threads).out == serial);
     }
+}
+
+TEST_CASE("linear: waves beyond the first, on any number of threads", "[linear]") {
+  CHECK(threads_agree_beyond_one_wave<float, linear_problem>(
+      [](const problem_shape& shape) { return problem_of(shape); }));
 }
 
 TEST_CASE("linear: scratch does not depend on the length", "[linear]") {
@@ -149,6 +154,16 @@ TEST_CASE("linear: on Eigen matrices of either order", "[linear]") {
   attn::linear(q, k, v, wide.block(1, 2, 30, 5), {.eps = 0}, threads);
   CHECK((wide.block(1, 2, 30, 5) - wanted).norm() <= 2e-6f * wanted.norm());
   CHECK((wide.array() == 7).count() == 32 * 9 - 30 * 5);
+  row_major other(30, 5);
+  for (const auto& call : std::initializer_list<std::function<void()>>{
+           [&] { attn::linear(q, k, v, other, threads); }, [&] { attn::linear(q, k, v, other, {}, threads); },
+           [&] { attn::linear(q, k, v, other, attn::execution(2)); },
+           [&] { attn::linear(q, k, v, other, {}, attn::feature_maps::elu_plus_one{}, attn::execution(2)); },
+           [&] { attn::linear(q, k, v, other, {}, {}, threads); }}) {
+    other.setZero();
+    call();
+    CHECK(other == out);
+  }
 }
 
 }  // namespace testing

@@ -14,9 +14,9 @@ namespace {
 
 using attn::feature_rows;
 
-double product(const attn::random_features<double>& w, index a, index b) {
+double product(const attn::tensor<double, 3>& w, index a, index b) {
   double sum = 0;
-  for (index d = 0; d < w.dim(); ++d) sum += w.view()(0, a, d) * w.view()(0, b, d);
+  for (index d = 0; d < w.extent(2); ++d) sum += w(0, a, d) * w(0, b, d);
   return sum;
 }
 
@@ -36,21 +36,21 @@ statistics over_draws(int draws, Estimate&& estimate) {
 }
 
 // The kernel's estimate of exp(q.k): what performer's weights are before they are divided.
-double estimate(const attn::random_features<double>& w, const std::vector<double>& q, const std::vector<double>& k,
+double estimate(const attn::tensor<double, 3>& w, const std::vector<double>& q, const std::vector<double>& k,
                 attn::performer_kernel kernel) {
   double sum = 0, q_square = 0, k_square = 0;
   for (std::size_t d = 0; d < q.size(); ++d) q_square += q[d] * q[d] / 2, k_square += k[d] * k[d] / 2;
-  for (index r = 0; r < w.count(); ++r) {
+  for (index r = 0; r < w.extent(1); ++r) {
     double a = 0, b = 0;
-    for (index d = 0; d < w.dim(); ++d) {
-      a += w.view()(0, r, d) * q[static_cast<std::size_t>(d)];
-      b += w.view()(0, r, d) * k[static_cast<std::size_t>(d)];
+    for (index d = 0; d < w.extent(2); ++d) {
+      a += w(0, r, d) * q[static_cast<std::size_t>(d)];
+      b += w(0, r, d) * k[static_cast<std::size_t>(d)];
     }
     sum += kernel == attn::performer_kernel::positive     ? std::exp(a + b - q_square - k_square)
            : kernel == attn::performer_kernel::hyperbolic ? std::cosh(a + b) * std::exp(-q_square - k_square)
                                                           : std::cos(a - b) * std::exp(q_square + k_square);
   }
-  return sum / static_cast<double>(w.count());
+  return sum / static_cast<double>(w.extent(1));
 }
 
 using number = widest_type;
@@ -115,7 +115,7 @@ TEST_CASE("draw_features: rows have the moments of normal vectors", "[random_fea
     const auto w = attn::draw_features<double>(count, dim, {.seed = 9, .rows = rows});
     double mean = 0, square = 0, fourth = 0, length_square = 0, mixed = 0;
     for (index r = 0; r < count; ++r) {
-      const double x = w.view()(0, r, 3), y = w.view()(0, r, 11);
+      const double x = w(0, r, 3), y = w(0, r, 11);
       mean += x, square += x * x, fourth += x * x * x * x, mixed += x * y;
       length_square += product(w, r, r);
     }
@@ -132,7 +132,7 @@ TEST_CASE("draw_features: rows have the moments of normal vectors", "[random_fea
 TEST_CASE("draw_features: the same bits with every compiler", "[random_features]") {
   const auto hash = [](const auto& w) {
     std::uint64_t h = 0xcbf29ce484222325;
-    for (index n = 0; n < w.heads() * w.count() * w.dim(); ++n)
+    for (index n = 0; n < w.size(); ++n)
       h = (h ^ std::bit_cast<std::uint64_t>(static_cast<double>(w.data()[n]))) * 0x100000001b3;
     return h;
   };
@@ -149,6 +149,24 @@ TEST_CASE("draw_features: seeds and heads differ, head 0 is the matrix for all",
   CHECK(std::equal(one.data(), one.data() + 80, heads.data()));
   CHECK(!std::equal(one.data(), one.data() + 80, heads.data() + 80));
   CHECK(!std::equal(one.data(), one.data() + 80, other.data()));
+}
+
+// 1 + 2^-8 + tiny lies above the middle between two bfloat16 numbers; float rounds it to the middle, and then even.
+TEST_CASE("draw_features: 16-bit features are rounded once", "[random_features]") {
+  const double above = 1 + 0x1p-8 + 0x1p-40;
+  CHECK(static_cast<float>(attn::detail::nearest_element<Eigen::bfloat16>(above)) == 1 + 0x1p-7f);
+  CHECK(static_cast<float>(attn::detail::nearest_element<Eigen::bfloat16>(-above)) == -1 - 0x1p-7f);
+  CHECK(static_cast<float>(attn::detail::nearest_element<Eigen::bfloat16>(1 + 0x1p-8)) == 1);
+  CHECK(static_cast<float>(attn::detail::nearest_element<Eigen::bfloat16>(1 + 0x1p-8 - 0x1p-40)) == 1);
+  CHECK(static_cast<float>(attn::detail::nearest_element<Eigen::half>(1 + 0x1p-11 + 0x1p-40)) == 1 + 0x1p-10f);
+  const auto exact = attn::draw_features<double>(20, 8, {.seed = 3});
+  const auto stored = attn::draw_features<Eigen::bfloat16>(20, 8, {.seed = 3});
+  double worst = 0;
+  for (index n = 0; n < exact.size(); ++n) {
+    const double x = exact.data()[n];
+    worst = std::max(worst, std::abs(static_cast<double>(stored.data()[n]) - x) / std::abs(x));
+  }
+  CHECK(worst <= 0x1p-8);
 }
 
 TEST_CASE("draw_features refuses what cannot be drawn", "[random_features]") {

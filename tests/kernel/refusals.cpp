@@ -287,7 +287,7 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                                         d.v_view = {d.out.data.data(), {2, 2, 6, 5}, {60, 30, 5, 1}};
                                       }}};
   check(
-      "linear_step", [](index b, index h, index dim) { return attn::linear_state<float>(b, h, 8, dim); },
+      "linear_step", [](index b, index h, index dim) { return attn::linear_state<float>({.batch = b, .heads = h, .features = 8, .value_dim = dim}); },
       [](auto& state, door& d) {
         attn::execution serial;
         attn::linear_step_options<float> options;
@@ -301,7 +301,7 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                                         {"a decay above 1", "from 0 to 1",
                                          [](door& d) { d.gate.data[3] = 1.5f, d.linear.decay = d.gates(2, 2, 6); }}}));
   check(
-      "performer_step", [](index b, index h, index dim) { return attn::performer_state<float>(b, h, 10, dim); },
+      "performer_step", [](index b, index h, index dim) { return attn::performer_state<float>({.batch = b, .heads = h, .features = 10, .value_dim = dim}); },
       [](auto& state, door& d) {
         attn::execution serial;
         compiled_performer<float>::step(state, d.q_view, d.k_view, d.v_view, d.out_view_, d.features, {}, serial);
@@ -310,7 +310,7 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                                                        d.features = {d.w.data.data(), {1, 9, 8}};
                                                      }}}));
   check(
-      "rfa_step", [](index b, index h, index dim) { return attn::rfa_state<float>(b, h, 10, dim); },
+      "rfa_step", [](index b, index h, index dim) { return attn::rfa_state<float>({.batch = b, .heads = h, .features = 10, .value_dim = dim}); },
       [](auto& state, door& d) {
         attn::execution serial;
         compiled_rfa<float>::step(state, d.q_view, d.k_view, d.v_view, d.out_view_, d.features, {}, serial);
@@ -319,7 +319,7 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
 }
 
 TEST_CASE("a map of a wrong number of features for the state is refused", "[refusals]") {
-  attn::linear_state<float> state(1, 7, 5);
+  attn::linear_state<float> state({.heads = 1, .features = 7, .value_dim = 5});
   const tensor<float> k(1, 1, 1, 8, 1), v(1, 1, 1, 5, 1);
   tensor<float> out(1, 1, 1, 5, 7);
   CHECK(well_formed(refusal([&] { attn::linear_step(state, view(k), view(k), view(v), view(out)); }), "linear_step"));

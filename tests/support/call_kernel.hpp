@@ -15,8 +15,8 @@
 // The engine is compiled once, in call_linear.cpp.
 extern template struct attn::detail::kernel_call<float>;
 extern template struct attn::detail::kernel_call<double>;
-extern template struct attn::detail::kernel_call<Eigen::half>;
-extern template struct attn::detail::kernel_call<Eigen::bfloat16>;
+extern template struct attn::detail::recurrent_steps<float>;
+extern template struct attn::detail::recurrent_steps<double>;
 
 namespace testing {
 
@@ -31,7 +31,7 @@ struct compiled_linear {
 
 // A matrix of features for every head, or for all.
 template <class S>
-using feature_view = attn::tensor_view<const real<S>, 3>;
+using feature_view = attn::tensor_view<const S, 3>;
 
 template <class S>
 struct compiled_performer {
@@ -70,7 +70,7 @@ template <class S, class Options>
 kernel_problem<Options> rounded(kernel_problem<Options> p) {
   p.q = rounded<S>(p.q), p.k = rounded<S>(p.k), p.v = rounded<S>(p.v);
   p.options.gate = rounded<real<S>>(p.options.gate);
-  if constexpr (requires { p.options.features; }) p.options.features = rounded<real<S>>(p.options.features);
+  if constexpr (requires { p.options.features; }) p.options.features = rounded<S>(p.options.features);
   return p;
 }
 
@@ -111,7 +111,7 @@ attn::tensor_view<const T, 3> features_of(const tensor<T>& w) {
 template <class S>
 reference::result run(const performer_problem& p, attn::execution& execution) {
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);
-  const tensor<real<S>> w = cast<real<S>>(p.options.features);
+  const tensor<S> w = cast<S>(p.options.features);
   tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
   auto options = common_options<attn::performer_options<S>, S>(p.options);
   options.kernel = static_cast<attn::performer_kernel>(p.options.kernel);
@@ -125,7 +125,8 @@ reference::result run(const performer_problem& p, attn::execution& execution) {
 template <class S>
 reference::result run(const rfa_problem& p, attn::execution& execution) {
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);
-  const tensor<real<S>> w = cast<real<S>>(p.options.features), gate = cast<real<S>>(p.options.gate);
+  const tensor<S> w = cast<S>(p.options.features);
+  const tensor<real<S>> gate = cast<real<S>>(p.options.gate);
   tensor<S> out(q.batch(), q.heads(), q.length(), v.dim(), S(7));
   auto options = common_options<attn::rfa_options<S>, S>(p.options);
   options.norm_eps = static_cast<real<S>>(p.options.norm_eps);
@@ -165,6 +166,40 @@ template <class S, class Problem>
 double error_of(const Problem& p) {
   const Problem given = rounded<S>(p);
   return relative_error(run_serially<S>(given).out, expected(given).out);
+}
+
+// Of features of either sign, terms cancel, and what is left of them has fewer digits: the error is measured by the size
+// of the terms that numerator and denominator are sums of, which is what rounding acts on.
+template <class S, class Problem>
+double error_over_terms(const Problem& p) {
+  Problem given = rounded<S>(p);
+  tensor<double> terms, wanted;
+  given.options.terms = &terms;
+  wanted = expected(given).out;
+  given.options.terms = nullptr;
+  const tensor<double> actual = run_serially<S>(given).out;
+  if (actual.extents != wanted.extents) return std::numeric_limits<double>::infinity();
+  double difference = 0, size = 0;
+  for (std::size_t n = 0; n < wanted.data.size(); ++n) {
+    difference += (actual.data[n] - wanted.data[n]) * (actual.data[n] - wanted.data[n]);
+    size += terms.data[n] * terms.data[n];
+  }
+  return size > 0 ? std::sqrt(difference / size) : std::sqrt(difference);
+}
+
+// More segments than a wave takes, causal and not, against one thread.
+template <class S, class Problem, class Make>
+bool threads_agree_beyond_one_wave(Make&& make) {
+  for (bool causal : {false, true}) {
+    constexpr int threads = 2;
+    const index length = 1024 * threads * (causal ? 2 * 4 : 16) + 1100;
+    Problem p = make(problem_shape{
+        .batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length, .dim = 16, .value_dim = 16});
+    p.options.causal = causal;
+    attn::execution serial, two(threads);
+    if (!(run<S>(p, two).out == run<S>(p, serial).out)) return false;
+  }
+  return true;
 }
 
 }  // namespace testing

@@ -1,10 +1,10 @@
 #include "support/call_kernel.hpp"
 
 template struct attn::detail::kernel_call<float>;
-template struct attn::detail::kernel_call<Eigen::bfloat16>;
+template struct attn::detail::recurrent_steps<float>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct attn::detail::kernel_call<double>;
-template struct attn::detail::kernel_call<Eigen::half>;
+template struct attn::detail::recurrent_steps<double>;
 #endif
 
 namespace testing {
@@ -28,11 +28,11 @@ void with_map(reference::linear_feature feature, F&& call) {
   using reference::linear_feature;
   switch (feature) {
     case linear_feature::elu_plus_one:
-      return call(attn::elu_plus_one{});
+      return call(attn::feature_maps::elu_plus_one{});
     case linear_feature::relu:
-      return call(attn::relu{});
+      return call(attn::feature_maps::relu{});
     case linear_feature::identity:
-      return call(attn::identity{});
+      return call(attn::feature_maps::identity{});
     case linear_feature::square:
       return call([](T x) { return x * x; });
     case linear_feature::pairs:

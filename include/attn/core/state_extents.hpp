@@ -18,6 +18,16 @@ struct state_extents {
   index value_dim = -1;
 };
 
+/// Extents of a state of kernel attention: linear_state, performer_state, rfa_state.
+struct kernel_state_extents {
+  index batch = 1;
+  /// Key heads; query heads where features, decay or gate differ between those.
+  index heads = 1;
+  /// Of a token: those of linear's map, or the rows of W of performer and rfa.
+  index features = 0;
+  index value_dim = 0;
+};
+
 namespace detail {
 
 /// The same with value_dim filled in. Throws std::invalid_argument for negative extents.

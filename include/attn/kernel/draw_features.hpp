@@ -3,12 +3,12 @@
 //   auto features = attn::draw_features<float>(256, 64, {.seed = 7});     // 256 rows of dim 64, for all heads
 //   attn::performer(q, k, v, out, features);
 //
-// One seed gives the same bits with every compiler, on every machine. Where a matrix of the caller's is as good: any
-// view [H, Hkv or 1, count, dim], or an Eigen matrix [count, dim], does.
+// One seed gives the same bits with every compiler, on every machine. A matrix of the caller serves as well: any view
+// [H, Hkv or 1, count, dim], or an Eigen matrix [count, dim]. Features have the element type of q, k, v and out.
 #pragma once
 
-#include <attn/core/detail/check.hpp>
 #include <attn/core/random.hpp>
+#include <attn/core/tensor.hpp>
 
 #include <vector>
 
@@ -24,31 +24,8 @@ enum class feature_rows {
 struct draw_options {
   std::uint64_t seed = 0;
   feature_rows rows = feature_rows::orthogonal;
-  /// 1: one matrix for all heads; else one a head.
+  /// 1: one matrix for all heads; else one per head.
   index heads = 1;
-};
-
-/// A matrix [heads, count, dim] that owns its memory; it is taken wherever a view of features is.
-template <class T>
-class random_features {
-  static_assert(std::same_as<T, float> || std::same_as<T, double>);
-
- public:
-  random_features(index heads, index count, index dim)
-      : heads_(heads), count_(count), dim_(dim), memory_(static_cast<std::size_t>(heads * count * dim)) {}
-
-  index heads() const { return heads_; }
-  index count() const { return count_; }
-  index dim() const { return dim_; }
-  T* data() { return memory_.data(); }
-  const T* data() const { return memory_.data(); }
-  tensor_view<T, 3> view() { return {memory_.data(), {heads_, count_, dim_}}; }
-  tensor_view<const T, 3> view() const { return {memory_.data(), {heads_, count_, dim_}}; }
-  operator tensor_view<const T, 3>() const { return view(); }
-
- private:
-  index heads_, count_, dim_;
-  std::vector<T> memory_;
 };
 
 namespace detail {
@@ -87,8 +64,7 @@ inline void draw_rows(random_numbers& numbers, feature_rows kind, index count, i
     make_orthonormal(rows + first * dim, std::min(dim, count - first), dim);
   for (index i = 0; i < count; ++i) {
     double length = std::sqrt(static_cast<double>(dim));
-    if (kind == feature_rows::orthogonal) {  // that of a fresh normal vector,
-                                             // independent of the direction
+    if (kind == feature_rows::orthogonal) {  // that of another normal vector: independent of the direction
       normal(other.data());
       length = std::sqrt(exact_dot(other.data(), other.data(), dim));
     }
@@ -96,25 +72,40 @@ inline void draw_rows(random_numbers& numbers, feature_rows kind, index count, i
   }
 }
 
+/// The element nearest to x. Rounded by way of float, a 16-bit one may be rounded twice: unless float keeps, in its last
+/// bit, that something was cut off.
+template <element S>
+S nearest_element(double x) {
+  if constexpr (std::same_as<S, float> || std::same_as<S, double>) return static_cast<S>(x);
+  float cut = static_cast<float>(x);
+  if (static_cast<double>(cut) != x) {
+    if (std::abs(static_cast<double>(cut)) > std::abs(x)) cut = std::nextafter(cut, 0.0f);
+    cut = std::bit_cast<float>(std::bit_cast<std::uint32_t>(cut) | 1u);
+  }
+  return static_cast<S>(cut);
+}
+
 }  // namespace detail
 
-/// Draws `count` features for heads of size `dim`. Cost O(heads count dim^2); done once, not in every call. Throws
-/// std::invalid_argument unless count, dim and heads are at least 1.
-template <class T>
-random_features<T> draw_features(index count, index dim, const draw_options& options = {}) {
+/// Draws `count` features for heads of size `dim`: [heads, count, dim], in double, rounded once. Cost
+/// O(heads count dim^2); done once, not in every call. Throws std::invalid_argument unless count, dim and heads are at
+/// least 1.
+template <element S>
+tensor<S, 3> draw_features(index count, index dim, const draw_options& options = {}) {
   const detail::validator check("draw_features");
   check.at_least("count", 1, count);
   check.at_least("dim", 1, dim);
   check.at_least("heads", 1, options.heads);
   check.fits("features", {options.heads, count, dim});
-  random_features<T> features(options.heads, count, dim);
+  tensor<S, 3> features({options.heads, count, dim});
   std::vector<double> rows(static_cast<std::size_t>(count * dim));
+  S* to = features.data();
   for (index h = 0; h < options.heads; ++h) {
     random_numbers numbers(options.seed, static_cast<std::uint64_t>(h));
     detail::draw_rows(numbers, options.rows, count, dim, rows.data());
-    for (index n = 0; n < count * dim; ++n)
-      features.data()[h * count * dim + n] = static_cast<T>(rows[static_cast<std::size_t>(n)]);
+    for (double x : rows) *to++ = detail::nearest_element<S>(x);
   }
   return features;
 }
+
 }  // namespace attn

@@ -1,6 +1,6 @@
 // attn: feature maps of linear attention, as values.
 //
-//   attn::linear(q, k, v, out, {}, attn::relu{});
+//   attn::linear(q, k, v, out, {}, attn::feature_maps::relu{});
 //   attn::linear(q, k, v, out, {}, [](float x) { return x * x; });      // your own, number by number
 //
 // A map may also make other features than one of each number: a type with
@@ -16,6 +16,8 @@
 #include <span>
 
 namespace attn::inline ATTN_ISA {
+
+namespace feature_maps {
 
 /// elu(x) + 1: x + 1 for x > 0, e^x below (Katharopoulos 2020).
 struct elu_plus_one {
@@ -41,6 +43,8 @@ struct identity {
   }
 };
 
+}  // namespace feature_maps
+
 namespace detail {
 
 template <class F, class T>
@@ -54,25 +58,39 @@ concept token_map = requires(const F& f, std::span<const T> token, std::span<T> 
   f(token, phi);
 };
 
-/// The caller's map, or one of ours, as the engine asks for it.
+template <class F, class T>
+constexpr bool require_feature_map() {
+  constexpr bool fits = number_map<F, T> || token_map<F, T>;
+  static_assert(fits, "attn: a feature map must be callable as map(x) and return a number, or have features(dim) and be "
+                      "callable as map(token, phi) on spans");
+  return fits;
+}
+
+/// How many features a map makes. The caller's is asked once, for memory is laid out by the answer.
+template <class F>
+index features_of(const F& map, index dim) {
+  if constexpr (requires { map.features(dim); }) return map.features(dim);
+  else return dim;
+}
+
+/// A map, of the caller or of ours, as the engine takes it: thin, for it is compiled for every map and element type.
 template <class S, class F>
-struct mapped_features final : kernel_features<S> {
+struct mapped_features final : feature_map<compute_type<S>> {
   using T = compute_type<S>;
 
   const F& map;
-  index dim, count;  // of features: the caller's map is asked once, for memory is laid out by the answer
+  index dim;
 
-  mapped_features(const F& f, index d) : map(f), dim(d), count(d) {
-    if constexpr (token_map<F, T>) count = map.features(dim);
+  mapped_features(const F& f, index d, index count) : map(f), dim(d) {
+    this->features = count;
+    if constexpr (token_map<F, T>) this->scratch_size = dim * kernel_chunk + dim + count;
   }
 
-  index features() const override { return count; }
-  index work() const override { return token_map<F, T> ? dim * kernel_chunk + dim + count : 0; }
-
-  void keys(const token_rows<S>& x, index, T* phi, T*, [[maybe_unused]] T* work) const override {
+  void keys(const token_rows<T>& x, index, T* phi, T*, [[maybe_unused]] T* work) const override {
+    [[maybe_unused]] const index count = this->features;
     if constexpr (token_map<F, T>) {
       T *const columns = work, *const token = work + dim * kernel_chunk, *const made = token + dim;
-      pack_columns(x, x.count, dim, x.col_stride, columns);
+      access_to<S, T>.pack_columns(x, dim, columns);
       for (index t = 0; t < x.lanes; ++t) {
         for (index d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + std::min(t, x.count - 1)];
         if (t < x.count)
@@ -80,21 +98,18 @@ struct mapped_features final : kernel_features<S> {
               std::span<T>(made, static_cast<std::size_t>(count)));
         for (index r = 0; r < count; ++r) phi[r * kernel_chunk + t] = made[r];
       }
+    } else if constexpr (std::same_as<F, feature_maps::elu_plus_one>) {
+      const packet<T> one = broadcast<T>(T(1));
+      pack_columns<S>(x, dim, phi,
+                      [&](const packet<T>& p) { return if_less(zero<T>(), p, add(p, one), exp_weight<T>(p)); });
+    } else if constexpr (std::same_as<F, feature_maps::relu>) {
+      pack_columns<S>(x, dim, phi, [](const packet<T>& p) { return if_less(p, zero<T>(), zero<T>(), p); });
     } else {
-      if constexpr (std::same_as<F, elu_plus_one>) {
-        const packet<T> one = broadcast<T>(T(1));
-        pack_columns<T>(x, x.count, dim, x.col_stride, phi,
-                        [&](const packet<T>& p) { return if_less(zero<T>(), p, add(p, one), exp_weight<T>(p)); });
-      } else if constexpr (std::same_as<F, relu>) {
-        pack_columns<T>(x, x.count, dim, x.col_stride, phi,
-                        [](const packet<T>& p) { return if_less(p, zero<T>(), zero<T>(), p); });
-      } else {
-        pack_columns<T>(x, x.count, dim, x.col_stride, phi);
-        if constexpr (!std::same_as<F, identity>)
-          for (index r = 0; r < dim; ++r)
-            for (index t = 0; t < x.count; ++t)
-              phi[r * kernel_chunk + t] = static_cast<T>(map(phi[r * kernel_chunk + t]));
-      }
+      access_to<S, T>.pack_columns(x, dim, phi);
+      if constexpr (!std::same_as<F, feature_maps::identity>)
+        for (index r = 0; r < dim; ++r)
+          for (index t = 0; t < x.count; ++t)
+            phi[r * kernel_chunk + t] = static_cast<T>(map(phi[r * kernel_chunk + t]));
     }
   }
 };

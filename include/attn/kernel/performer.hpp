@@ -13,18 +13,19 @@
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features
 //          [H, Hkv or 1, m, D]; Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
-//          arithmetic and features.
+//          arithmetic.
 // Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more. Scratch: at most about
-//          16 m (Dv + 32) numbers a thread, whatever the length; that is where threads share a head. Twice all that for
+//          16 m (Dv + 32) numbers per thread, whatever the length; that is where threads share a head. Twice all that for
 //          the kernels with two features a row.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// Exponents are held apart, so neither long queries nor long keys overflow or vanish, and causal rows do not change, to
-// the last bit, with what comes later. Token by token: performer_state.hpp.
+// Exponents are kept separately, so neither long queries nor long keys overflow or vanish, and causal rows do not change,
+// to the last bit, with what comes later. A key counts as 0 where its squares overflow (norm 1e19 in float). Features of
+// relu are plain numbers: where phi(q).z overflows, in float from |q| |k| Lk of about 1e37 on, the row is NaN. Token by
+// token: performer_step.hpp.
 #pragma once
 
 #include <attn/kernel/detail/engine.hpp>
-#include <attn/kernel/detail/options.hpp>
 #include <attn/kernel/detail/performer_features.hpp>
 #include <attn/kernel/draw_features.hpp>
 
@@ -36,13 +37,13 @@ struct performer_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  performer_kernel kernel = performer_kernel::positive;
   /// Factor of q.k, >= 0; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Query i stands at i + Lk - Lq (true lengths) and sees the keys up to there.
+  /// Query i is at position i + Lk - Lq (true lengths) and sees the keys up to there.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  performer_kernel kernel = performer_kernel::positive;
   /// Added to the denominator.
   real eps = real(0);
   /// relu: added to each feature; 0.001 unless given. positive, not causal: added to exp(W x~ - |x~|^2 / 2 - max W x~),
@@ -55,15 +56,13 @@ struct performer_options {
 namespace detail {
 
 /// Everything performer refuses, it refuses here.
-template <class S>
-std::pair<attention_shape, sequence_lengths> check_performer(const validator& check, const tensor_view<const S>& q,
-                                                             const tensor_view<const S>& k,
-                                                             const tensor_view<const S>& v, const tensor_view<S>& out,
-                                                             const tensor_view<const compute_type<S>, 3>& features,
-                                                             const performer_options<S>& options) {
-  const attention_shape shape = check_attention(check, q, k, v, out);
+template <class S, class State>
+std::pair<attention_shape, sequence_lengths> check_performer(const validator& check, const kernel_views<S>& x,
+                                                             const tensor_view<const S, 3>& features,
+                                                             const performer_options<S>& options, const State* state) {
+  const attention_shape shape = check_attention(check, x.q, x.k, x.v, x.out);
   const sequence_lengths lengths = check_lengths(check, shape, options);
-  check_features(check, features, shape, out);
+  check_features(check, features, shape_of_parameters(shape, state), x.out);
   check_eps(check, options.eps);
   if (options.scale) {
     const auto s = static_cast<double>(*options.scale);
@@ -82,57 +81,50 @@ std::pair<attention_shape, sequence_lengths> check_performer(const validator& ch
   return {shape, lengths};
 }
 
-/// The map of a call that has passed its checks.
-template <class S>
-performer_features<S> make_performer_features(const tensor_view<const compute_type<S>, 3>& features,
-                                              const performer_options<S>& options, index dim, index heads) {
+/// The whole call, or, with a state, a step.
+template <class S, class State = no_state>
+void run_performer(const validator& check, const kernel_views<S>& x, const tensor_view<const S, 3>& w,
+                   const performer_options<S>& options, execution& exec, State* state = nullptr) {
   using T = compute_type<S>;
-  const T scale = options.scale ? *options.scale : dim > 0 ? T(1) / std::sqrt(static_cast<T>(dim)) : T(1);
+  const auto [shape, known] = check_performer(check, x, w, options, state);
+  const sequence_lengths lengths = known;
+  const index heads = heads_of_sums(shape_of_parameters(shape, state), {w.extent(0)});
+  const T dim = static_cast<T>(std::max<index>(shape.dim, 1));
   const bool relu = options.kernel == performer_kernel::relu;
-  const T added = options.feature_eps.value_or(relu ? T(1e-3) : T(0));
-  performer_features<S> map(features, options.kernel, scale, added, !relu && added > T(0), heads);
-  map.centred = options.center_keys;
-  return map;
+  performer_features<T> map({.w = stored_features(w),
+                             .k = x.k,
+                             .lengths = lengths,
+                             .heads = state ? state->heads() : heads,
+                             .kernel = options.kernel,
+                             .scale = options.scale.value_or(T(1) / std::sqrt(dim)),
+                             .feature_eps = options.feature_eps.value_or(relu ? T(1e-3) : T(0)),
+                             .centred = options.center_keys});
+  run_kernel(check, kernel_call<T>{.q = x.q,
+                                   .k = x.k,
+                                   .v = x.v,
+                                   .out = x.out,
+                                   .shape = shape,
+                                   .lengths = lengths,
+                                   .map = map,
+                                   .heads = heads,
+                                   .causal = options.causal,
+                                   .eps = map.published ? options.eps * static_cast<T>(w.extent(1)) : options.eps},
+             state, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"out", x.out}, {"features", w}}, exec);
 }
 
 }  // namespace detail
 
-/// FAVOR+ attention; the execution may be left out. See the top of the file.
-template <viewable Q, viewable K, viewable V, viewable O>
-void performer(const Q& q, const K& k, const V& v, O&& out,
-               const std::type_identity_t<tensor_view<const compute_type<element_of<const Q&>>, 3>>& features,
-               const performer_options<element_of<const Q&>>& options, execution& exec) {
+/// FAVOR+ attention; options and execution may each be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, class Features = performer_options<element_of<const Q&>>,
+          class Options = performer_options<element_of<const Q&>>>
+void performer(const Q& q, const K& k, const V& v, O&& out, const Features& features = {}, Options&& options = {},
+               execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
-  const auto [shape, lengths] =
-      detail::check_performer(detail::validator("performer"), queries, keys, values, to, features, options);
-  const index heads = detail::heads_of_sums(shape, {features.extent(0)});
-  auto map = detail::make_performer_features<S>(features, options, shape.dim, heads);
-  map.k = keys;
-  const detail::sequence_lengths known = lengths;
-  map.lengths = &known;
-  detail::kernel_call<S>{queries,
-                         keys,
-                         values,
-                         to,
-                         shape,
-                         lengths,
-                         map,
-                         heads,
-                         options.causal,
-                         true,
-                         map.published ? options.eps * static_cast<compute_type<S>>(features.extent(1)) : options.eps}
-      .run(exec);
-}
-
-template <viewable Q, viewable K, viewable V, viewable O>
-void performer(const Q& q, const K& k, const V& v, O&& out,
-               const std::type_identity_t<tensor_view<const compute_type<element_of<const Q&>>, 3>>& features,
-               const performer_options<element_of<const Q&>>& options = {}) {
-  execution serial;
-  performer(q, k, v, out, features, options, serial);
+  detail::run_performer<S>(detail::validator("performer"), {as_view(q), as_view(k), as_view(v), as_view(out)},
+                           detail::view_of_features<S>(features),
+                           detail::options_or_default<performer_options<S>>(options),
+                           detail::execution_of(exec, options));
 }
 
 }  // namespace attn

@@ -1,28 +1,16 @@
 // attn: random feature attention token by token.
 //
-//   attn::rfa_state<float> state(heads, 256, 64);                         // heads, features, value dim
-//   attn::rfa_step(state, q_t, k_t, v_t, out_t, features);                // what causal rfa gives
+//   attn::rfa_state<float> state({.heads = 8, .features = 256, .value_dim = 64});         // 256 rows of W
+//   attn::rfa_step(state, q_t, k_t, v_t, out_t, features);                                // what causal rfa gives
+//   state.append(k, v, features);                                                         // the same without queries
 //
-// Copies, merging, writing and reading: see kernel_state.hpp.
+// Copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
-#include <attn/kernel/linear_step.hpp>
+#include <attn/kernel/detail/recurrent.hpp>
 #include <attn/kernel/rfa.hpp>
 
 namespace attn::inline ATTN_ISA {
-
-/// The sums of rfa for elements of type S and `features` rows of W. `heads` are the key heads, or, where every query
-/// head has features or a gate of its own, the query heads. Throws std::invalid_argument for negative extents or sizes
-/// no memory can hold.
-template <element S>
-class rfa_state : public kernel_state<compute_type<S>> {
- public:
-  rfa_state(index batch, index heads, index features, index value_dim)
-      : kernel_state<compute_type<S>>("rfa_state", {3, 0, false}, batch, heads,
-                                      features < std::numeric_limits<index>::max() / 2 ? 2 * features : features,
-                                      value_dim) {}
-  rfa_state(index heads, index features, index value_dim) : rfa_state(1, heads, features, value_dim) {}
-};
 
 /// Options of rfa_step: those of rfa that make sense for tokens as they come.
 template <class S>
@@ -35,37 +23,49 @@ struct rfa_step_options {
   tensor_view<const real, 3> gate{};
 };
 
+template <element S>
+class rfa_state;
+
+namespace detail {
+
+template <class S>
+void run_rfa_step(const char* name, rfa_state<S>& state, const kernel_views<S>& x,
+                  const tensor_view<const S, 3>& features, const rfa_step_options<S>& options, execution& exec) {
+  run_rfa<S>(validator(name), x, features,
+             {.causal = true, .eps = options.eps, .norm_eps = options.norm_eps, .gate = options.gate}, exec,
+             static_cast<kernel_state<compute_type<S>>*>(&state));
+}
+
+}  // namespace detail
+
+/// The sums of rfa for elements of type S and `features` rows of W. Throws std::invalid_argument for negative extents or
+/// sizes no memory can hold.
+template <element S>
+class rfa_state : public kernel_state<compute_type<S>> {
+ public:
+  explicit rfa_state(const kernel_state_extents& extents)
+      : kernel_state<compute_type<S>>("rfa_state", {.kind = 3}, extents, 2) {}
+
+  /// rfa_step without queries: feeds k [B, Hkv, n, D] and v [B, Hkv, n, Dv].
+  template <viewable K, viewable V, class Features = rfa_step_options<S>, class Options = rfa_step_options<S>>
+  void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
+    detail::run_rfa_step<S>("rfa_state::append", *this, detail::without_queries<S>(k, v),
+                            detail::view_of_features<S>(features),
+                            detail::options_or_default<rfa_step_options<S>>(options),
+                            detail::execution_of(exec, options));
+  }
+};
+
 /// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their queries q [B, H, n, D] causally: the next
 /// n rows of one causal rfa over the whole stream, always with the same features. Throws std::invalid_argument before
 /// anything, the state included, changes. Should anything else be thrown, for want of memory, the state is reset.
-template <element S, viewable Q, viewable K, viewable V, viewable O>
-void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
-              const std::type_identity_t<tensor_view<const compute_type<S>, 3>>& features,
-              const std::type_identity_t<rfa_step_options<S>>& options, execution& exec) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
-  const detail::validator check("rfa_step");
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
-  rfa_options<S> causal;
-  causal.causal = true, causal.eps = options.eps, causal.norm_eps = options.norm_eps, causal.gate = options.gate;
-  const auto [shape, lengths] = detail::check_rfa(check, queries, keys, values, to, features, causal);
-  const index heads = detail::heads_of_sums(shape, {features.extent(0), options.gate ? options.gate.extent(1) : 0});
-  detail::rfa_features<S> map(features, options.norm_eps, state.heads());
-  detail::check_state(check, state, shape, heads, map.features(), queries, keys, values, to);
-  check.no_alias("the state", state.memory(), "features", features);
-  check.no_alias("the state", state.memory(), "gate", options.gate);
-  const detail::kernel_call<S> call{queries,       keys, values, to,          shape,        lengths, map,
-                                    state.heads(), true, true,   options.eps, options.gate, true,    &state};
-  detail::run_step(call, exec);
-}
-
-template <element S, viewable Q, viewable K, viewable V, viewable O>
-void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
-              const std::type_identity_t<tensor_view<const compute_type<S>, 3>>& features,
-              const std::type_identity_t<rfa_step_options<S>>& options = {}) {
-  execution serial;
-  rfa_step(state, q, k, v, out, features, options, serial);
+template <element S, viewable Q, viewable K, viewable V, viewable O, class Features = rfa_step_options<S>,
+          class Options = rfa_step_options<S>>
+void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const Features& features = {},
+              Options&& options = {}, execution_ref exec = {}) {
+  detail::run_rfa_step<S>("rfa_step", state, detail::views_for_state<S>(q, k, v, out),
+                          detail::view_of_features<S>(features),
+                          detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
 }
 
 }  // namespace attn

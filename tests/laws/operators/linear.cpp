@@ -48,7 +48,10 @@ law_operator<T> operator_of(const linear_entry& entry) {
       const index features = shape.dim * (entry.feature == reference::linear_feature::pairs ? 2 : 1);
       auto shared = std::make_shared<fed>(fed{
           parameters<T>(entry, shape),
-          attn::linear_state<T>(shape.batch, entry.gated ? shape.heads : shape.kv_heads, features, shape.value_dim)});
+          attn::linear_state<T>({.batch = shape.batch,
+                                 .heads = entry.gated ? shape.heads : shape.kv_heads,
+                                 .features = features,
+                                 .value_dim = shape.value_dim})});
       return [shared](const law_call<T>& call) {
         attn::linear_step_options<T> options;
         options.eps = 0;

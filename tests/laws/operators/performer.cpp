@@ -21,14 +21,14 @@ struct performer_entry {
 template <class T>
 struct parameters {
   performer_entry entry;
-  attn::random_features<T> features;
+  attn::tensor<T, 3> features;
   bool all_heads;
 
   parameters(const performer_entry& e, const law_shape& s)
       : entry(e),
         features(e.own_features ? drawn(s.dim, s.first_head + s.heads) : drawn(s.dim, 1)),
         all_heads(e.own_features) {}
-  static attn::random_features<T> drawn(index dim, index heads) {
+  static attn::tensor<T, 3> drawn(index dim, index heads) {
     return attn::draw_features<T>(24, dim, {.seed = 11, .heads = heads});
   }
   feature_view<T> view(index heads) const {
@@ -67,8 +67,11 @@ law_operator<T> operator_of(const performer_entry& entry) {
       };
       auto shared = std::make_shared<fed>(
           fed{parameters<T>(entry, shape),
-              attn::performer_state<T>(shape.batch, entry.own_features ? shape.heads : shape.kv_heads, 24,
-                                       shape.value_dim, entry.kernel)});
+              attn::performer_state<T>({.batch = shape.batch,
+                                        .heads = entry.own_features ? shape.heads : shape.kv_heads,
+                                        .features = 24,
+                                        .value_dim = shape.value_dim},
+                                       {.kernel = entry.kernel})});
       return [shared](const law_call<T>& call) {
         attn::performer_step_options<T> options;
         options.scale = shared->p.entry.template scale<T>(call.q.extent(3));

@@ -12,7 +12,7 @@ struct rfa_entry {
 template <class T>
 struct parameters {
   rfa_entry entry;
-  attn::random_features<T> features;
+  attn::tensor<T, 3> features;
   tensor<T> gate;
 
   parameters(const rfa_entry& e, const law_shape& s)
@@ -34,7 +34,7 @@ law_operator<T> operator_of(const rfa_entry& entry) {
       options.causal = p->entry.causal;
       call.set_lengths(options);
       options.gate = gate_view(p->gate);
-      compiled_rfa<T>::call(call.q, call.k, call.v, call.out, p->features, options, *call.execution);
+      compiled_rfa<T>::call(call.q, call.k, call.v, call.out, p->features.view(), options, *call.execution);
     };
   };
   if (entry.causal)
@@ -46,11 +46,14 @@ law_operator<T> operator_of(const rfa_entry& entry) {
       };
       auto shared = std::make_shared<fed>(
           fed{parameters<T>(entry, shape),
-              attn::rfa_state<T>(shape.batch, entry.gated ? shape.heads : shape.kv_heads, 64, shape.value_dim)});
+              attn::rfa_state<T>({.batch = shape.batch,
+                                  .heads = entry.gated ? shape.heads : shape.kv_heads,
+                                  .features = 64,
+                                  .value_dim = shape.value_dim})});
       return [shared](const law_call<T>& call) {
         attn::rfa_step_options<T> options;
         if (shared->p.entry.gated) options.gate = gate_view(shared->p.gate).slice(2, shared->tokens, call.k.extent(2));
-        compiled_rfa<T>::step(shared->state, call.q, call.k, call.v, call.out, shared->p.features, options,
+        compiled_rfa<T>::step(shared->state, call.q, call.k, call.v, call.out, shared->p.features.view(), options,
                               *call.execution);
         shared->tokens += call.k.extent(2);
       };

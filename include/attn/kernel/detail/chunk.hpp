@@ -4,115 +4,63 @@
 // exponentials are plain vector code, and the same memory serves as left operand of one product and as panel of
 // another. With the sums S, z over everything before the chunk and its own features and values:
 //
-//   1. out_i  = state_factor_i phi(q_i)^T S                              read
-//   2.        + own_factor_i sum_{j <= i} mix_ij phi(q_i).phi(k_j) v_j   the triangle, where causal
-//   3. over the same with ones for values
-//   4. S, z   = keep S, z + sum_j phi(k_j) v_j^T                         sum_keys
+//   1. out_i  = state_factor_i phi(q_i)^T S                                      chunk_tile
+//   2.        + own_factor_i sum_{j <= i} pair_factor_ij phi(q_i).phi(k_j) v_j   the triangle, where causal
+//   3. divided by the same with ones for values
+//   4. S, z   = decay S, z + sum_j phi(k_j) v_j^T                                add_keys
 //
-// Nothing a row takes in depends on a later key: panels hold later keys beside earlier ones, but each in a lane of its
-// own, and what is masked is overwritten, not multiplied by 0.
+// No row depends on a later key: panels hold later keys beside earlier ones, but each in a lane of its own, and what is
+// masked is overwritten, not multiplied by 0.
 #pragma once
 
+#include <attn/core/detail/prefetch.hpp>
 #include <attn/kernel/detail/kernel_sums.hpp>
+#include <attn/kernel/detail/stored_rows.hpp>
 
 #include <cmath>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Tokens a chunk has: enough to use the sums well once they are loaded, few enough that the triangle stays small.
-inline constexpr int kernel_chunk = 64;
+/// Rows fetched while one tile is computed: as many as let all rows of the next chunk come in time.
+inline constexpr index rows_per_tile = 6;
 
-/// columns[c * kernel_chunk + t] = map(element c of token t), map taking packets; the last token fills up the lanes.
-template <class T, class Row, class Map>
-void pack_columns(Row&& row, index count, index cols, index col_stride, T* columns, Map&& map) {
-  using S = std::remove_cvref_t<decltype(*row(0))>;
-  constexpr int w = width<T>;
-  for (index t = 0; t < kernel_chunk; t += w) {
-    if (t >= count) {  // lanes nobody looks at, but numbers
-      for (index c = 0; c < cols; ++c) store<T>(columns + c * kernel_chunk + t, load<T>(columns + c * kernel_chunk));
-      continue;
-    }
-    const row_pointers<T, S> from(row, t, count);
-    for (index c = 0; c < cols; c += w) {
-      packet<T> square[w];
-      load_across(square, from, c, cols, col_stride);
-      T* const to = columns + c * kernel_chunk + t;
-      if (c + w <= cols)
-        unroll<w>([&](auto j) { store<T>(to + j * kernel_chunk, map(square[j])); });
-      else
-        for (int j = 0; j < cols - c; ++j) store<T>(to + j * kernel_chunk, map(square[j]));
-    }
-  }
-}
-
-template <class T, class Row>
-void pack_columns(Row&& row, index count, index cols, index col_stride, T* columns) {
-  pack_columns<T>(row, count, cols, col_stride, columns, [](const packet<T>& x) { return x; });
-}
-
-/// The rows that come next, asked for while products run: a chunk of them is more than the processor foresees.
-struct coming_rows {
-  static constexpr index at_once = 6;  // as often as tiles come in a chunk, that is all of its rows
-  struct stream {
-    const char* row = nullptr;
-    index stride = 0, bytes = 0, rows = 0;
-  };
-  stream streams[4];
-  int count = 0;
-
-  template <class S>
-  void add(const matrix_view<S>& x, index begin, index end) {
-    if (begin >= end || x.col_stride != 1) return;
-    streams[count++] = {reinterpret_cast<const char*>(x.row(begin)), x.row_stride * static_cast<index>(sizeof(S)),
-                        x.cols * static_cast<index>(sizeof(S)), end - begin};
-  }
-  void next() {
-    for (int n = 0; n < count; ++n) {
-      stream& s = streams[n];
-      for (index r = std::min(at_once, s.rows); r > 0; --r, --s.rows, s.row += s.stride)
-        for (index at = 0; at < s.bytes; at += 64) __builtin_prefetch(s.row + at, 0, 2);
-    }
-  }
-};
-
-/// Step 4. sums = keep * sums + features^T values of `count` tokens; keep[r] of feature r. Lanes beyond `count` must be
-/// 0.
+/// Step 4. sums = decay * sums + features^T values of `count` tokens; decay[r] of feature r. Lanes from `count` to the
+/// next whole vector must be 0.
 template <class T>
-void sum_keys(kernel_sums<T>& sums, const T* features, const T* values, index count, const T* keep,
-              coming_rows& ahead) {
+void add_keys(kernel_sums<T>& sums, const T* features, const T* values, index count, const T* decay,
+              row_prefetcher<>& prefetch) {
   constexpr int w = width<T>;
   for (index r = 0; r < sums.features; r += w) {
     packet<T> totals[w];
     for (int i = 0; i < w; ++i) {
       const T* row = features + std::min(r + i, sums.features - 1) * kernel_chunk;
       packet<T> sum = load<T>(row);
-      for (int t = w; t < kernel_chunk; t += w) sum = add(sum, load<T>(row + t));
+      for (index t = w; t < count; t += w) sum = add(sum, load<T>(row + t));
       totals[i] = sum;
     }
     T* const z = sums.weights + r;
-    store<T>(z, fma(load<T>(z), load<T>(keep + r), sums_across<T>(totals)));
+    store<T>(z, fma(load<T>(z), load<T>(decay + r), sums_across<T>(totals)));
   }
   for (index r = 0; r < sums.features; r += tile_rows)
     for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
-      ahead.next();
+      prefetch.next(rows_per_tile);
       with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
         T* const to = sums.panel(col) + r * panel_width<T>;
         tile_product<T, M.value, 2>(left_operand<T, kernel_chunk, 1>{features + r * kernel_chunk},
                                     values + col * kernel_chunk, count, [&](auto m, auto half, const auto& x) {
                                       T* const s = to + m * panel_width<T> + half * width<T>;
-                                      store<T>(s, fma(load<T>(s), broadcast<T>(keep[r + m]), x));
+                                      store<T>(s, fma(load<T>(s), broadcast<T>(decay[r + m]), x));
                                     });
       });
     }
   sums.empty = sums.empty && count == 0;
 }
 
-/// A denominator nearer to 0 counts as 0, and the row is 0: there is nothing left in it, and its inverse could
-/// overflow.
+/// A smaller denominator counts as 0, and the row is 0: it has lost its digits, and its inverse could overflow.
 template <class T>
 inline constexpr T least_denominator = 16 * std::numeric_limits<T>::min();
 
-/// What a tile of queries reads. Arrays of one number a query are [kernel_chunk].
+/// What a tile of queries reads. Arrays of one number per query are [kernel_chunk].
 template <class T>
 struct chunk_view {
   const kernel_sums<T>* sums = nullptr;  // null: nothing came before
@@ -122,7 +70,7 @@ struct chunk_view {
   const T* q_own = nullptr;  // features of the queries, for the keys of the chunk
   const T* k_own = nullptr;  // and of those keys
   const T* own_factor = nullptr;
-  const T* mix = nullptr;     // [query][key], null: all 1
+  const T* pair_factor = nullptr;  // [query][key], null: all 1
   const T* values = nullptr;  // panels [kernel_chunk][panel_width]
   bool finite = true;         // every value is
   const T* eps = nullptr;     // added to the denominator
@@ -130,11 +78,11 @@ struct chunk_view {
   index features = 0, dim_v = 0;
 };
 
-/// den[i] = sum over r of features[r][i] z[r].
+/// den[i] = sum over r of features[r][i] z[r] for i < lanes.
 template <class T>
-void read_weights(const T* features, const T* z, index count, T* den) {
+void read_weights(const T* features, const T* z, index count, index lanes, T* den) {
   constexpr int packets = kernel_chunk / width<T>, some = packets < 4 ? packets : 4;
-  for (int t = 0; t < kernel_chunk; t += some * width<T>) {
+  for (index t = 0; t < lanes; t += some * width<T>) {
     packet<T> sum[some];
     for (int n = 0; n < some; ++n) sum[n] = zero<T>();
     for (index r = 0; r < count; ++r)
@@ -144,7 +92,7 @@ void read_weights(const T* features, const T* z, index count, T* den) {
   }
 }
 
-/// weights[m] = mix * (row r0 + m of q_own).(keys up to it), 0 beyond, and their sums.
+/// weights[m] = pair_factor * (row r0 + m of q_own).(keys up to it), 0 beyond, and their sums.
 template <class T>
 void own_weights(const chunk_view<T>& c, index r0, index rows, T* weights, T* sums) {
   const index limit = std::min(r0 + rows, c.keys);
@@ -158,9 +106,9 @@ void own_weights(const chunk_view<T>& c, index r0, index rows, T* weights, T* su
   for (index m = 0; m < rows; ++m) {
     T* const row = weights + m * kernel_chunk;
     const index seen = std::min(r0 + m + 1, c.keys);
-    if (c.mix)
+    if (c.pair_factor)
       for (index n = 0; n < seen; n += width<T>)
-        store<T>(row + n, mul(load<T>(row + n), load<T>(c.mix + (r0 + m) * kernel_chunk + n)));
+        store<T>(row + n, mul(load<T>(row + n), load<T>(c.pair_factor + (r0 + m) * kernel_chunk + n)));
     std::fill(row + seen, row + padded, T(0));
     packet<T> sum = zero<T>();
     for (index n = 0; n < seen; n += width<T>) sum = add(sum, load<T>(row + n));
@@ -168,8 +116,7 @@ void own_weights(const chunk_view<T>& c, index r0, index rows, T* weights, T* su
   }
 }
 
-/// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out [tile_rows][stride]; the factors of the two parts and
-/// their denominators den[m] come with it. `weights` is a scratch tile [tile_rows][kernel_chunk].
+/// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out [tile_rows][stride], and their denominators den[m]. `weights` is a scratch tile [tile_rows][kernel_chunk].
 template <class T>
 void chunk_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows, T* weights, T* den, T* out,
                 index stride) {
@@ -201,8 +148,7 @@ void chunk_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows
                                       store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
                                     });
     });
-    if (limit > 0 && !c.finite)  // key by key, the masked ones left out: same
-                                 // sums, to the last bit
+    if (limit > 0 && !c.finite)  // key by key, without the masked ones: the same sums, to the last bit
       for (index m = 0; m < rows; ++m)
         unroll<2>([&](auto half) {
           packet<T> x = zero<T>();

@@ -1,218 +1,222 @@
-// attn: the one engine of kernel attention, phi(q)^T sum_j phi(k_j) v_j^T, all at once or causal.
+// attn: the one engine of kernel attention, phi(q)^T sum_j phi(k_j) v_j^T, bidirectional or causal.
 //
-// All at once: every segment of keys is summed up chunk by chunk, segments are merged in order, then blocks of queries
-// read the total. Causal: chunk by chunk, queries read what lies before their chunk and see their own chunk through the
-// triangle. A segment has a sum of its own and is added to the total when it is done, which keeps rounding small in
-// long sequences and lets threads share one head: a wave of segments is summed up at once, and once the sums before
-// each are known, attended at once. Segments and chunks lie at fixed places, so bits do not depend on threads.
+// Bidirectional: every segment of keys is summed up chunk by chunk, segments are merged in order, then blocks of queries
+// read the total. Causal: chunk by chunk, queries read what is before their chunk and see their own chunk through the
+// triangle. A segment has sums of its own, added to the total when it is complete, which keeps rounding small in long
+// sequences and lets threads share one head: a wave of segments is summed up at once, and once the sums before each are
+// known, attended at once. Segments and chunks are at fixed places, so bits do not depend on threads.
 #pragma once
 
-#include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/waves.hpp>
 #include <attn/kernel/detail/features.hpp>
+#include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/kernel_scratch.hpp>
-#include <attn/kernel/detail/kernel_state.hpp>
-#include <attn/kernel/detail/recurrent.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index kernel_segment = 16 * kernel_chunk;
 
-/// One call, after its checks. `heads` of sums: as many as there are key heads, or more, where features or gates
-/// differ.
-template <class S>
+/// One call, after its checks.
+template <class T>
 struct kernel_call {
-  using element_type = S;
-  using T = compute_type<S>;
-
-  tensor_view<const S> q, k, v;
-  tensor_view<S> out;
+  stored_tensor<T> q, k, v, out;
   attention_shape shape;
   sequence_lengths lengths;
-  kernel_features<S>& map;
-  index heads;
+  feature_map<T>& map;
+  index heads = 0;  // of sums: as many as key heads, or, where features or gates differ between query heads, as those
   bool causal = false, normalise = true;
   T eps = T(0);
   tensor_view<const T, 3> gate{};
-  bool complement = false;
-  kernel_state<T>* state = nullptr;  // where given, what came before, and then what comes after
+  bool complement = false;   // keys enter with 1 - gate
+  state_memory<T> state{};  // where given, what came before, and then what comes after
 
   bool gated() const { return gate.data() != nullptr; }
+  bool log_scaled() const { return map.scaling != nullptr; }
   index group() const { return heads > 0 ? shape.heads / heads : 0; }
   index kv_head(index h) const { return h / (heads / shape.kv_heads); }
   T gate_at(index b, index h, index t) const {
     return gate(b, gate.extent(1) == heads ? h : h / (heads / gate.extent(1)), t);
   }
+  /// The lanes of a block that must be filled: features with log scales are compared across all of them.
+  index filled_lanes() const { return log_scaled() ? kernel_chunk : 1; }
 
   kernel_scratch<T> scratch(arena& memory) const {
-    return kernel_scratch<T>::layout(memory, map.features(), shape.dim_v, map.work(), map.leveled());
+    return kernel_scratch<T>::layout(memory, map.features, shape.dim_v, map.scratch_size, log_scaled());
   }
   kernel_scratch<T> scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return scratch(memory); });
   }
+  kernel_sums<T> state_sums(index b, index h) const {
+    return state.sums_of(b * heads + h, map.features, shape.dim_v, log_scaled());
+  }
 
-  /// Features of keys [begin, begin + count), and their values.
+  /// Features of keys [begin, begin + count), and their values; tells whether those are finite.
   bool load_keys(index b, index h, index begin, index count, const kernel_scratch<T>& s, T* phi) const {
-    const auto keys = head_of(k, b, kv_head(h));
-    map.keys(token_rows<S>(keys, begin, count), b * heads + h, phi, s.k_shift, s.work);
-    const auto values = head_of(v, b, kv_head(h));
-    return pack_panels<T>([&](index t) { return values.row(begin + t); }, 0, count, shape.dim_v, values.col_stride,
-                          s.values, kernel_chunk);
+    const auto rows = k.head(b, kv_head(h)).block(begin, count, 0, filled_lanes());
+    map.keys(rows, b * heads + h, phi, s.k_shift, s.map);
+    return v.access->pack_panels(v.head(b, kv_head(h)), begin, count, s.values);
   }
 
-  /// The chunk of keys from `begin` on.
-  coming_rows keys_ahead(index b, index h, index begin) const {
-    coming_rows ahead;
+  static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index end) {
+    prefetch.add(matrix_view<const std::byte>{x.data, x.rows, x.cols * x.access->size, x.row_stride, x.col_stride}, begin,
+                 end);
+  }
+  /// Of the chunk of keys from `begin` on.
+  row_prefetcher<> prefetch_keys(index b, index h, index begin) const {
+    row_prefetcher<> prefetch;
     const index end = std::min<index>(begin + kernel_chunk, lengths.keys(b));
-    ahead.add(head_of(k, b, kv_head(h)), begin, end);
-    ahead.add(head_of(v, b, kv_head(h)), begin, end);
-    return ahead;
+    fetch(prefetch, k.head(b, kv_head(h)), begin, end);
+    fetch(prefetch, v.head(b, kv_head(h)), begin, end);
+    return prefetch;
   }
 
-  /// Adds the keys whose features lie in s.k_phi; with gates they fade up to the end of the chunk.
-  void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, index count, coming_rows& ahead) const {
-    const index m = map.features();
+  /// Adds the keys whose features are in s.k_phi; with gates they decay up to the end of the chunk.
+  void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, index count, row_prefetcher<>& prefetch) const {
+    const index m = map.features, lanes = round_up(count, width<T>);
     if (gated()) {
-      const T* last = s.mix + (count - 1) * kernel_chunk;
+      const T* last = s.pair_factor + (count - 1) * kernel_chunk;
       for (index r = 0; r < m; ++r)
-        for (index t = 0; t < kernel_chunk; t += width<T>)
+        for (index t = 0; t < lanes; t += width<T>)
           store<T>(s.k_phi + r * kernel_chunk + t, mul(load<T>(s.k_phi + r * kernel_chunk + t), load<T>(last + t)));
     }
-    if (count < kernel_chunk)
-      for (index r = 0; r < m; ++r)
-        std::fill(s.k_phi + r * kernel_chunk + count, s.k_phi + (r + 1) * kernel_chunk, T(0));
-    if (!sums.level) std::fill_n(s.keep, kernel_sums<T>::lanes(m), gated() ? s.decay[count - 1] : T(1));
-    sum_keys(sums, s.k_phi, s.values, count, s.keep, ahead);
+    if (count < lanes)
+      for (index r = 0; r < m; ++r) std::fill(s.k_phi + r * kernel_chunk + count, s.k_phi + r * kernel_chunk + lanes, T(0));
+    if (!log_scaled()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), gated() ? s.decay[count - 1] : T(1));
+    add_keys(sums, s.k_phi, s.values, count, s.row_decay, prefetch);
   }
 
-  /// Sums up keys [begin, end): whole chunks but for the last. Returns the product of the gates.
+  /// Sums up keys [begin, end): whole chunks but for the last. Returns the product of their gates.
   T sum_up(index b, index h, index begin, index end, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
-    T faded = T(1);
+    T decay = T(1);
+    sums.clear();
     for (index c = begin; c < end; c += kernel_chunk) {
       const index count = std::min<index>(kernel_chunk, end - c);
       load_keys(b, h, c, count, s, s.k_phi);
-      coming_rows ahead = keys_ahead(b, h, c + count);
-      faded *= prepare_gates(b, h, c, count, s);
-      if (map.leveled()) map.key_state(s.k_phi, s.k_shift, sums.level, s.keep, s.k_phi);
-      add_chunk(s, sums, count, ahead);
+      row_prefetcher<> prefetch = prefetch_keys(b, h, c + count);
+      decay *= prepare_gates(b, h, c, count, s);
+      if (log_scaled()) map.scaling->keys_for_sums(s.k_phi, s.k_shift, sums.log_scale, s.row_decay, s.k_phi);
+      add_chunk(s, sums, count, prefetch);
     }
-    return faded;
+    return decay;
   }
 
   T prepare_gates(index b, index h, index begin, index count, const kernel_scratch<T>& s) const {
     if (!gated()) return T(1);
     for (index t = 0; t < count; ++t) s.gates[t] = gate_at(b, h, begin + t);
-    mix_by_gates(s.gates, count, complement, s.mix, s.decay);
+    gate_factors(s.gates, count, complement, s.pair_factor, s.decay);
     return s.decay[count - 1];
   }
 
-  /// Causal, keys [begin, end) of one segment, `before` summed up so far; the segment's own sum is left in `own`.
-  /// `total` is scratch. Returns the product of the gates.
-  T attend_segment(index b, index h, index begin, index end, const kernel_scratch<T>& s, const kernel_sums<T>& before,
-                   kernel_sums<T>& own, kernel_sums<T>& total) const {
+  /// Causal, keys [begin, end) of one segment after those summed up in `before`. Leaves the segment's own sums in `own`,
+  /// unless it is the `last` one, whose sums nobody reads. `total` is scratch. Returns the product of the gates.
+  T attend_segment(index b, index h, index begin, index end, bool last, const kernel_scratch<T>& s,
+                   const kernel_sums<T>& before, kernel_sums<T>& own, kernel_sums<T>& total) const {
     const index offset = lengths.keys(b) - lengths.queries(b);  // position of query 0
-    T faded = T(1);
-    own.clear();
+    T decay = T(1);
+    if (!last || end - begin > kernel_chunk) own.clear();
     for (index c = begin; c < end; c += kernel_chunk) {
       const index count = std::min<index>(kernel_chunk, end - c);
       const index first = std::max(offset - c, index(0));  // lane of the first query in the chunk
-      const bool finite = load_keys(b, h, c, count, s, s.k_own);
-      coming_rows ahead = keys_ahead(b, h, c + count);
-      if (c > begin && first < count) combine(before, faded, own, total, s.factors);
-      const kernel_sums<T>* const seen = c > begin ? &total : &before;
-      faded *= prepare_gates(b, h, c, count, s);
-      const T* mix = gated() ? s.mix : nullptr;
-      if (map.leveled()) {
-        map.key_state(s.k_own, s.k_shift, own.level, s.keep, s.k_phi);
-        map.key_own(s.k_own, s.k_shift, s.k_top, count, s.peak, s.mix);
-        mix = s.mix;
+      const bool finite = load_keys(b, h, c, count, s, s.k_own), keep_sums = !last || c + count < end;
+      row_prefetcher<> prefetch = prefetch_keys(b, h, c + count);
+      const kernel_sums<T>* seen = c == begin ? &before : before.empty && !log_scaled() ? &own : &total;
+      if (seen == &total && first < count) {
+        if (before.empty)
+          copy(own, total);  // its log scales are raised before its values are
+        else
+          combine(before, decay, own, total, s.factors);
+      }
+      if (seen->empty) seen = nullptr;
+      decay *= prepare_gates(b, h, c, count, s);
+      if (log_scaled()) {
+        if (keep_sums) map.scaling->keys_for_sums(s.k_own, s.k_shift, own.log_scale, s.row_decay, s.k_phi);
+        map.scaling->keys_for_chunk(s.k_own, s.k_shift, count, s.k_max, s.running_max, s.pair_factor);
       }
       for (index g = 0; g < group() && first < count; ++g)
-        attend_block(b, h, h * group() + g, c - offset, first, count, s, seen->empty ? nullptr : seen, count, finite,
-                     mix);
-      add_chunk(s, own, count, ahead);
+        attend_block(b, h, h * group() + g, c - offset, first, count, s, seen, count, finite);
+      if (keep_sums) add_chunk(s, own, count, prefetch);
     }
-    return faded;
+    return decay;
   }
 
   /// Query rows origin + [first, count) of head `head`, lanes [first, count) of the block, with `keys` keys of their
   /// own.
   void attend_block(index b, index h, index head, index origin, index first, index count, const kernel_scratch<T>& s,
-                    const kernel_sums<T>* sums, index keys, bool finite, const T* mix) const {
-    const auto queries = head_of(q, b, head);
-    map.queries(token_rows<S>(queries, origin, count, first), b * heads + h, s.q_own, s.q_shift, s.work);
-    const bool leveled = map.leveled();
-    if (leveled) {
-      if (sums) map.query_state(s.q_own, sums->level, s.q_phi, s.q_top);
-      if (keys > 0) map.query_own(s.q_own, s.own_top);
+                    const kernel_sums<T>* sums, index keys, bool finite) const {
+    const auto queries = q.head(b, head), to = out.head(b, head);
+    map.queries(queries.block(origin, count, first, filled_lanes()), b * heads + h, s.q_own, s.q_shift, s.map);
+    if (log_scaled()) {
+      if (sums) map.scaling->queries_for_sums(s.q_own, sums->log_scale, s.q_phi, s.q_max);
+      if (keys > 0) map.scaling->queries_for_chunk(s.q_own, s.own_max);
+      map.scaling->join(sums ? s.q_max : nullptr, keys > 0 ? s.own_max : nullptr, s.running_max, s.q_shift, eps,
+                        s.state_factor, s.own_factor, s.eps);
+    } else {
+      for (index t = 0; t < kernel_chunk; ++t) {
+        s.state_factor[t] = gated() && keys > 0 ? s.decay[t] : T(1);
+        s.own_factor[t] = T(1);
+        s.eps[t] = eps;
+      }
     }
-    const bool fades = gated() && keys > 0;
-    for (index t = 0; t < kernel_chunk; ++t) {
-      s.state_factor[t] = fades ? s.decay[t] : T(1);
-      s.own_factor[t] = T(1);
-      s.eps[t] = eps;
-    }
-    if (leveled)
-      map.join(sums ? s.q_top : nullptr, keys > 0 ? s.own_top : nullptr, s.peak, s.q_shift, eps, s.state_factor,
-               s.own_factor, s.eps);
-    chunk_view<T> view;
-    view.sums = sums, view.q_state = s.q_phi, view.state_factor = s.state_factor;
-    view.keys = keys, view.q_own = s.q_own, view.k_own = s.k_own, view.own_factor = s.own_factor, view.mix = mix;
-    view.values = s.values, view.finite = finite, view.eps = s.eps, view.normalise = normalise;
-    view.features = map.features(), view.dim_v = shape.dim_v;
-    if (sums) read_weights(s.q_phi, sums->weights, view.features, s.den);
-    const auto to = head_of(out, b, head);
-    coming_rows ahead;
+    const chunk_view<T> view{.sums = sums,
+                             .q_state = s.q_phi,
+                             .state_factor = s.state_factor,
+                             .keys = keys,
+                             .q_own = s.q_own,
+                             .k_own = s.k_own,
+                             .own_factor = s.own_factor,
+                             .pair_factor = keys > 0 && (gated() || log_scaled()) ? s.pair_factor : nullptr,
+                             .values = s.values,
+                             .finite = finite,
+                             .eps = s.eps,
+                             .normalise = normalise,
+                             .features = map.features,
+                             .dim_v = shape.dim_v};
+    if (sums) read_weights(s.q_phi, sums->weights, view.features, round_up(count, width<T>), s.den);
+    row_prefetcher<> prefetch;
     const index next = origin + kernel_chunk, after = std::min(next + kernel_chunk, lengths.queries(b));
-    ahead.add(queries, next, after);
-    ahead.add(to, next, after);
+    fetch(prefetch, queries, next, after);
+    fetch(prefetch, to, next, after);
+    const bool whole_panels = to.access->computes && to.col_stride == 1 && to.cols % panel_width<T> == 0;
     T den[tile_rows];
     for (index r = first / tile_rows * tile_rows; r < count; r += tile_rows) {
       const index rows = std::min<index>(tile_rows, count - r);
-      // Whole tiles of whole panels go straight to where they belong.
-      T* rows_out = s.out;
-      index stride = s.stride;
-      bool direct = false;
-      if constexpr (std::same_as<S, T>)
-        if (to.col_stride == 1 && to.cols % panel_width<T> == 0 && rows % tile_step == 0 && r >= first)
-          direct = true, rows_out = to.row(origin + r), stride = to.row_stride;
-      ahead.next();
-      ahead.next();
+      // Whole tiles of whole panels are written where they belong.
+      const bool direct = whole_panels && rows % tile_step == 0 && r >= first;
+      T* const rows_out = direct ? reinterpret_cast<T*>(to.row(origin + r)) : s.out;
+      const index stride = direct ? to.row_stride / static_cast<index>(sizeof(T)) : s.stride;
+      prefetch.next(2 * rows_per_tile);
       chunk_tile(view, s.den, r, rows, s.weights, den, rows_out, stride);
-      if (leveled && keys > 0)
+      if (log_scaled() && keys > 0)
         for (index m = 0; m < rows; ++m)
-          if (r + m >= first && map.doubtful(den[m]))
-            attend_carefully(view, b, h, head, origin, r + m, s, rows_out + m * stride);
+          if (r + m >= first && map.scaling->underflowed(den[m]))
+            recompute_row(view, b, h, head, origin, r + m, s, rows_out + m * stride);
       for (index m = 0; m < rows && !direct; ++m)
-        if (r + m >= first) write_row(s.out + m * s.stride, to, origin + r + m);
+        if (r + m >= first) to.write_row(s.out + m * s.stride, origin + r + m);
     }
   }
 
-  /// Row i of a block, anew: its keys in the chunk weighed in the logarithm.
-  [[gnu::noinline]] void attend_carefully(const chunk_view<T>& view, index b, index h, index head, index origin,
-                                          index i, const kernel_scratch<T>& s, T* row) const {
-    const auto queries = head_of(q, b, head);
-    const auto keys = head_of(k, b, kv_head(h));
+  /// Row i of a block that underflowed.
+  [[gnu::noinline]] void recompute_row(const chunk_view<T>& view, index b, index h, index head, index origin, index i,
+                                       const kernel_scratch<T>& s, T* row) const {
     const index begin = origin + lengths.keys(b) - lengths.queries(b);
-    map.weigh_carefully(token_rows<S>(queries, origin + i, 1), token_rows<S>(keys, begin, i + 1), b * heads + h,
-                        s.work);
-    map.finish_carefully(view, i, view.sums ? s.q_top[i] : no_level<T>, view.sums ? s.den[i] : T(0), s.q_shift[i], eps,
-                         s.work, row);
+    const auto query = q.head(b, head).block(origin + i, 1, 0, kernel_chunk),
+               keys = k.head(b, kv_head(h)).block(begin, i + 1, 0, kernel_chunk);
+    map.queries(query, b * heads + h, s.q_raw, s.k_max, s.map);
+    map.keys(keys, b * heads + h, s.k_raw, s.k_shift, s.map);
+    map.scaling->recompute_row(view, i, s.q_raw, s.k_raw, s.k_shift, view.sums ? s.q_max[i] : no_log_scale<T>,
+                               view.sums ? s.den[i] : T(0), s.q_shift[i], eps, s.log_weights, row);
   }
 
-  void clear(index b, index h, index begin, index end) const {
-    for (index g = h * group(); g < (h + 1) * group(); ++g) clear_rows(head_of(out, b, g), begin, end);
-  }
-
-  /// The sums a worker, or a wave of segments, keeps.
-  struct held {
+  /// The sums of a worker, or of a segment of a wave.
+  struct segment_sums {
     kernel_sums<T> total, own, before;
-    T faded;
+    T decay;
   };
-  held hold(arena& memory, bool with_total) const {
-    const auto laid_out = [&](bool needed) {
-      return needed ? kernel_sums<T>::layout(memory, map.features(), shape.dim_v, map.leveled()) : kernel_sums<T>{};
+  segment_sums layout_sums(arena& memory, bool with_total) const {
+    const auto one = [&](bool needed) {
+      return needed ? kernel_sums<T>::layout(memory, map.features, shape.dim_v, log_scaled()) : kernel_sums<T>{};
     };
-    return {laid_out(with_total), laid_out(true), laid_out(causal), T(1)};
+    return {one(with_total), one(true), one(causal), T(1)};
   }
 
   index segments(index b) const { return (lengths.keys(b) + kernel_segment - 1) / kernel_segment; }
@@ -221,32 +225,34 @@ struct kernel_call {
   void attend_queries(index b, index h, index block, const kernel_scratch<T>& s, const kernel_sums<T>& total) const {
     const index begin = block * kernel_chunk, count = std::min<index>(kernel_chunk, lengths.queries(b) - begin);
     for (index g = 0; g < group(); ++g)
-      attend_block(b, h, h * group() + g, begin, 0, count, s, &total, 0, true, nullptr);
+      attend_block(b, h, h * group() + g, begin, 0, count, s, &total, 0, true);
+  }
+
+  /// Adds the sums of the next segment, which are lost, to those before it.
+  static void add_segment(kernel_sums<T>& sums, T decay, kernel_sums<T>& own, const kernel_scratch<T>& s) {
+    if (sums.empty)
+      std::swap(sums, own);
+    else
+      combine(sums, decay, own, sums, s.factors);
   }
 
   /// One head of sums from first to last, by one worker.
-  void run_head(index b, index h, const kernel_scratch<T>& s, held& x) const {
-    const index keys = lengths.keys(b);
+  void run_head(index b, index h, const kernel_scratch<T>& s, segment_sums& x) const {
+    const index keys = lengths.keys(b), all = segments(b);
     kernel_sums<T>& sums = causal ? x.before : x.total;
-    if (state)
-      copy(state->sums(b, h), sums);
-    else
-      sums.clear();
-    for (index n = 0; n < segments(b); ++n) {
+    kernel_sums<T> kept = state ? state_sums(b, h) : kernel_sums<T>{};
+    sums.empty = true;
+    for (index n = 0; n < all; ++n) {
       const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, keys);
-      T faded = T(1);
-      if (causal) {
-        faded = attend_segment(b, h, begin, end, s, sums, x.own, x.total);
-      } else {
-        x.own.clear();
-        sum_up(b, h, begin, end, s, x.own);
+      const bool last = n == all - 1 && !state;
+      const T decay = causal ? attend_segment(b, h, begin, end, last, s, state ? kept : sums, x.own, x.total)
+                             : sum_up(b, h, begin, end, s, x.own);
+      if (state) {
+        combine(kept, decay, x.own, kept, s.factors);
+        state.decay[b * heads + h] *= decay;
+      } else if (!causal || !last) {
+        add_segment(sums, decay, x.own, s);
       }
-      combine(sums, faded, x.own, sums, s.factors);
-      if (state) state->gates(b, h) *= faded;
-    }
-    if (state) {
-      auto kept = state->sums(b, h);
-      copy(sums, kept);
     }
     if (!causal && !sums.empty)
       for (index block = 0; block < blocks(b); ++block) attend_queries(b, h, block, s, sums);
@@ -256,37 +262,34 @@ struct kernel_call {
   /// Zeros for the rows of padding and those that see no key.
   void pad(index b, index h) const {
     const index keys = lengths.keys(b), queries = lengths.queries(b);
-    if (keys == 0)
-      clear(b, h, 0, queries);
-    else if (causal && keys < queries)
-      clear(b, h, 0, queries - keys);
-    clear(b, h, queries, shape.queries);
+    const index unseeing = keys == 0 ? queries : causal ? std::max<index>(queries - keys, 0) : 0;
+    for (index g = h * group(); g < (h + 1) * group(); ++g) {
+      out.head(b, g).clear_rows(0, unseeing);
+      out.head(b, g).clear_rows(queries, shape.queries);
+    }
   }
 
-  /// One head of sums by all threads.
-  void share_head(index b, index h, execution& exec, held* wave, index most) const {
-    held& total = wave[most];
-    kernel_sums<T>& sums = total.total;
-    sums.clear();
+  /// One head of sums by all threads; `list` has sums for `most` segments and, last, for the total.
+  void share_head(index b, index h, execution& exec, segment_sums* list, index most) const {
+    kernel_sums<T>& sums = list[most].total;
+    sums.empty = true;
     const index keys = lengths.keys(b), all = segments(b);
     for (index first = 0; first < all; first += most) {
-      const index count = std::min(most, all - first);
-      exec.for_each(count, [&](index n, int worker) {
-        const auto s = scratch(exec, worker);
-        const index begin = (first + n) * kernel_segment, end = std::min(begin + kernel_segment, keys);
-        wave[n].own.clear();
-        wave[n].faded = sum_up(b, h, begin, end, s, wave[n].own);
+      const wave<segment_sums> segments_now{exec, first, std::min(most, all - first), list};
+      segments_now.for_each(1, [&](index n, segment_sums& x, index, int worker) {
+        const index begin = n * kernel_segment;
+        x.decay = sum_up(b, h, begin, std::min(begin + kernel_segment, keys), scratch(exec, worker), x.own);
       });
       const auto s = scratch(exec, 0);
-      for (index n = 0; n < count; ++n) {
-        if (causal) copy(sums, wave[n].before);
-        combine(sums, wave[n].faded, wave[n].own, sums, s.factors);
+      for (index n = 0; n < segments_now.count; ++n) {
+        if (causal) copy(sums, list[n].before);
+        add_segment(sums, list[n].decay, list[n].own, s);
       }
       if (!causal) continue;
-      exec.for_each(count, [&](index n, int worker) {
-        const auto mine = scratch(exec, worker);
-        const index begin = (first + n) * kernel_segment, end = std::min(begin + kernel_segment, keys);
-        attend_segment(b, h, begin, end, mine, wave[n].before, wave[n].own, wave[n].total);
+      segments_now.for_each(1, [&](index n, segment_sums& x, index, int worker) {
+        const index begin = n * kernel_segment;
+        attend_segment(b, h, begin, std::min(begin + kernel_segment, keys), true, scratch(exec, worker), x.before, x.own,
+                       x.total);
       });
     }
     if (!causal && !sums.empty)
@@ -295,35 +298,54 @@ struct kernel_call {
     pad(b, h);
   }
   static void copy(const kernel_sums<T>& from, kernel_sums<T>& to) {
-    std::copy_n(from.values, kernel_sums<T>::count(from.features, from.dim_v, from.level != nullptr), to.values);
     to.empty = from.empty;
+    if (!from.empty)
+      std::copy_n(from.values, kernel_sums<T>::count(from.features, from.dim_v, from.log_scale != nullptr), to.values);
+  }
+
+  work_estimate work() const {
+    const auto tokens = static_cast<double>(shape.batch * (shape.heads * shape.queries + heads * shape.keys));
+    const auto features = static_cast<double>(map.features), dim_v = static_cast<double>(shape.dim_v);
+    const double triangle = causal ? kernel_chunk * (features + dim_v) : 0;
+    const double sums = state ? static_cast<double>(shape.batch * heads) * features * dim_v : 0;
+    return {.operations = tokens * (2 * features * dim_v + triangle + static_cast<double>(map.operations)),
+            .bytes = tokens * (static_cast<double>(shape.dim) + dim_v) * static_cast<double>(q.access->size) +
+                     2 * sums * sizeof(T)};
   }
 
   void run(execution& exec) const {
-    const index pairs = shape.batch * heads, threads = exec.threads();
-    const bool few = state && shape.keys <= few_tokens,
-               share = !state && threads > 1 && pairs < 2 * threads && pairs % threads != 0;
-    // Waves are long, since threads meet at their ends; causal ones hold three sums a segment.
-    const index most = share ? (causal ? 4 : 16) * threads : threads - 1, slot_count = few ? 0 : most + 1;
-    const auto slots = exec.shared_scratch([&](arena& memory) {
+    const auto limit = exec.limit_threads(work());
+    const index pairs = shape.batch * heads, threads = exec.active_threads();
+    const bool share = !state && threads > 1 && pairs < 2 * threads && pairs % threads != 0;
+    // Waves are long, since threads meet at their ends; causal ones have three sums per segment.
+    const index most = share ? (causal ? 4 : 16) * threads : threads - 1;
+    auto* const list = exec.shared_scratch([&](arena& memory) {
       map.layout(memory, pairs);
-      auto* list = memory.allocate<held>(slot_count);
-      for (index n = 0; n < slot_count; ++n) {
-        const held x = hold(memory, causal || !share || n == most);
-        if (list) new (list + n) held(x);
+      auto* const sums = memory.allocate<segment_sums>(most + 1);
+      for (index n = 0; n <= most; ++n) {
+        const segment_sums x = layout_sums(memory, causal || !share || n == most);
+        if (sums) sums[n] = x;
       }
-      return list;
+      return sums;
     });
     map.prepare(exec);
-    if (few)
-      recurrent_steps<kernel_call>{*this}.run(exec);
-    else if (share)
-      for (index pair = 0; pair < pairs; ++pair) share_head(pair / heads, pair % heads, exec, slots, most);
+    if (share)
+      for (index pair = 0; pair < pairs; ++pair) share_head(pair / heads, pair % heads, exec, list, most);
     else
       exec.for_each(pairs, [&](index pair, int worker) {
-        run_head(pair / heads, pair % heads, scratch(exec, worker), slots[worker]);
+        run_head(pair / heads, pair % heads, scratch(exec, worker), list[worker]);
       });
   }
 };
+
+/// Runs the call, as a step where there is a state (run_step, recurrent.hpp). `views` are those a state must not overlap.
+template <class T, class State>
+void run_kernel(const validator& check, const kernel_call<T>& call, State* state,
+                std::initializer_list<validator::named_view> views, execution& exec) {
+  if constexpr (std::same_as<State, no_state>)
+    call.run(exec);
+  else
+    run_step(check, call, *state, views, exec);
+}
 
 }  // namespace attn::detail

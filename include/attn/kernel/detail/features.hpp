@@ -1,6 +1,5 @@
-// attn: what the engine of kernel attention asks of features. It sees this and
-// no map, so that it is compiled once for all of them; calls come once a chunk,
-// and cost nothing.
+// attn: the feature maps of kernel attention, as the engine sees them: it is compiled once for all of them. Maps are
+// called once a chunk; the call costs nothing beside the chunk.
 #pragma once
 
 #include <attn/core/execution.hpp>
@@ -8,60 +7,64 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Up to a chunk of tokens, wherever they lie.
-template <class S>
-struct token_rows {
-  const S* at[kernel_chunk];
-  index count = 0, col_stride = 1;
-  index lanes = kernel_chunk;  // that must be filled
+template <class T>
+struct log_scaling;
 
-  const S* operator()(index t) const { return at[t]; }
+/// Makes features from tokens: transposed, [feature][kernel_chunk], in the lanes of the block.
+template <class T>
+struct feature_map {
+  index features = 0;    // of a token
+  index scratch_size = 0;  // numbers of scratch memory a worker needs
+  index operations = 0;  // to make the features of one token, roughly
+  bool shared = true;    // the same for all heads
+  /// Where features are exponentials, keys() and queries() give logarithms and `shift`, one number per token, for all
+  /// lanes: see log_scales.hpp. Null: they give the features.
+  const log_scaling<T>* scaling = nullptr;
 
-  /// Rows [begin, begin + count) of one head; those before `first` are never looked at, and stand for it.
-  token_rows(const matrix_view<const S>& x, index begin, index tokens, index first = 0)
-      : count(tokens), col_stride(x.col_stride) {
-    for (index t = 0; t < count; ++t) at[t] = x.row(begin + std::max(t, first));
-  }
-  /// To be filled in, and only for the lanes of tokens.
-  token_rows(index tokens, index stride)
-      : count(tokens), col_stride(stride), lanes(round_up(tokens, panel_width<compute_type<S>>)) {}
-};
+  feature_map() = default;
+  feature_map(const feature_map&) = delete;
 
-/// Features, transposed, [feature][kernel_chunk]. `pair` is batch item * heads of sums + head. `shift` has a number a
-/// token, where features have levels; `work` is scratch memory.
-template <class S>
-struct kernel_features {
-  using T = compute_type<S>;
-
-  virtual index features() const = 0;
-  /// Numbers of scratch memory a worker needs.
-  virtual index work() const = 0;
-  /// Are they the same for all heads?
-  virtual bool shared() const { return true; }
   /// Shared memory of the call, and what fills it.
-  virtual void layout(arena&, index) {}
+  virtual void layout(arena&, index /*pairs*/) {}
   virtual void prepare(execution&) {}
-  virtual void keys(const token_rows<S>&, index pair, T* phi, T* shift, T* work) const = 0;
-  virtual void queries(const token_rows<S>& x, index pair, T* phi, T* shift, T* work) const {
-    keys(x, pair, phi, shift, work);
+  /// `pair` is batch item * heads of sums + head; `scratch` has `scratch_size` numbers.
+  virtual void keys(const token_rows<T>&, index pair, T* phi, T* shift, T* scratch) const = 0;
+  virtual void queries(const token_rows<T>& x, index pair, T* phi, T* shift, T* scratch) const {
+    keys(x, pair, phi, shift, scratch);
   }
-
-  // Where features are exponentials: see levels.hpp. Then keys() and queries()
-  // give what these take.
-  virtual bool leveled() const { return false; }
-  virtual void key_state(const T*, const T*, T*, T*, T*) const {}
-  virtual void key_own(T*, const T*, T*, index, T*, T*) const {}
-  virtual void query_state(const T*, const T*, T*, T*) const {}
-  virtual void query_own(T*, T*) const {}
-  virtual void join(const T*, const T*, const T*, const T*, T, T*, T*, T*) const {}
-  virtual bool doubtful(T) const { return false; }
-  virtual void weigh_carefully(const token_rows<S>&, const token_rows<S>&, index, T*) const {}
-  virtual void finish_carefully(const chunk_view<T>&, index, T, T, T, T, T*, T*) const {}
-  virtual void step_key(T*, T, T*, T*) const {}
-  virtual T step_query(T*, const T*, T, T eps) const { return eps; }
 
  protected:
-  ~kernel_features() = default;
+  ~feature_map() = default;
+};
+
+/// What the engine asks where features are exponentials. The features of a block are `raw` and `shift`; log scales are
+/// those of the sums.
+template <class T>
+struct log_scaling {
+  /// Raises the log scales to the keys of a chunk; phi is over the new ones, decay[r] = 2^(old - new). `phi` may be `raw`.
+  virtual void keys_for_sums(const T* raw, const T* shift, T* log_scale, T* decay, T* phi) const = 0;
+  /// Keys for the queries of their own chunk, in place: pair_factor and the running maximum of their logarithms.
+  virtual void keys_for_chunk(T* raw, const T* shift, index count, T* maximum, T* running_max, T* pair_factor) const = 0;
+  /// Queries for the sums, and for the keys of their own chunk (in place); the logarithms of their largest feature.
+  virtual void queries_for_sums(const T* raw, const T* log_scale, T* phi, T* maximum) const = 0;
+  virtual void queries_for_chunk(T* raw, T* maximum) const = 0;
+  /// The factors that bring the two parts of a row to the scale of the larger one, and eps over that scale. Maxima of a
+  /// part that is absent are null.
+  virtual void join(const T* sums_max, const T* chunk_max, const T* running_max, const T* shift, T eps, T* sums_factor,
+                    T* chunk_factor, T* eps_of) const = 0;
+  /// Has a row of this denominator underflowed, so that it must be recomputed?
+  virtual bool underflowed(T denominator) const = 0;
+  /// Row i of a chunk, recomputed: its keys weighed by logarithms. `query` and `keys` are their raw features; `weights`
+  /// [kernel_chunk] is scratch.
+  virtual void recompute_row(const chunk_view<T>&, index i, const T* query, const T* keys, const T* key_shift, T sums_max,
+                             T sums_denominator, T query_shift, T eps, T* weights, T* out) const = 0;
+  /// One token, features contiguous, in place.
+  virtual void step_key(T* raw, T shift, T* log_scale, T* decay) const = 0;
+  /// Returns eps over the scale of the query.
+  virtual T step_query(T* raw, const T* log_scale, T shift, T eps) const = 0;
+
+ protected:
+  ~log_scaling() = default;
 };
 
 }  // namespace attn::detail

@@ -1,14 +1,15 @@
 // attn: the state of kernel attention, token by token in constant memory.
 //
-//   attn::linear_state<float> state(heads, 64, 64);            // heads, features, value dim (batch 1)
+//   attn::linear_state<float> state({.heads = 8, .features = 64, .value_dim = 64});
 //   attn::linear_step(state, q_t, k_t, v_t, out_t);            // any number of tokens; performer_step, rfa_step alike
+//   state.append(k, v);                                        // the same without queries; performer, rfa: features, too
 //   state.merge(later);                                        // a sequence in two parts, as if fed in one
 //   state.write(file); state.read(file);
 //
-// It holds, for every batch item and head, S = sum_j phi(k_j) v_j^T [features, value dim], z = sum_j phi(k_j)
-// [features], for exponential features a level (a power of two) for each of them, and the product of all gates.
+// It has, for every batch item and head, S = sum_j phi(k_j) v_j^T [features, value dim], z = sum_j phi(k_j) [features],
+// for exponential features a log scale (a power of two) for each of them, and the product of all gates.
 //
-// Memory   about (value dim + 2) features numbers a head, value dim rounded up to two vectors; bytes() says it exactly.
+// Memory   about (value dim + 2) features numbers per head, value dim rounded up to two vectors; bytes() is exact.
 // Rounding Sums are plain, not compensated: that would double what a step reads and writes. A sum of n terms of one
 //          sign loses up to n / 2 units in the last place when fed token by token, about sqrt(n) where terms vary; fed
 //          in chunks of c <= 1024 tokens, n / c + 80 instead of n.
@@ -16,11 +17,11 @@
 // The stream, version 1; numbers little endian, whatever the machine's order:
 //   8 bytes "attnsums"; as 32-bit: version 1, kind (1 linear, 2 performer, 3 rfa), variant (the performer's kernel),
 //   bytes of a number (4 or 8); as 64-bit: batch, heads, features, value dim, tokens; for every batch item and head, as
-//   IEEE 754 numbers: the product of gates, z [features], S [features][value dim], and, where features have levels,
-//   level [features]; at last 64 bits, FNV-1a of every byte before.
+//   IEEE 754 numbers: the product of gates, z [features], S [features][value dim], and, where features have log scales,
+//   those [features]; at last 64 bits, FNV-1a of every byte before.
 #pragma once
 
-#include <attn/core/detail/check.hpp>
+#include <attn/core/state_extents.hpp>
 #include <attn/kernel/detail/kernel_sums.hpp>
 
 #include <bit>
@@ -35,7 +36,7 @@ namespace detail {
 /// What makes states of one type of features and another type different.
 struct state_kind {
   std::uint32_t kind = 0, variant = 0;
-  bool leveled = false;
+  bool log_scaled = false;
   bool operator==(const state_kind&) const = default;
 };
 
@@ -81,8 +82,8 @@ class byte_reader {
 
 }  // namespace detail
 
-/// The sums of one kind of kernel attention; T is float (also for 16-bit elements) or double. Made by linear_state,
-/// performer_state or rfa_state. One that was moved from may only be assigned to or destroyed.
+/// The sums of one kind of kernel attention; T is float (also for 16-bit elements) or double: the base of linear_state,
+/// performer_state and rfa_state. One that was moved from may only be assigned to or destroyed.
 template <class T>
 class kernel_state {
   static_assert(std::same_as<T, float> || std::same_as<T, double>);
@@ -96,15 +97,15 @@ class kernel_state {
   index tokens() const { return tokens_; }
   std::size_t bytes() const { return (memory_.size() + gates_.size()) * sizeof(T); }
 
-  /// Element (r, d) of S, and of z, of one head; with levels, times 2^level(r).
+  /// Element (r, d) of S, and r of z, of one head; with log scales, times 2^log_scale(r).
   T sum(index b, index h, index r, index d) const {
     const auto s = sums(b, h);
     return s.panel(d / s.wide * s.wide)[r * s.wide + d % s.wide];
   }
   T weight(index b, index h, index r) const { return sums(b, h).weights[r]; }
-  T level(index b, index h, index r) const {
+  T log_scale(index b, index h, index r) const {
     const auto s = sums(b, h);
-    return s.level && s.level[r] > detail::no_level<T> ? s.level[r] : T(0);
+    return s.log_scale && s.log_scale[r] > detail::no_log_scale<T> ? s.log_scale[r] : T(0);
   }
 
   /// Back to the start of a sequence.
@@ -137,7 +138,7 @@ class kernel_state {
       for (index r = 0; r < features_; ++r) to.put(s.weights[r]);
       for (index r = 0; r < features_; ++r)
         for (index d = 0; d < dim_v_; ++d) to.put(s.panel(d / s.wide * s.wide)[r * s.wide + d % s.wide]);
-      for (index r = 0; s.level && r < features_; ++r) to.put(s.level[r]);
+      for (index r = 0; s.log_scale && r < features_; ++r) to.put(s.log_scale[r]);
     }
     const std::uint64_t sum = detail::fnv_1a(to.bytes());
     to.put(sum);
@@ -161,7 +162,7 @@ class kernel_state {
     if (version != 1) damaged("stream version 1", std::to_string(version));
     const auto kind = head.read<std::uint32_t>(), variant = head.read<std::uint32_t>(),
                size = head.read<std::uint32_t>();
-    const detail::validator check(door_name());
+    const detail::validator check(name_);
     if (kind != kind_.kind) check.fail("a stream of the same kind of state", "another kind");
     if (variant != kind_.variant) check.fail("a stream of the same feature kernel", "another");
     check.equal("bytes of a number =", sizeof(T), static_cast<index>(size));
@@ -171,7 +172,7 @@ class kernel_state {
     check.equal("value dim of the stream = value dim", dim_v_, static_cast<index>(head.read<std::int64_t>()));
     const auto tokens = static_cast<index>(head.read<std::int64_t>());
 
-    const auto each = static_cast<std::size_t>(1 + features_ * (1 + dim_v_ + (kind_.leveled ? 1 : 0)));
+    const auto each = static_cast<std::size_t>(1 + features_ * (1 + dim_v_ + (kind_.log_scaled ? 1 : 0)));
     const std::size_t body = static_cast<std::size_t>(batch_ * heads_) * each * sizeof(T);
     const std::string rest = taken(stream, body + 8);
     if (rest.size() < body + 8)
@@ -187,7 +188,7 @@ class kernel_state {
       for (index r = 0; r < features_; ++r) s.weights[r] = from.read<T>();
       for (index r = 0; r < features_; ++r)
         for (index d = 0; d < dim_v_; ++d) s.panel(d / s.wide * s.wide)[r * s.wide + d % s.wide] = from.read<T>();
-      for (index r = 0; s.level && r < features_; ++r) s.level[r] = from.read<T>();
+      for (index r = 0; s.log_scale && r < features_; ++r) s.log_scale[r] = from.read<T>();
     }
     tokens_ = tokens;
   }
@@ -195,39 +196,37 @@ class kernel_state {
   // For the step ------------------------------------------------------------------------------------------------------
 
   const detail::state_kind& kind() const { return kind_; }
-  detail::kernel_sums<T> sums(index b, index h) const { return sums(b * heads_ + h); }
-  T& gates(index b, index h) { return gates_[static_cast<std::size_t>(b * heads_ + h)]; }
+  detail::state_memory<T> step_memory() { return {memory_.data(), gates_.data(), tokens_ == 0}; }
   void advance(index tokens) { tokens_ += tokens; }
   detail::memory_layout memory() const {
     return tensor_view<const T>(memory_.data(), {1, 1, 1, static_cast<index>(memory_.size())});
   }
 
  protected:
-  kernel_state(const char* name, detail::state_kind kind, index batch, index heads, index features, index dim_v)
-      : name_(name), kind_(kind), batch_(batch), heads_(heads), features_(features), dim_v_(dim_v) {
+  /// Each feature of the extents becomes `per_feature` of the sums'.
+  kernel_state(const char* name, detail::state_kind kind, const kernel_state_extents& e, index per_feature = 1)
+      : name_(name), kind_(kind), batch_(e.batch), heads_(e.heads), dim_v_(e.value_dim) {
     const detail::validator check(name);
-    check.at_least("batch", 0, batch);
-    check.at_least("heads", 0, heads);
-    check.at_least("features", 0, features);
-    check.at_least("value dim", 0, dim_v);
+    check.at_least("batch", 0, e.batch);
+    check.at_least("heads", 0, e.heads);
+    check.at_least("features", 0, e.features);
+    check.at_least("value dim", 0, e.value_dim);
+    features_ = check.fits("features", {e.features, per_feature});
     // More than each(), whose paddings at most double the larger of an extent and 64.
-    const index most = check.fits("sums of a head", {std::max<index>(features, 64), std::max<index>(dim_v, 64), 8});
-    check.fits("sums", {batch, heads, most});
-    memory_.resize(static_cast<std::size_t>(batch * heads * each()));
-    gates_.resize(static_cast<std::size_t>(batch * heads));
+    const index most = check.fits("sums of a head", {std::max<index>(features_, 64), std::max<index>(dim_v_, 64), 8});
+    check.fits("sums", {batch_, heads_, most});
+    memory_.resize(static_cast<std::size_t>(batch_ * heads_ * each()));
+    gates_.resize(static_cast<std::size_t>(batch_ * heads_));
     reset();
   }
 
  private:
   index lanes() const { return detail::kernel_sums<T>::lanes(features_); }
-  index each() const { return detail::kernel_sums<T>::count(features_, dim_v_, kind_.leveled); }
+  index each() const { return detail::kernel_sums<T>::count(features_, dim_v_, kind_.log_scaled); }
+  detail::kernel_sums<T> sums(index b, index h) const { return sums(b * heads_ + h); }
   detail::kernel_sums<T> sums(index n) const {
-    auto s =
-        detail::kernel_sums<T>::over(const_cast<T*>(memory_.data()) + n * each(), features_, dim_v_, kind_.leveled);
-    s.empty = tokens_ == 0;
-    return s;
+    return const_cast<kernel_state*>(this)->step_memory().sums_of(n, features_, dim_v_, kind_.log_scaled);
   }
-  const char* door_name() const { return name_; }
   std::string name() const { return std::string("attn::") + name_; }
 
   void check_same(const kernel_state& other) const {
@@ -258,7 +257,7 @@ class kernel_state {
 
   const char* name_;
   detail::state_kind kind_;
-  index batch_, heads_, features_, dim_v_, tokens_ = 0;
+  index batch_, heads_, features_ = 0, dim_v_, tokens_ = 0;
   std::vector<T, Eigen::aligned_allocator<T>> memory_;
   std::vector<T> gates_;
 };

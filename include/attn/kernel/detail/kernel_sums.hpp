@@ -1,10 +1,10 @@
 // attn: what kernel attention keeps of the keys it has seen, and how two such sums become one.
 //
-//   values   S = sum_j phi(k_j) v_j^T     [features, value dim]
-//   weights  z = sum_j phi(k_j)           [features]
-//   level    where features are exponentials, row r of S and z stands for 2^level[r] times what is stored
+//   values     S = sum_j phi(k_j) v_j^T     [features, value dim]
+//   weights    z = sum_j phi(k_j)           [features]
+//   log_scale  where features are exponentials: row r of S and z is 2^log_scale[r] times what is stored
 //
-// Levels are whole numbers, so raising one rescales exactly. There is one for each feature, not one for a head:
+// Log scales are whole numbers, so raising one rescales exactly. There is one for each feature, not one per head:
 // features of long keys differ by hundreds of powers of two, and the query decides which of them count.
 #pragma once
 
@@ -14,9 +14,10 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The level of a feature no key has had. What lies below, the features of keys of norm 1e15 and more, counts as 0.
+/// The log scale of a feature no key has had. What is smaller counts as 0: features of keys whose squared norm is about
+/// to overflow.
 template <class T>
-inline constexpr T no_level = T(-1e30);
+inline constexpr T no_log_scale = std::numeric_limits<T>::lowest() / 2;
 
 template <class T>
 struct kernel_sums {
@@ -24,30 +25,30 @@ struct kernel_sums {
 
   T* values = nullptr;   // panels [dim_v / wide][rows][wide]
   T* weights = nullptr;  // [round_up(features, width)]
-  T* level = nullptr;    // likewise; null where features are plain numbers
+  T* log_scale = nullptr;  // likewise; null where features are plain numbers
   index features = 0, dim_v = 0;
   bool empty = true;
 
   static index rows(index features) { return round_up(features, tile_step); }
   static index lanes(index features) { return round_up(rows(features), width<T>); }
   static index value_count(index features, index dim_v) { return rows(features) * round_up(dim_v, wide); }
-  /// Numbers that one takes.
-  static index count(index features, index dim_v, bool leveled) {
-    return round_up(value_count(features, dim_v), 16) + round_up(lanes(features), 16) * (leveled ? 2 : 1);
+  /// Numbers of memory one takes.
+  static index count(index features, index dim_v, bool log_scaled) {
+    return round_up(value_count(features, dim_v), 16) + round_up(lanes(features), 16) * (log_scaled ? 2 : 1);
   }
 
-  static kernel_sums over(T* memory, index features, index dim_v, bool leveled) {
+  static kernel_sums over(T* memory, index features, index dim_v, bool log_scaled) {
     kernel_sums sums;
     sums.features = features;
     sums.dim_v = dim_v;
     if (!memory) return sums;
     sums.values = memory;
     sums.weights = memory + round_up(value_count(features, dim_v), 16);
-    if (leveled) sums.level = sums.weights + round_up(lanes(features), 16);
+    if (log_scaled) sums.log_scale = sums.weights + round_up(lanes(features), 16);
     return sums;
   }
-  static kernel_sums layout(arena& memory, index features, index dim_v, bool leveled) {
-    return over(memory.allocate<T>(count(features, dim_v, leveled)), features, dim_v, leveled);
+  static kernel_sums layout(arena& memory, index features, index dim_v, bool log_scaled) {
+    return over(memory.allocate<T>(count(features, dim_v, log_scaled)), features, dim_v, log_scaled);
   }
 
   index rows() const { return rows(features); }
@@ -56,23 +57,23 @@ struct kernel_sums {
   void clear() {
     std::fill_n(values, value_count(features, dim_v), T(0));
     std::fill_n(weights, lanes(features), T(0));
-    if (level) std::fill_n(level, lanes(features), no_level<T>);
+    if (log_scale) std::fill_n(log_scale, lanes(features), no_log_scale<T>);
     empty = true;
   }
 };
 
-/// into = factor * a + b, in common levels. `into` may be a or b. `scratch`: 2 * lanes numbers.
+/// into = factor * a + b, over common log scales. `into` may be a or b. `scratch`: 2 * lanes numbers.
 template <class T>
 void combine(const kernel_sums<T>& a, T factor, const kernel_sums<T>& b, kernel_sums<T>& into, T* scratch) {
   const index lanes = kernel_sums<T>::lanes(a.features), rows = a.rows();
   T *const of_a = scratch, *const of_b = scratch + lanes;
   for (index r = 0; r < lanes; r += width<T>) {
     packet<T> fa = broadcast<T>(factor), fb = broadcast<T>(T(1));
-    if (a.level) {
-      const packet<T> la = load<T>(a.level + r), lb = load<T>(b.level + r), top = max(la, lb);
-      fa = mul(fa, exp2_weight<T>(sub(la, top)));
-      fb = exp2_weight<T>(sub(lb, top));
-      store<T>(into.level + r, top);
+    if (a.log_scale) {
+      const packet<T> la = load<T>(a.log_scale + r), lb = load<T>(b.log_scale + r), larger = max(la, lb);
+      fa = mul(fa, exp2_weight<T>(sub(la, larger)));
+      fb = exp2_weight<T>(sub(lb, larger));
+      store<T>(into.log_scale + r, larger);
     }
     store<T>(of_a + r, fa);
     store<T>(of_b + r, fb);
@@ -89,5 +90,20 @@ void combine(const kernel_sums<T>& a, T factor, const kernel_sums<T>& b, kernel_
   }
   into.empty = a.empty && b.empty;
 }
+
+/// The sums of a state, per batch item and head of sums, and the product of all decays of each.
+template <class T>
+struct state_memory {
+  T *sums = nullptr, *decay = nullptr;
+  bool empty = true;  // nothing fed so far
+
+  explicit operator bool() const { return decay != nullptr; }
+  kernel_sums<T> sums_of(index pair, index features, index dim_v, bool log_scaled) const {
+    auto s = kernel_sums<T>::over(sums + pair * kernel_sums<T>::count(features, dim_v, log_scaled), features, dim_v,
+                                  log_scaled);
+    s.empty = empty;
+    return s;
+  }
+};
 
 }  // namespace attn::detail

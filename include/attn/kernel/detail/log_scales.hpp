@@ -1,28 +1,26 @@
 // attn: features that are exponentials, kept within the range of numbers.
 //
-// Of such a feature the engine holds the logarithm (base 2): log2 phi_r(x_t) = raw[r][t] + shift[t]; or, signed (sine
-// and cosine), the number raw[r][t] times 2^shift[t]. They are used in two ways:
+// Of such a feature the engine has the logarithm (base 2): log2 phi_r(x_t) = raw[r][t] + shift[t]; or, signed (sine and
+// cosine), the number raw[r][t] times 2^shift[t]. They are used in two ways:
 //
-//   for the sums   row r of S and z is kept over 2^level[r], level[r] the (rounded) largest logarithm of any key so
-//   far;
-//                  a query's features are weighed with 2^level and divided by the largest result, so that its
+//   for the sums   row r of S and z is divided by 2^log_scale[r], log_scale[r] the (rounded) largest logarithm of any
+//                  key so far; a query's features are multiplied by it and divided by the largest result, so that its
 //                  denominator is at least 1/2 whatever the keys are
-//   for the chunk  features over the largest of their own token, and the largest put back into mix_ij; levels of the
-//                  chunk would let later keys decide how earlier rows round
+//   for the chunk  features are divided by the largest of their own token, which goes into pair_factor_ij; log scales
+//                  of the chunk would let later keys decide how earlier rows round
 //
-// The second can lose everything where query and key share no large feature. Rows whose denominator comes out that
-// small are computed anew, their few keys weighed in the logarithm (weigh_carefully): a decision that depends on no
-// later key.
+// The second can lose everything where query and key share no large feature. Rows whose denominator underflows are
+// recomputed with their few keys weighed by logarithms: a decision that depends on no later key.
 #pragma once
 
 #include <attn/core/detail/sin_cos.hpp>
-#include <attn/kernel/detail/chunk.hpp>
+#include <attn/kernel/detail/features.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// largest[t] = max over r < count of raw[r][t] + (level ? level[r] : 0).
+/// largest[t] = max over r < count of raw[r][t] + (log_scale ? log_scale[r] : 0).
 template <class T>
-void largest_of(const T* raw, index count, const T* level, T* largest) {
+void largest_of(const T* raw, index count, const T* log_scale, T* largest) {
   constexpr int packets = kernel_chunk / width<T>, some = packets < 4 ? packets : 4;
   for (int t = 0; t < kernel_chunk; t += some * width<T>) {
     packet<T> top[some];
@@ -30,19 +28,19 @@ void largest_of(const T* raw, index count, const T* level, T* largest) {
     for (index r = 0; r < count; ++r)
       for (int n = 0; n < some; ++n)
         top[n] =
-            max(top[n], add(load<T>(raw + r * kernel_chunk + t + n * width<T>), broadcast<T>(level ? level[r] : T(0))));
+            max(top[n], add(load<T>(raw + r * kernel_chunk + t + n * width<T>), broadcast<T>(log_scale ? log_scale[r] : T(0))));
     for (int n = 0; n < some; ++n) store<T>(largest + t + n * width<T>, top[n]);
   }
 }
 
-/// to[r][t] = 2^(raw[r][t] + (level ? level[r] : 0) - top[t]).
+/// to[r][t] = 2^(raw[r][t] + (log_scale ? log_scale[r] : 0) - maximum[t]).
 template <class T>
-void exp2_below(const T* raw, index count, const T* level, const T* top, T* to) {
+void exp2_below(const T* raw, index count, const T* log_scale, const T* maximum, T* to) {
   for (index r = 0; r < count; ++r) {
-    const packet<T> add_level = broadcast<T>(level ? level[r] : T(0));
+    const packet<T> scale = broadcast<T>(log_scale ? log_scale[r] : T(0));
     for (index t = 0; t < kernel_chunk; t += width<T>)
       store<T>(to + r * kernel_chunk + t,
-               exp2_weight<T>(sub(add(load<T>(raw + r * kernel_chunk + t), add_level), load<T>(top + t))));
+               exp2_weight<T>(sub(add(load<T>(raw + r * kernel_chunk + t), scale), load<T>(maximum + t))));
   }
 }
 
@@ -54,85 +52,158 @@ T nearest_whole(T x) {
   return std::abs(x) < whole ? (x + large) - large : x;
 }
 
-/// For the sums: raises `level` to the keys of the chunk, keep[r] = 2^(old - new), phi over the new levels. `to` may be
-/// `raw`. Logarithms are added up the same way for the level and for phi: those of long keys round to steps of
-/// hundreds, and phi must not come out above the level.
-template <class T>
-void level_keys(const T* raw, const T* shift, index count, bool is_signed, T* level, T* keep, T* to) {
-  T highest = -std::numeric_limits<T>::infinity();
-  if (is_signed)
-    for (index t = 0; t < kernel_chunk; t += width<T>) highest = std::max(highest, max_lanes(load<T>(shift + t)));
-  for (index r = 0; r < count; ++r) {
-    const T* const from = raw + r * kernel_chunk;
-    T top = highest;
-    if (!is_signed) {
-      packet<T> most = add(load<T>(from), load<T>(shift));
-      for (index t = width<T>; t < kernel_chunk; t += width<T>)
-        most = max(most, add(load<T>(from + t), load<T>(shift + t)));
-      top = max_lanes(most);
-    }
-    const T raised = std::max(level[r], nearest_whole(top));
-    keep[r] = level[r] - raised;
-    level[r] = raised;
-    for (index t = 0; t < kernel_chunk; t += width<T>) {
-      const packet<T> x = load<T>(from + t), s = load<T>(shift + t), over = broadcast<T>(raised);
-      store<T>(to + r * kernel_chunk + t,
-               is_signed ? mul(x, exp2_weight<T>(sub(s, over))) : exp2_weight<T>(sub(add(x, s), over)));
-    }
-  }
-  map_packets(keep, keep, count, [](const auto& x) { return exp2_weight<T>(x); });
-}
-
-/// For the chunk: mix_ij = 2^(top_j - peak_i), peak_i = the largest top_j of j <= i.
-template <class T>
-void mix_by_tops(const T* top, index count, T* peak, T* mix) {
-  T highest = no_level<T>;
-  for (index i = 0; i < kernel_chunk; ++i) peak[i] = highest = std::max(highest, i < count ? top[i] : highest);
-  for (index i = 0; i < count; ++i)
-    for (index j = 0; j <= i; j += width<T>)
-      store<T>(mix + i * kernel_chunk + j, exp2_weight<T>(sub(load<T>(top + j), broadcast<T>(peak[i]))));
-}
-
-/// One token's key, features contiguous: raw becomes phi over the raised levels, keep = 2^(old - new).
-template <class T>
-void level_key(T* raw, T shift, index count, bool is_signed, T* level, T* keep) {
-  for (index r = 0; r < count; ++r) {
-    const T raised = std::max(level[r], nearest_whole(is_signed ? shift : raw[r] + shift));
-    keep[r] = level[r] - raised;
-    level[r] = raised;
-  }
-  map_packets(keep, keep, count, [](const auto& x) { return exp2_weight<T>(x); });
-  for (index r = 0; r < count; r += width<T>) {  // whole packets: rows are padded
-    const packet<T> x = load<T>(raw + r), s = broadcast<T>(shift), over = load<T>(level + r);
-    store<T>(raw + r, is_signed ? mul(x, exp2_weight<T>(sub(s, over))) : exp2_weight<T>(sub(add(x, s), over)));
-  }
-}
-
-/// One token's query: raw becomes phi weighed with the levels, over the largest; returns the logarithm of that.
-template <class T>
-T level_query(T* raw, index count, bool is_signed, const T* level) {
-  if (is_signed) return level[0];
-  T top = -std::numeric_limits<T>::infinity();
-  for (index r = 0; r < count; ++r) top = std::max(top, raw[r] + level[r]);
-  for (index r = 0; r < count; r += width<T>)
-    store<T>(raw + r, exp2_weight<T>(sub(add(load<T>(raw + r), load<T>(level + r)), broadcast<T>(top))));
-  return top;
-}
-
 /// log_weights[j] = log2 of sum over r of 2^(query[r] + raw[r][j] + shift[j]); query[r * kernel_chunk] of one lane.
 template <class T>
 void weigh_logarithms(const T* query, const T* raw, const T* shift, index count, T* log_weights) {
   for (index j = 0; j < kernel_chunk; j += width<T>) {
-    packet<T> top = broadcast<T>(no_level<T>), sum = zero<T>();
-    for (index r = 0; r < count; ++r)
-      top = max(top, add(load<T>(raw + r * kernel_chunk + j), broadcast<T>(query[r * kernel_chunk])));
-    for (index r = 0; r < count; ++r)
-      sum = add(sum, exp2_weight<T>(
-                         sub(add(load<T>(raw + r * kernel_chunk + j), broadcast<T>(query[r * kernel_chunk])), top)));
-    alignas(64) T sums[width<T>], tops[width<T>];
-    store<T>(sums, sum), store<T>(tops, top);
-    for (int n = 0; n < width<T>; ++n) log_weights[j + n] = tops[n] + std::log2(sums[n]) + shift[j + n];
+    packet<T> largest = broadcast<T>(no_log_scale<T>), sum = zero<T>();
+    const auto log_of = [&](index r) {
+      return add(load<T>(raw + r * kernel_chunk + j), broadcast<T>(query[r * kernel_chunk]));
+    };
+    for (index r = 0; r < count; ++r) largest = max(largest, log_of(r));
+    for (index r = 0; r < count; ++r) sum = add(sum, exp2_weight<T>(sub(log_of(r), largest)));
+    alignas(64) T sums[width<T>], maxima[width<T>];
+    store<T>(sums, sum), store<T>(maxima, largest);
+    for (int n = 0; n < width<T>; ++n) log_weights[j + n] = maxima[n] + std::log2(sums[n]) + shift[j + n];
   }
 }
+
+/// Exponential features, all of one sign, or signed.
+template <class T>
+struct exponential_scaling final : log_scaling<T> {
+  index features = 0;
+  index divisor = 1;  // of phi(q).phi(k), which features leave out
+  bool is_signed = false;
+
+  /// Logarithms are added up the same way for the log scale and for phi: those of long keys round to steps of hundreds,
+  /// and phi must not come out above the log scale.
+  void keys_for_sums(const T* raw, const T* shift, T* log_scale, T* decay, T* phi) const override {
+    T highest = -std::numeric_limits<T>::infinity();
+    if (is_signed)
+      for (index t = 0; t < kernel_chunk; t += width<T>) highest = std::max(highest, max_lanes(load<T>(shift + t)));
+    for (index r = 0; r < features; ++r) {
+      const T* const from = raw + r * kernel_chunk;
+      T largest = highest;
+      if (!is_signed) {
+        packet<T> most = add(load<T>(from), load<T>(shift));
+        for (index t = width<T>; t < kernel_chunk; t += width<T>)
+          most = max(most, add(load<T>(from + t), load<T>(shift + t)));
+        largest = max_lanes(most);
+      }
+      const T raised = std::max(log_scale[r], nearest_whole(largest));
+      decay[r] = log_scale[r] - raised;
+      log_scale[r] = raised;
+      for (index t = 0; t < kernel_chunk; t += width<T>) {
+        const packet<T> x = load<T>(from + t), s = load<T>(shift + t), over = broadcast<T>(raised);
+        store<T>(phi + r * kernel_chunk + t,
+                 is_signed ? mul(x, exp2_weight<T>(sub(s, over))) : exp2_weight<T>(sub(add(x, s), over)));
+      }
+    }
+    map_packets(decay, decay, features, [](const auto& x) { return exp2_weight<T>(x); });
+  }
+
+  /// pair_factor_ij = 2^(maximum_j - running_max_i), running_max_i the largest maximum_j of j <= i.
+  void keys_for_chunk(T* raw, const T* shift, index count, T* maximum, T* running_max, T* pair_factor) const override {
+    if (is_signed) {
+      std::copy_n(shift, kernel_chunk, maximum);
+    } else {
+      queries_for_chunk(raw, maximum);
+      for (index t = 0; t < kernel_chunk; ++t) maximum[t] += shift[t];
+    }
+    T highest = no_log_scale<T>;
+    for (index i = 0; i < kernel_chunk; ++i)
+      running_max[i] = highest = std::max(highest, i < count ? maximum[i] : highest);
+    for (index i = 0; i < count; ++i)
+      for (index j = 0; j <= i; j += width<T>)
+        store<T>(pair_factor + i * kernel_chunk + j,
+                 exp2_weight<T>(sub(load<T>(maximum + j), broadcast<T>(running_max[i]))));
+  }
+
+  void queries_for_sums(const T* raw, const T* log_scale, T* phi, T* maximum) const override {
+    if (is_signed) {
+      std::copy_n(raw, features * kernel_chunk, phi);
+      std::fill_n(maximum, kernel_chunk, log_scale[0]);
+    } else {
+      largest_of<T>(raw, features, log_scale, maximum);
+      exp2_below<T>(raw, features, log_scale, maximum, phi);
+    }
+  }
+  void queries_for_chunk(T* raw, T* maximum) const override {
+    if (is_signed) {
+      std::fill_n(maximum, kernel_chunk, T(0));
+    } else {
+      largest_of<T>(raw, features, nullptr, maximum);
+      exp2_below<T>(raw, features, nullptr, maximum, raw);
+    }
+  }
+
+  /// eps over the scale 2^maximum of a denominator; features leave out their divisor and the query's shift.
+  T eps_over(T eps, T maximum, T shift) const {
+    return eps > T(0) ? eps * static_cast<T>(divisor) * std::exp2(-(maximum + shift)) : T(0);
+  }
+
+  void join(const T* sums_max, const T* chunk_max, const T* running_max, const T* shift, T eps, T* sums_factor,
+            T* chunk_factor, T* eps_of) const override {
+    for (index t = 0; t < kernel_chunk; t += width<T>) {
+      const packet<T> none = broadcast<T>(no_log_scale<T>);
+      const packet<T> of_sums = sums_max ? load<T>(sums_max + t) : none;
+      const packet<T> of_chunk = chunk_max ? add(load<T>(chunk_max + t), load<T>(running_max + t)) : none;
+      const packet<T> larger = max(of_sums, of_chunk);
+      store<T>(sums_factor + t, exp2_weight<T>(sub(of_sums, larger)));
+      store<T>(chunk_factor + t, exp2_weight<T>(sub(of_chunk, larger)));
+      store<T>(eps_of + t, larger);
+    }
+    for (index t = 0; t < kernel_chunk; ++t) eps_of[t] = eps_over(eps, eps_of[t], shift[t]);
+  }
+
+  /// Of positive weights the largest of which could be 1, so small a sum may have lost all that was in it.
+  bool underflowed(T denominator) const override {
+    return !is_signed && denominator < std::numeric_limits<T>::min() * T(std::uint64_t(1) << 45);
+  }
+
+  void recompute_row(const chunk_view<T>& c, index i, const T* query, const T* keys, const T* key_shift, T sums_max,
+                     T sums_denominator, T query_shift, T eps, T* weights, T* out) const override {
+    weigh_logarithms(query, keys, key_shift, features, weights);
+    T largest = sums_max;
+    for (index j = 0; j <= i; ++j) largest = std::max(largest, weights[j]);
+    const T of_sums = c.sums ? std::exp2(sums_max - largest) : T(0);
+    T denominator = of_sums * sums_denominator;
+    for (index j = 0; j <= i; ++j) denominator += weights[j] = std::exp2(weights[j] - largest);
+    // It is >= 1/2, or 0 where every logarithm is below no_log_scale, or NaN.
+    const T whole = denominator + eps_over(eps, largest, query_shift), normal = denominator == T(0) ? T(0) : T(1) / whole;
+    for (index d = 0; d < c.dim_v; ++d) {
+      const index col = d / panel_width<T> * panel_width<T>, lane = d % panel_width<T>;
+      T sum = T(0);
+      for (index r = 0; c.sums && r < c.features; ++r)
+        sum += c.q_state[r * kernel_chunk + i] * c.sums->panel(col)[r * panel_width<T> + lane];
+      sum *= of_sums;
+      for (index j = 0; j <= i; ++j) sum += weights[j] * c.values[col * kernel_chunk + j * panel_width<T> + lane];
+      out[d] = sum * normal;
+    }
+  }
+
+  void step_key(T* raw, T shift, T* log_scale, T* decay) const override {
+    for (index r = 0; r < features; ++r) {
+      const T raised = std::max(log_scale[r], nearest_whole(is_signed ? shift : raw[r] + shift));
+      decay[r] = log_scale[r] - raised;
+      log_scale[r] = raised;
+    }
+    map_packets(decay, decay, features, [](const auto& x) { return exp2_weight<T>(x); });
+    for (index r = 0; r < features; r += width<T>) {  // whole packets: rows are padded
+      const packet<T> x = load<T>(raw + r), s = broadcast<T>(shift), over = load<T>(log_scale + r);
+      store<T>(raw + r, is_signed ? mul(x, exp2_weight<T>(sub(s, over))) : exp2_weight<T>(sub(add(x, s), over)));
+    }
+  }
+
+  /// The query's features times the scales of the sums, over the largest.
+  T step_query(T* raw, const T* log_scale, T shift, T eps) const override {
+    if (is_signed) return eps_over(eps, log_scale[0], shift);
+    T largest = -std::numeric_limits<T>::infinity();
+    for (index r = 0; r < features; ++r) largest = std::max(largest, raw[r] + log_scale[r]);
+    for (index r = 0; r < features; r += width<T>)
+      store<T>(raw + r, exp2_weight<T>(sub(add(load<T>(raw + r), load<T>(log_scale + r)), broadcast<T>(largest))));
+    return eps_over(eps, largest, shift);
+  }
+};
 
 }  // namespace attn::detail

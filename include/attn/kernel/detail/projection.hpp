@@ -1,4 +1,4 @@
-// attn: W x for a chunk of tokens, W [features, dim] packed once a call.
+// attn: W x for a chunk of tokens, W [features, dim] packed once per call.
 #pragma once
 
 #include <attn/kernel/detail/chunk.hpp>
@@ -12,20 +12,19 @@ struct packed_projection {
 
   index size() const { return round_up(count, tile_rows) * dim; }
 
-  static packed_projection layout(arena& memory, const tensor_view<const T, 3>& w) {
-    packed_projection p{nullptr, w.extent(0), w.extent(1), w.extent(2)};
+  /// w [1, heads, features, dim]
+  static packed_projection layout(arena& memory, const stored_tensor<T>& w) {
+    packed_projection p{nullptr, w.extents[1], w.extents[2], w.extents[3]};
     p.memory = memory.allocate<T>(p.heads * p.size() + width<T>);
     return p;
   }
 
   /// W times `factor`. Heads in ascending order: what is written beyond one is overwritten by the next.
-  void pack(const tensor_view<const T, 3>& w, T factor) const {
+  void pack(const stored_tensor<T>& w, T factor) const {
     for (index h = 0; h < heads; ++h)
-      for (index r = 0; r < count; r += tile_rows) {
-        const auto row = [&](index i) { return w.data() + h * w.stride(0) + (r + i) * w.stride(1); };
-        pack_rows<T>(row, std::min<index>(tile_rows, count - r), dim, w.stride(2), factor,
-                     memory + h * size() + r * dim);
-      }
+      for (index r = 0; r < count; r += tile_rows)
+        w.access->pack_rows(w.head(0, h), r, std::min<index>(tile_rows, count - r), factor,
+                            memory + h * size() + r * dim);
   }
 
   /// phi[r][t] = factor W_r x_t for the lanes [0, lanes) of columns [dim][chunk]; writes up to tile_rows rows beyond.

@@ -1,4 +1,4 @@
-// attn: one token of kernel attention: the state is read and written once, by the same pass that answers the queries.
+// attn: one token of kernel attention: the state is read and written once, in the pass that answers the queries.
 #pragma once
 
 #include <attn/kernel/detail/chunk.hpp>
@@ -23,9 +23,9 @@ void columns_to_rows(const T* columns, index features, index count, T* rows, ind
     }
 }
 
-/// One panel of S: S = keep S + key v^T if there is a key, and out[g] = sum over r of queries[g][r] S[r].
+/// One panel of S: S = decay S + key v^T if there is a key, and out[g] = sum over r of queries[g][r] S[r].
 template <class T, int G, bool Update>
-void step_panel(T* s, index features, const T* key, const T* keep, const T* value, const T* queries, index stride,
+void step_panel(T* s, index features, const T* key, const T* decay, const T* value, const T* queries, index stride,
                 T* out) {
   packet<T> sum[G][2], v[2];
   unroll<2>([&](auto half) {
@@ -37,7 +37,7 @@ void step_panel(T* s, index features, const T* key, const T* keep, const T* valu
     unroll<2>([&](auto half) {
       x[half] = load<T>(s + half * width<T>);
       if constexpr (Update) {
-        x[half] = fma(broadcast<T>(key[r]), v[half], mul(broadcast<T>(keep[r]), x[half]));
+        x[half] = fma(broadcast<T>(key[r]), v[half], mul(broadcast<T>(decay[r]), x[half]));
         store<T>(s + half * width<T>, x[half]);
       }
     });
@@ -51,9 +51,9 @@ void step_panel(T* s, index features, const T* key, const T* keep, const T* valu
   });
 }
 
-/// The same for any number of queries; done(g, d, sum) takes the results, d the columns of the panel.
+/// The same for any number of queries; done(g, col, sum) takes the results, col the first column of the panel.
 template <class T, class Done>
-void step_head(kernel_sums<T>& sums, const T* key, const T* keep, const T* value, const T* queries, index stride,
+void step_head(kernel_sums<T>& sums, const T* key, const T* decay, const T* value, const T* queries, index stride,
                index count, Done&& done) {
   alignas(64) T out[step_queries * panel_width<T>];
   for (index col = 0; col < sums.dim_v; col += panel_width<T>)
@@ -62,14 +62,13 @@ void step_head(kernel_sums<T>& sums, const T* key, const T* keep, const T* value
       const T* const q = queries + g * stride;
       const auto pass = [&](auto G) {
         if (g == 0)
-          step_panel<T, G.value, true>(sums.panel(col), sums.features, key, keep, value + col, q, stride, out);
+          step_panel<T, G.value, true>(sums.panel(col), sums.features, key, decay, value + col, q, stride, out);
         else
-          step_panel<T, G.value, false>(sums.panel(col), sums.features, key, keep, nullptr, q, stride, out);
+          step_panel<T, G.value, false>(sums.panel(col), sums.features, key, decay, nullptr, q, stride, out);
       };
       if (some == 1)
         pass(std::integral_constant<int, 1>{});
-      else  // rows beyond the last query repeat what memory holds there: the
-            // block is padded
+      else  // rows beyond the last query are whatever is in memory: the block is padded
         pass(std::integral_constant<int, step_queries>{});
       for (index n = 0; n < some; ++n) done(g + n, col, out + n * panel_width<T>);
     }

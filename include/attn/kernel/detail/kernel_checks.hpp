@@ -1,14 +1,34 @@
-// attn: what the operators of kernel attention check alike.
+// attn: what the operators of kernel attention take and check alike.
 #pragma once
 
+#include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/kernel/detail/stored_rows.hpp>
 
 #include <optional>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Is a parameter there for every query head, or for every key head? Of queries of 0 heads, which a step may have that
-/// only takes in, there are none to have one.
+/// The arguments of a call as views.
+template <class S>
+struct kernel_views {
+  tensor_view<const S> q, k, v;
+  tensor_view<S> out;
+};
+
+/// What stands for the state of a call without one.
+struct no_state {
+  index heads() const { return 0; }
+};
+
+/// The shape parameters are checked against: tokens appended without queries have as many query heads as the state.
+template <class State>
+attention_shape shape_of_parameters(attention_shape s, const State* state) {
+  if (state && s.heads == 0 && s.kv_heads > 0 && state->heads() % s.kv_heads == 0) s.heads = state->heads();
+  return s;
+}
+
+/// Is a parameter there for every query head, or for every key head?
 inline bool fits_heads(index parameter_heads, const attention_shape& s) {
   return parameter_heads == s.kv_heads || (parameter_heads == s.heads && s.heads > 0);
 }
@@ -19,9 +39,19 @@ inline void check_feature_count(const validator& check, index features, const at
   check.fits("features", {features, std::max<index>(s.dim_v, 64), index(1) << 16});
 }
 
-/// Features [H, Hkv or 1, count, dim] of the caller.
-template <class T, class S>
-void check_features(const validator& check, const tensor_view<const T, 3>& w, const attention_shape& s,
+/// Features [H, Hkv or 1, count, dim] of the caller as a view.
+template <class S, class W>
+tensor_view<const S, 3> view_of_features(const W& w) {
+  constexpr bool fits = std::convertible_to<const W&, tensor_view<const S, 3>>;
+  static_assert(fits,
+                "attn: performer and rfa take random features after out: a view [heads or 1, features, dim] or an Eigen "
+                "matrix [features, dim] of the element type of q, such as attn::draw_features<float>(256, 64)");
+  if constexpr (fits) return w;
+  else return {};
+}
+
+template <class S>
+void check_features(const validator& check, const tensor_view<const S, 3>& w, const attention_shape& s,
                     const tensor_view<S>& out) {
   check.readable("features", w);
   if (w.extent(0) != 1 && !fits_heads(w.extent(0), s))
@@ -30,6 +60,13 @@ void check_features(const validator& check, const tensor_view<const T, 3>& w, co
   check_feature_count(check, w.extent(1), s);
   check.equal("feature columns = query dim", s.dim, w.extent(2));
   check.no_alias("out", out, "features", w);
+}
+
+/// The same as one tensor [1, heads, count, dim].
+template <class S>
+stored_tensor<compute_type<S>> stored_features(const tensor_view<const S, 3>& w) {
+  return tensor_view<const S>(w.data(), {1, w.extent(0), w.extent(1), w.extent(2)},
+                              {0, w.stride(0), w.stride(1), w.stride(2)});
 }
 
 /// Gates [B, H or Hkv, L]: from 0 to 1 for every real token.
@@ -54,7 +91,7 @@ void check_eps(const validator& check, T eps, const char* what = "eps") {
     check.fail(text({what, " >= 0, and finite"}), static_cast<double>(eps));
 }
 
-/// Heads of sums a call needs: as the key heads, or one a query head where a parameter differs between those.
+/// Heads of sums a call needs: as the key heads, or one per query head where a parameter differs between those.
 inline index heads_of_sums(const attention_shape& s, std::initializer_list<index> parameter_heads) {
   for (index heads : parameter_heads)
     if (heads == s.heads && heads > s.kv_heads) return s.heads;

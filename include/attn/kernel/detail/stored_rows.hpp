@@ -1,0 +1,148 @@
+// attn: rows in memory, of any element type, and how they are read, packed and written.
+//
+// Kernel attention is compiled once for each compute type T. Only the functions below know the element type S; the rest
+// sees addresses and strides, and calls them once a chunk.
+#pragma once
+
+#include <attn/core/tensor_view.hpp>
+#include <attn/core/detail/tile_product.hpp>
+
+#include <cstring>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Tokens a chunk has: enough to use the sums well once they are loaded, few enough that the triangle stays small.
+inline constexpr int kernel_chunk = 64;
+
+/// Up to a chunk of rows, wherever they are. Each becomes a lane; lanes [count, lanes) repeat the last row, those beyond
+/// are not filled in.
+template <class T>
+struct token_rows {
+  const void* at[kernel_chunk];
+  index count = 0, lanes = 0, col_stride = 1;
+
+  /// The addresses are to be filled in.
+  token_rows(index rows, index stride, index fill = 1)
+      : count(rows), lanes(std::max(round_up(rows, width<T>), fill)), col_stride(stride) {}
+};
+
+template <class T>
+struct stored_matrix;
+
+/// What is known of an element type.
+template <class T>
+struct element_access {
+  index size;     // in bytes
+  bool computes;  // the element type is T
+  void (*pack_columns)(const token_rows<T>&, index cols, T* columns);
+  bool (*pack_panels)(const stored_matrix<T>&, index begin, index count, T* panels);
+  void (*pack_rows)(const stored_matrix<T>&, index begin, index count, T factor, T* packed);
+  void (*read)(const void* row, index cols, index stride, T* to);
+  void (*write)(const T* from, void* row, index cols, index stride);
+};
+
+/// One head.
+template <class T>
+struct stored_matrix {
+  std::byte* data = nullptr;
+  index rows = 0, cols = 0;
+  index row_stride = 0, col_stride = 1;  // in bytes; in elements
+  const element_access<T>* access = nullptr;
+
+  std::byte* row(index i) const { return data + i * row_stride; }
+  void read_row(index i, T* to) const { access->read(row(i), cols, col_stride, to); }
+  void write_row(const T* from, index i) const { access->write(from, row(i), cols, col_stride); }
+  /// Rows [begin, begin + count), for as many lanes as whole vectors take, or `fill`. Rows before `first` are not
+  /// looked at: it stands in for them.
+  token_rows<T> block(index begin, index count, index first = 0, index fill = 1) const {
+    token_rows<T> rows_of(count, col_stride, fill);
+    for (index t = 0; t < count; ++t) rows_of.at[t] = row(begin + std::max(t, first));
+    return rows_of;
+  }
+  /// Zeros: padding.
+  void clear_rows(index begin, index end) const {
+    for (index i = begin; i < end; ++i)
+      if (col_stride == 1)
+        std::memset(row(i), 0, static_cast<std::size_t>(cols * access->size));
+      else
+        for (index d = 0; d < cols; ++d)
+          std::memset(row(i) + d * col_stride * access->size, 0, static_cast<std::size_t>(access->size));
+  }
+};
+
+/// columns[c * kernel_chunk + t] = map(element c of row t), map taking packets.
+template <class S, class T, class Map>
+void pack_columns(const token_rows<T>& x, index cols, T* columns, Map&& map) {
+  constexpr int w = width<T>;
+  const auto row = [&](index t) { return static_cast<const S*>(x.at[t]); };
+  for (index t = 0; t < x.lanes; t += w) {
+    if (t >= x.count) {  // lanes nobody looks at, but numbers
+      for (index c = 0; c < cols; ++c) store<T>(columns + c * kernel_chunk + t, load<T>(columns + c * kernel_chunk));
+      continue;
+    }
+    const row_pointers<T, S> from(row, t, x.count);
+    for (index c = 0; c < cols; c += w) {
+      packet<T> square[w];
+      load_across(square, from, c, cols, x.col_stride);
+      T* const to = columns + c * kernel_chunk + t;
+      if (c + w <= cols)
+        unroll<w>([&](auto j) { store<T>(to + j * kernel_chunk, map(square[j])); });
+      else
+        for (int j = 0; j < cols - c; ++j) store<T>(to + j * kernel_chunk, map(square[j]));
+    }
+  }
+}
+
+template <class S, class T>
+inline constexpr element_access<T> access_to = {
+    .size = sizeof(S),
+    .computes = std::same_as<S, T>,
+    .pack_columns =
+        [](const token_rows<T>& x, index cols, T* columns) {
+          pack_columns<S>(x, cols, columns, [](const packet<T>& p) { return p; });
+        },
+    .pack_panels =
+        [](const stored_matrix<T>& x, index begin, index count, T* panels) {
+          const auto row = [&](index t) { return reinterpret_cast<const S*>(x.row(begin + t)); };
+          return detail::pack_panels<T>(row, 0, count, x.cols, x.col_stride, panels, kernel_chunk);
+        },
+    .pack_rows =
+        [](const stored_matrix<T>& x, index begin, index count, T factor, T* packed) {
+          const auto row = [&](index i) { return reinterpret_cast<const S*>(x.row(begin + i)); };
+          detail::pack_rows<T>(row, count, x.cols, x.col_stride, factor, packed);
+        },
+    .read =
+        [](const void* row, index cols, index stride, T* to) {
+          const S* const from = static_cast<const S*>(row);
+          for (index d = 0; d < cols; ++d) to[d] = static_cast<T>(from[d * stride]);
+        },
+    .write =
+        [](const T* from, void* row, index cols, index stride) {
+          const matrix_view<S> to{static_cast<S*>(row), 1, cols, 0, stride};
+          detail::write_row(from, to, 0);
+        }};
+
+/// A tensor [batch, head, length, dim].
+template <class T>
+struct stored_tensor {
+  std::byte* data = nullptr;
+  index extents[4] = {}, strides[4] = {};  // strides in bytes; of a null view 0, so that no address is formed from it
+  index col_stride = 1;
+  const element_access<T>* access = nullptr;
+
+  template <class S>
+  stored_tensor(const tensor_view<S>& x)
+      : data(reinterpret_cast<std::byte*>(const_cast<std::remove_const_t<S>*>(x.data()))),
+        col_stride(x.stride(3)),
+        access(&access_to<std::remove_const_t<S>, T>) {
+    for (int axis = 0; axis < 4; ++axis) {
+      extents[axis] = x.extent(axis);
+      strides[axis] = data ? x.stride(axis) * static_cast<index>(sizeof(S)) : 0;
+    }
+  }
+  stored_matrix<T> head(index b, index h) const {
+    return {data + b * strides[0] + h * strides[1], extents[2], extents[3], strides[2], col_stride, access};
+  }
+};
+
+}  // namespace attn::detail
