@@ -44,6 +44,10 @@ foreach(source ${refused})
   set_tests_properties(${prefix}does_not_compile.${name} PROPERTIES FIXTURES_REQUIRED ${prefix}attn)
 endforeach()
 
+if(ATTN_TESTS_HOUSE STREQUAL "HEADERS")
+  return()
+endif()
+
 # Two translation units may include everything.
 add_executable(attn_test_two_units compile/two_units_main.cpp compile/two_units_other.cpp)
 target_link_libraries(attn_test_two_units PRIVATE attn_test_support)
