@@ -1,45 +1,109 @@
-# Tests of the house as a whole, run by small CMake scripts that call the compiler or CMake itself.
-set(compiler_arguments -DCOMPILER=${CMAKE_CXX_COMPILER} -DINCLUDE=${PROJECT_SOURCE_DIR}/include
+# Tests of the library as a whole, run by small CMake scripts that call the compiler or CMake itself.
+set(prefix ${ATTN_TESTS_PREFIX})
+set(work ${CMAKE_CURRENT_BINARY_DIR}/house)
+file(MAKE_DIRECTORY ${work})
+set(compiler_arguments -DCOMPILER=${CMAKE_CXX_COMPILER} -DCOMPILER_ID=${CMAKE_CXX_COMPILER_ID}
+  -DINCLUDE=${PROJECT_SOURCE_DIR}/include
   "-DSYSTEM_INCLUDE=$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>")
 
-# Every public header compiles alone, twice included, without a warning.
+# attn_script_test(name script arguments...): a test that runs compile/SCRIPT.cmake.
+function(attn_script_test name script)
+  add_test(NAME ${prefix}${name} COMMAND ${CMAKE_COMMAND} ${compiler_arguments} ${ARGN}
+    -P ${CMAKE_CURRENT_SOURCE_DIR}/compile/${script}.cmake)
+endfunction()
+
+# Every public header compiles alone, twice included, without a warning. Eigen is precompiled, except under Clang.
+set(precompiled)
+if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  set(precompiled -DPRECOMPILED=${work}/eigen.hpp)
+  attn_script_test(header.precompile precompile -DHEADER=Eigen/Core ${precompiled})
+  set_tests_properties(${prefix}header.precompile PROPERTIES FIXTURES_SETUP ${prefix}eigen COST 100)
+endif()
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/include/*.hpp)
 foreach(header ${headers})
-  add_test(NAME ${ATTN_TESTS_PREFIX}header.${header}
-    COMMAND ${CMAKE_COMMAND} ${compiler_arguments} -DHEADER=${header}
-      -DWORK=${CMAKE_CURRENT_BINARY_DIR}/headers -P ${CMAKE_CURRENT_SOURCE_DIR}/compile/header.cmake)
+  attn_script_test(header.${header} header -DHEADER=${header} -DWORK=${work} ${precompiled})
+  if(precompiled)
+    set_tests_properties(${prefix}header.${header} PROPERTIES FIXTURES_REQUIRED ${prefix}eigen)
+  endif()
 endforeach()
 
+# Compiled for C++17 or with -ffast-math, every header stops with one sentence.
+attn_script_test(guard.cpp17 stopped -DFLAG=-std=c++17 "-DSAYS=attn needs C++20" -DWORK=${work}/cpp17)
+attn_script_test(guard.fast_math stopped -DFLAG=-ffast-math "-DSAYS=attn must not be compiled with -ffast-math"
+  -DWORK=${work}/fast_math)
+set_tests_properties(${prefix}guard.cpp17 ${prefix}guard.fast_math PROPERTIES COST 10)
+
 # What must not compile does not, and says why.
+attn_script_test(does_not_compile.precompile precompile -DHEADER=attn/attn.hpp -DPRECOMPILED=${work}/attn.hpp)
+set_tests_properties(${prefix}does_not_compile.precompile PROPERTIES FIXTURES_SETUP ${prefix}attn COST 100)
 file(GLOB refused CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR}/compile ${CMAKE_CURRENT_SOURCE_DIR}/compile/refused_*.cpp)
 foreach(source ${refused})
   string(REGEX REPLACE "refused_(.*).cpp" "\\1" name ${source})
-  add_test(NAME ${ATTN_TESTS_PREFIX}does_not_compile.${name}
-    COMMAND ${CMAKE_COMMAND} ${compiler_arguments} -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/compile/${source}
-      -P ${CMAKE_CURRENT_SOURCE_DIR}/compile/refused.cmake)
+  attn_script_test(does_not_compile.${name} refused -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/compile/${source}
+    -DPRECOMPILED=${work}/attn.hpp)
+  set_tests_properties(${prefix}does_not_compile.${name} PROPERTIES FIXTURES_REQUIRED ${prefix}attn)
 endforeach()
+
+if(ATTN_TESTS_HOUSE STREQUAL "HEADERS")
+  return()
+endif()
 
 # Two translation units may include everything.
 add_executable(attn_test_two_units compile/two_units_main.cpp compile/two_units_other.cpp)
 target_link_libraries(attn_test_two_units PRIVATE attn_test_support)
-add_test(NAME ${ATTN_TESTS_PREFIX}house.two_units COMMAND attn_test_two_units)
+target_compile_options(attn_test_two_units PRIVATE -O1)
+add_test(NAME ${prefix}house.two_units COMMAND attn_test_two_units)
+set_tests_properties(${prefix}house.two_units PROPERTIES LABELS attn_test_two_units)
 
-# One operator, included and called, compiles within the budget.
-if(CMAKE_VERSION VERSION_GREATER_EQUAL 3.23 AND NOT ATTN_SANITIZE)
+# Two may be compiled for different vector instructions.
+set(isa_units plain native)
+set(isa_flags_plain "")
+set(isa_flags_native $<TARGET_PROPERTY:attn::fast,INTERFACE_COMPILE_OPTIONS>)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT CMAKE_CXX_FLAGS MATCHES "-m(arch|avx)")
+  list(APPEND isa_units avx2)
+  set(isa_flags_avx2 -mavx2 -mfma)
+endif()
+add_executable(attn_test_isa compile/isa_main.cpp)
+target_compile_features(attn_test_isa PRIVATE cxx_std_20)
+foreach(unit ${isa_units})
+  add_library(attn_test_isa_${unit} OBJECT compile/isa_unit.cpp)
+  target_link_libraries(attn_test_isa_${unit} PRIVATE attn::attn)
+  target_compile_options(attn_test_isa_${unit} PRIVATE ${isa_flags_${unit}} -O1)
+  target_compile_definitions(attn_test_isa_${unit} PRIVATE ATTN_TEST_UNIT=${unit}_unit)
+  target_sources(attn_test_isa PRIVATE $<TARGET_OBJECTS:attn_test_isa_${unit}>)
+endforeach()
+target_link_libraries(attn_test_isa PRIVATE Threads::Threads)
+add_test(NAME ${prefix}guard.isa COMMAND attn_test_isa)
+set_tests_properties(${prefix}guard.isa PROPERTIES LABELS attn_test_isa)
+if(isa_flags_avx2)
+  target_compile_definitions(attn_test_isa PRIVATE ATTN_TEST_AVX2)
+  if(CMAKE_NM)
+    attn_script_test(guard.isa_symbols isa_symbols -DNM=${CMAKE_NM}
+      "-DOBJECTS=$<TARGET_OBJECTS:attn_test_isa_plain>\;$<TARGET_OBJECTS:attn_test_isa_avx2>")
+    set_tests_properties(${prefix}guard.isa_symbols PROPERTIES LABELS attn_test_isa)
+  endif()
+endif()
+
+# One operator, included and called, compiles within the budget; so do all headers, included alone.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ATTN_SANITIZE)
   file(GLOB ones CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR}/compile ${CMAKE_CURRENT_SOURCE_DIR}/compile/one_*.cpp)
-  foreach(source ${ones})
-    string(REGEX REPLACE "one_(.*).cpp" "\\1" operator ${source})
-    add_test(NAME ${ATTN_TESTS_PREFIX}compile_time.${operator}
-      COMMAND ${CMAKE_COMMAND} ${compiler_arguments} -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/compile/${source}
-        -DWORK=${CMAKE_CURRENT_BINARY_DIR} -DSECONDS=4 -P ${CMAKE_CURRENT_SOURCE_DIR}/compile/time.cmake)
-    set_tests_properties(${ATTN_TESTS_PREFIX}compile_time.${operator} PROPERTIES RUN_SERIAL ON)
+  foreach(source ${ones} everything.cpp)
+    string(REGEX REPLACE "(one_)?(.*).cpp" "\\2" operator ${source})
+    set(seconds 3)
+    if(operator STREQUAL "everything")
+      set(seconds 8)
+    endif()
+    attn_script_test(compile_time.${operator} time -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/compile/${source} -DWORK=${work}
+      -DSECONDS=${seconds})
+    set_tests_properties(${prefix}compile_time.${operator} PROPERTIES COST 5)
   endforeach()
 endif()
 
 # An outside project uses the library: installed and found, as a subdirectory, and fetched.
 foreach(from package subdirectory fetch)
-  add_test(NAME ${ATTN_TESTS_PREFIX}installed.${from}
-    COMMAND ${CMAKE_COMMAND} -DFROM=${from} -DSOURCE=${PROJECT_SOURCE_DIR} -DBUILD=${PROJECT_BINARY_DIR}
+  add_test(NAME ${prefix}installed.${from}
+    COMMAND ${CMAKE_COMMAND} -DFROM=${from} -DVERSION=${PROJECT_VERSION} -DSOURCE=${PROJECT_SOURCE_DIR} -DBUILD=${PROJECT_BINARY_DIR}
       -DWORK=${CMAKE_CURRENT_BINARY_DIR}/installed_${from} -DCOMPILER=${CMAKE_CXX_COMPILER} "-DEigen3_DIR=${Eigen3_DIR}"
       "-DEIGEN_INCLUDE_DIR=${ATTN_EIGEN_INCLUDE_DIR}" -P ${CMAKE_CURRENT_SOURCE_DIR}/installed/try.cmake)
+  set_tests_properties(${prefix}installed.${from} PROPERTIES COST 20)
 endforeach()

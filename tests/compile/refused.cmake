@@ -1,10 +1,10 @@
 # SOURCE compiles as it is, and does not with WRONG defined; then the compiler says what stands behind "// says: ".
 include(${CMAKE_CURRENT_LIST_DIR}/compiler.cmake)
-compile(result output -fsyntax-only ${SOURCE})
+compile(result output ${begin_precompiled} -fsyntax-only ${SOURCE})
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "the right form does not compile:\n${output}")
 endif()
-compile(result output -fsyntax-only -DWRONG ${SOURCE})
+compile(result output ${begin_precompiled} -fsyntax-only -DWRONG ${SOURCE})
 if(result EQUAL 0)
   message(FATAL_ERROR "the wrong form compiles")
 endif()

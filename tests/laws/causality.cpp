@@ -25,8 +25,8 @@ void check_future(const law_operator<T>& op, const law_shape& shape, const law_i
   law_inputs<T> changed = in;
   if (what == change::not_finite) {
     for (index b = 0; b < shape.batch; ++b) {
-      spoil(changed.q, b, first, shape.queries);
-      for (auto* x : {&changed.k, &changed.v}) spoil(*x, b, now, shape.keys);
+      poison_rows(changed.q, b, first, shape.queries);
+      for (auto* x : {&changed.k, &changed.v}) poison_rows(*x, b, now, shape.keys);
     }
   } else {
     law_inputs<T> other = what == change::large ? in : random_inputs<T>(shape, 9);

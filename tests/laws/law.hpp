@@ -12,6 +12,7 @@
 
 #include "support/call.hpp"
 #include "support/measure.hpp"
+#include "support/pairwise.hpp"
 #include "support/random.hpp"
 #include "support/run.hpp"
 
@@ -140,14 +141,6 @@ const std::vector<law_operator<T>>& operators() {
   return table;
 }
 
-// A sanitizer makes a call take a hundred times as long, and shows what it has to show the first time a shape is met:
-// laws that repeat themselves do so less.
-#if defined(ATTN_TEST_FEW_SHAPES)
-inline constexpr bool few_shapes = true;
-#else
-inline constexpr bool few_shapes = false;
-#endif
-
 // Every length meets two pairs of dims, and four lengths all dims of keys and of values; or one pair, and eight
 // lengths.
 inline std::vector<law_shape> law_shapes(std::vector<index> lengths = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}) {
@@ -249,18 +242,18 @@ law_result<T> attend(const law_operator<T>& op, const law_shape& s, const law_in
 
 // Values that must not get through: NaN and both infinities, by turns.
 template <class T>
-T poison(index n) {
+T poison_value(index n) {
   constexpr T values[] = {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity(),
                           -std::numeric_limits<T>::infinity()};
   return values[n % 3];
 }
 
-// Fills rows [begin, end) of batch item b with poison.
+// Fills rows [begin, end) of batch item b with poison values.
 template <class T>
-void spoil(tensor<T>& x, index b, index begin, index end) {
+void poison_rows(tensor<T>& x, index b, index begin, index end) {
   for (index h = 0; h < x.heads(); ++h)
     for (index i = begin; i < end; ++i)
-      for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = poison<T>(h + i + d);
+      for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = poison_value<T>(h + i + d);
 }
 
 }  // namespace testing

@@ -37,9 +37,9 @@ void check_padding(const law_operator<T>& op, const law_shape& shape, const std:
   const law_inputs<T> clean = random_inputs<T>(shape);
   law_inputs<T> in = clean;
   for (index b = 0; b < shape.batch; ++b) {
-    spoil(in.q, b, queries[at(b)], shape.queries);
-    spoil(in.k, b, keys[at(b)], shape.keys);
-    spoil(in.v, b, keys[at(b)], shape.keys);
+    poison_rows(in.q, b, queries[at(b)], shape.queries);
+    poison_rows(in.k, b, keys[at(b)], shape.keys);
+    poison_rows(in.v, b, keys[at(b)], shape.keys);
   }
   law_result<T> padded = fresh_result(op, shape);
   attn::execution serial;

@@ -7,10 +7,10 @@ namespace {
 
 template <class T>
 void check_quiet(const law_operator<T>& op, const law_shape& shape, law_inputs<T> in, const law_result<T>& before,
-                 index spoilt, bool in_key) {
+                 index poisoned, bool in_key) {
   const bool in_query = in_key && op.tied;
   const index b = 1, one = 1, group = in_query ? 1 : shape.heads / shape.kv_heads;
-  (in_query ? in.q : in_key ? in.k : in.v)(b, one, spoilt, 0) = std::numeric_limits<T>::quiet_NaN();
+  (in_query ? in.q : in_key ? in.k : in.v)(b, one, poisoned, 0) = std::numeric_limits<T>::quiet_NaN();
   const law_result<T> after = attend(op, shape, in);
 
   bool others_same = true, seers_know = true;
@@ -18,7 +18,7 @@ void check_quiet(const law_operator<T>& op, const law_shape& shape, law_inputs<T
     for (index h = 0; h < shape.heads; ++h)
       for (index i = 0; i < shape.queries; ++i) {
         const bool seen =
-            item == b && h / group == one && ((in_query && i == spoilt) || op.sees(shape, item, h, i, spoilt));
+            item == b && h / group == one && ((in_query && i == poisoned) || op.sees(shape, item, h, i, poisoned));
         if (seen) {
           seers_know = seers_know && std::isnan(after.out(item, h, i, 0));
           continue;
@@ -41,11 +41,11 @@ TEMPLATE_LIST_TEST_CASE("law 10: a NaN reaches only those who see it", "[quiet]"
       shape = fitted(op, shape);
       const law_inputs<TestType> in = random_inputs<TestType>(shape);
       const law_result<TestType> before = attend(op, shape, in);
-      for (index spoilt : {index(0), shape.keys / 2, shape.keys - 1})
+      for (index poisoned : {index(0), shape.keys / 2, shape.keys - 1})
         for (bool in_key : {false, true}) {
-          if (few_shapes && in_key != (spoilt == shape.keys / 2)) continue;
-          INFO(op.name << ", " << text(shape) << ", NaN in " << (in_key ? "key " : "value ") << spoilt);
-          check_quiet(op, shape, in, before, spoilt, in_key);
+          if (few_shapes && in_key != (poisoned == shape.keys / 2)) continue;
+          INFO(op.name << ", " << text(shape) << ", NaN in " << (in_key ? "key " : "value ") << poisoned);
+          check_quiet(op, shape, in, before, poisoned, in_key);
         }
     }
   }

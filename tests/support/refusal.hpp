@@ -1,6 +1,5 @@
 #pragma once
 // Bad input: std::invalid_argument with a message of the form "attn::NAME: expected ...; found ...".
-#include <regex>
 #include <stdexcept>
 #include <string>
 
@@ -18,7 +17,12 @@ std::string refusal(Call&& call) {
 }
 
 inline bool well_formed(const std::string& message, const std::string& name) {
-  return std::regex_match(message, std::regex("attn::" + name + ": expected \\S.*; found \\S.*"));
+  // By hand: <regex> costs every file that includes it three seconds.
+  const std::string begin = "attn::" + name + ": expected ", found = "; found ";
+  const std::size_t at = message.rfind(found);
+  return message.starts_with(begin) && message.find('\n') == std::string::npos && at != std::string::npos &&
+         at > begin.size() && message[begin.size()] != ' ' && at + found.size() < message.size() &&
+         message[at + found.size()] != ' ';
 }
 
 }  // namespace testing

@@ -1,0 +1,12 @@
+# Compiles HEADER into PRECOMPILED, for the tests that would else spend most of their time on Eigen.
+include(${CMAKE_CURRENT_LIST_DIR}/compiler.cmake)
+file(WRITE ${PRECOMPILED} "#include <${HEADER}>\n")
+if(COMPILER_ID MATCHES "Clang")
+  set(compiled ${PRECOMPILED}.pch)
+else()
+  set(compiled ${PRECOMPILED}.gch)
+endif()
+compile(result output -x c++-header ${PRECOMPILED} -o ${compiled})
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "${HEADER} cannot be precompiled:\n${output}")
+endif()
