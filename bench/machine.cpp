@@ -18,6 +18,11 @@ using packet_traits = Eigen::internal::packet_traits<float>;
 using packet = packet_traits::type;
 constexpr std::ptrdiff_t width = packet_traits::size;
 constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32;
+#if defined(EIGEN_VECTORIZE_FMA) || defined(EIGEN_VECTORIZE_NEON)
+constexpr bool has_fma = true;
+#else
+constexpr bool has_fma = false;
+#endif
 
 // What is measured reads its operands from here and leaves its result there, so that no compiler can compute it
 // beforehand or leave it out.
@@ -40,7 +45,12 @@ void multiply_add(std::ptrdiff_t rounds, std::integer_sequence<int, I...>) {
   const float a = operands[0], b = operands[1];
   const packet factor = ei::pset1<packet>(a), term = ei::pset1<packet>(b);
   packet sum[] = {ei::pset1<packet>(float(I))...};
-  for (std::ptrdiff_t round = 0; round < rounds; ++round) ((sum[I] = ei::pmadd(sum[I], factor, term)), ...);
+  for (std::ptrdiff_t round = 0; round < rounds; ++round) {
+    if constexpr (has_fma)  // the sum as addend: what Eigen's own assembly for Clang accumulates in place
+      ((sum[I] = ei::pmadd(factor, term, sum[I])), ...);
+    else  // the sum as factor: a product of constants would be computed once
+      ((sum[I] = ei::pmadd(sum[I], factor, term)), ...);
+  }
   packet total = ei::pset1<packet>(0.0F);
   ((total = ei::padd(total, sum[I])), ...);
   result = ei::predux(total);
