@@ -65,8 +65,6 @@ class Curve:
         self.at = {}  # length -> row
 
     def add(self, length, row):
-        if "of_bandwidth" in row:  # the counter is of the mean time; here as everywhere the best counts
-            row["of_bandwidth"] *= row["real_time"] / row["best_ms"]
         if length not in self.at or row["best_ms"] < self.at[length]["best_ms"]:
             self.at[length] = row
 

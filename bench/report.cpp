@@ -105,7 +105,8 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
       lines += text("%-32s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
                     time_text(r->median()).c_str(), r->of->flops(r->length) * per_second * 1e-9, of_peak(*r, m, set),
                     memory_text(static_cast<double>(r->scratch_bytes)).c_str(), r->seconds.size());
-      if (const auto moved = traffic_of(*r->of, r->length, r->best(), m))
+      // The fastest run is one whose state happened to be in a cache: the median says what memory gives.
+      if (const auto moved = traffic_of(*r->of, r->length, r->median(), m))
         lines += moved->share > 1.05 ? text("   %.1f GB/s: more than the %s measured", moved->bytes_per_second * 1e-9,
                                             moved->of)
                                      : text("   %.1f GB/s: %.2f of the %s", moved->bytes_per_second * 1e-9, moved->share,

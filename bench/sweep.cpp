@@ -42,16 +42,17 @@ std::vector<index> lengths_of(const variant& x, const flags& set) {
   return lengths;
 }
 
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
 }  // namespace
 
 double record::best() const { return *std::ranges::min_element(seconds); }
 
-double record::median() const {
-  std::vector<double> sorted = seconds;
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
-  std::ranges::nth_element(sorted, middle);
-  return *middle;
-}
+double record::median() const { return median_of(seconds); }
 
 sweep::sweep(const flags& set, machine& m, const std::vector<dataset>& data)
     : flags_(set), machine_(m), data_(data), variants_(make_variants(set)) {}
@@ -97,7 +98,7 @@ void sweep::plan(const std::string& filter, double min_seconds, bool list_only) 
           break;
         }
         if (is_wanted(length))
-          records_.push_back({&x, length, expected, rate.preparation_seconds_per_byte * x.memory_bytes(length), {}, 0, {}});
+          records_.push_back({&x, length, expected, rate.preparation_seconds_per_byte * x.memory_bytes(length), {}, 0, {}, 0});
       }
     } catch (const std::exception& error) {
       failures_.push_back(x.name + ": " + error.what());
@@ -194,12 +195,14 @@ void sweep::time(benchmark::State& state, record& r) {
   }
   if (!is_long) one_run = std::min(one_run, run(exec));
 
-  // Google Benchmark first asks for a single iteration and then guesses; a batch of the right size is done at once.
-  const auto batch = static_cast<std::int64_t>(std::clamp(1.05 * min_seconds_ / std::max(one_run, 1e-9), 1.0, 1e6));
+  // Google Benchmark first asks for a single iteration and then guesses; a batch of the right size is done at once. It
+  // wants as many in every repetition.
+  if (r.batch == 0)
+    r.batch = static_cast<std::ptrdiff_t>(std::clamp(1.05 * min_seconds_ / std::max(one_run, 1e-9), 1.0, 1e6));
   std::vector<double> seconds;
-  seconds.reserve(static_cast<std::size_t>(batch));
-  while (state.KeepRunningBatch(batch))
-    for (std::int64_t n = 0; n < batch; ++n) seconds.push_back(run(exec));
+  seconds.reserve(static_cast<std::size_t>(r.batch));
+  while (state.KeepRunningBatch(r.batch))
+    for (std::ptrdiff_t n = 0; n < r.batch; ++n) seconds.push_back(run(exec));
   const double mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
   r.seconds.insert(r.seconds.end(), seconds.begin(), seconds.end());
   r.scratch_bytes = exec.scratch_bytes();
@@ -211,7 +214,7 @@ void sweep::time(benchmark::State& state, record& r) {
   state.counters["of_peak"] = flops / (machine_.peak_flops() * static_cast<double>(flags_.threads));
   state.counters["best_ms"] = 1e3 * *std::ranges::min_element(seconds);
   state.counters["scratch_bytes"] = static_cast<double>(r.scratch_bytes);
-  if (const auto moved = traffic_of(*r.of, r.length, mean, machine_)) {
+  if (const auto moved = traffic_of(*r.of, r.length, median_of(seconds), machine_)) {
     state.counters["moved_bytes_per_second"] = moved->bytes_per_second;
     state.counters["of_bandwidth"] = moved->share;
   }

@@ -24,6 +24,7 @@ struct record {
   std::vector<double> seconds;  // of every run that was timed
   std::size_t scratch_bytes = 0;
   std::string failure;
+  std::ptrdiff_t batch = 0;  // runs of a repetition
 
   std::string name() const { return of->name + "/" + std::to_string(length); }
   double best() const;
