@@ -101,8 +101,8 @@ void machine::measure() {
     }
   }
   result = x[n / 2];
-  read_bandwidth_ = static_cast<double>(bytes) / read;
-  rewrite_bandwidth_ = 2.0 * static_cast<double>(bytes) / rewrite;
+  read_bandwidth_ = std::max(read_bandwidth_, static_cast<double>(bytes) / read);
+  rewrite_bandwidth_ = std::max(rewrite_bandwidth_, 2.0 * static_cast<double>(bytes) / rewrite);
 }
 
 std::size_t last_level_cache_bytes() {

@@ -11,7 +11,7 @@ namespace bench {
 /// the sustained one, so it is measured again and again between the operators.
 class machine {
  public:
-  /// Takes about a second.
+  /// Takes about a second. Called again, it keeps the higher bandwidths: disturbances only ever lower them.
   void measure();
   /// One measurement of the peak: 5 ms. For between the operators.
   void sample_peak();

@@ -131,8 +131,6 @@ int run(std::vector<std::string> arguments) {
     m.measure();
     add_context(set, m, data);
     say("%s, %s, %s", processor_name().c_str(), ATTN_BENCH_COMPILER, Eigen::SimdInstructionSetsInUse());
-    say("Memory, one core: %.1f GB/s read, %.1f GB/s read and written back", m.read_bandwidth() * 1e-9,
-        m.rewrite_bandwidth() * 1e-9);
   }
   sweep s(set, m, data);
   s.plan(filter, min_seconds_of(set, arguments), list_only);
@@ -151,6 +149,7 @@ int run(std::vector<std::string> arguments) {
   clear_status();
   benchmark::Shutdown();
   if (list_only) return 0;
+  if (ran > 0) m.measure();
   std::fputs((listing(s, m, set) + summary(s, m, set)).c_str(), for_people ? stdout : stderr);
   std::fflush(stdout);
   const auto complaints = s.complaints();

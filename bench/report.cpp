@@ -96,7 +96,9 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
       text("\n%s, one core: %.1f Gflop/s of fused multiply-adds, sustained\n(median of %zu measurements between the "
            "operators; a tenth below %.1f, a tenth above %.1f)\n",
            processor_name().c_str(), m.peak_flops() * 1e-9, m.peak_samples(), m.peak_quantile(0.1) * 1e-9,
-           m.peak_quantile(0.9) * 1e-9);
+           m.peak_quantile(0.9) * 1e-9) +
+      text("Memory: %.1f GB/s read, %.1f GB/s read and written back\n", m.read_bandwidth() * 1e-9,
+           m.rewrite_bandwidth() * 1e-9);
   lines += text("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s",
                            "of_peak", "scratch", "runs");
   for (const points& all : groups)
