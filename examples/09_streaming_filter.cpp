@@ -1,6 +1,6 @@
 // A streaming filter over the bytes of a text: causal aft_local, fed byte by byte, predicts the next one from how often
 // each byte came so far, the latest counting more. Its memory does not grow with the text.
-// Usage: 09_streaming_filter [file]; without a file, over text it makes.
+// Usage: 09_streaming_filter [file]
 #include <attn/aft/aft_window_step.hpp>
 
 #include <chrono>
