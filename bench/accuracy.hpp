@@ -1,4 +1,4 @@
-// attn_bench: how far an operator's answer on real queries, keys and values lies from full softmax.
+// attn_bench: an operator's error on real queries, keys and values, relative to full softmax.
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>
@@ -19,10 +19,13 @@ class dataset {
   /// Reads q.npy, k.npy, v.npy of `folder`; throws std::runtime_error where they do not fit together.
   explicit dataset(const std::string& folder);
 
+  /// The folder's own name.
+  const std::string& name() const { return name_; }
+
   double error(const operator_entry&, bool causal, const flags&) const;
   /// Token by token, against causal full softmax.
   double error(const decode_entry&, const flags&) const;
-  /// Of answering every query with the mean of the values it may see: what "knows nothing" scores.
+  /// The error of the mean of the values each query may see, which uses neither queries nor keys.
   double mean_error(bool causal) const;
 
  private:
@@ -31,6 +34,7 @@ class dataset {
   double distance(const std::vector<float>& out, bool causal) const;
   input batch_item(const std::vector<float>& x, index item, index heads, index dim) const;
 
+  std::string name_;
   index batch_, heads_, kv_heads_, length_, dim_, dim_v_;
   std::vector<float> q_, k_, v_;
   mutable answers exact_[2];  // computed when first asked for

@@ -22,7 +22,7 @@ const known_flag known[] = {
     {"dim", &flags::dim, 1, "size of a head"},
     {"threads", &flags::threads, 1, "threads of the execution"},
     {"block", &flags::block, 1, "block: size of the blocks; a query sees its own and both beside it"},
-    {"stride", &flags::stride, 1, "strided and fixed: every how manyth key is seen from afar"},
+    {"stride", &flags::stride, 1, "strided and fixed: the stride, or the size of the blocks"},
     {"rounds", &flags::rounds, 1, "lsh: hashes of every token"},
     {"features", &flags::features, 1, "performer, rfa: rows of the feature matrix"},
     {"window", &flags::window, 0,
@@ -30,14 +30,14 @@ const known_flag known[] = {
     {"rank", &flags::rank, 1, "linformer: projected keys"},
     {"landmarks", &flags::landmarks, 1, "nystrom: segments whose means stand for the sequence"},
     {"exact-inverse", &flags::exact_inverse, 0, "nystrom: the exact pseudo-inverse, not the iteration"},
-    {"far", &flags::far, 0, "aft_full: share of the blocks of rows that take the exact path in one row and channel"},
+    {"far", &flags::far, 0, "aft_full: share of the blocks of rows of which one row and channel takes the exact path"},
     {"input", &flags::input, 0, "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on"},
     {"min-length", &flags::min_length, 1, "shortest length; lengths double from here"},
     {"max-length", &flags::max_length, 0, "longest length; 0: 16384, and 1048576 for what is linear"},
-    {"max-seconds", &flags::max_seconds, 0, "leave out lengths at which a single run would take longer"},
-    {"budget", &flags::budget, 0, "repeat the sweep up to 5 times while it fits into this many seconds"},
-    {"smoke", &flags::smoke, 0, "short lengths, one short repetition: does everything still run?"},
-    {"help", &flags::help, 0, "this text"},
+    {"max-seconds", &flags::max_seconds, 0, "leave out lengths at which one run takes longer; 0: 0.7, or less to fit the budget"},
+    {"budget", &flags::budget, 0, "seconds the timing may take; the sweep is repeated up to 5 times while it fits"},
+    {"smoke", &flags::smoke, 0, "short lengths, one short repetition: does everything run? (some seconds)"},
+    {"help", &flags::help, 0, "print this text"},
 };
 
 template <class T>

@@ -15,15 +15,15 @@ struct flags {
   double far = 0;
   std::string input;  // folder with q.npy, k.npy, v.npy instead of the shipped data
   index min_length = 256;
-  index max_length = 0;    // 0: what the operator's growth suggests
-  double max_seconds = 2;  // a single run that would take longer is left out
-  double budget = 180;     // seconds the sweep may take; more than one repetition only within it
+  index max_length = 0;    // 0: by the operator's growth
+  double max_seconds = 0;  // a run that takes longer is left out; 0: 0.7, less where the sweep would not fit the budget
+  double budget = 120;     // seconds the timing may take; more than one repetition only within it
   bool smoke = false;
   bool help = false;
 };
 
 /// Takes the flags it knows out of `arguments` and leaves the rest to Google Benchmark.
-/// Throws std::invalid_argument for a value that is none.
+/// Throws std::invalid_argument for a value that is not one.
 flags take_flags(std::vector<std::string>& arguments);
 
 /// Whether Google Benchmark's flag `name` was given, as an argument or in the environment.

@@ -60,37 +60,47 @@ void add_context(const flags& set, const machine& m, const std::vector<dataset>&
   add("processor", processor_name());
   add("compiler", ATTN_BENCH_COMPILER);
   add("simd", Eigen::SimdInstructionSetsInUse());
-  add("peak_gflops", figure(m.peak_flops * 1e-9));
-  add("copy_gb_per_s", figure(m.copy_bandwidth * 1e-9));
-  add("read_gb_per_s", figure(m.read_bandwidth * 1e-9));
+  add("read_gb_per_s", figure(m.read_bandwidth() * 1e-9));
+  add("rewrite_gb_per_s", figure(m.rewrite_bandwidth() * 1e-9));
   add("heads", std::to_string(set.heads));
   add("dim", std::to_string(set.dim));
   add("threads", std::to_string(set.threads));
   add("window", std::to_string(set.window));
   add("rank", std::to_string(set.rank));
   add("landmarks", std::to_string(set.landmarks));
-  add("error_data", set.input.empty() ? "use_lite_layer0, use_lite_layer1" : set.input);
+  std::string names;
+  for (const dataset& d : data) names += (names.empty() ? "" : ", ") + d.name();
+  add("error_data", names);
   for (std::size_t i = 0; i < data.size(); ++i)
     add(i == 0 ? "mean_error" : "mean_error_1", figure(data[i].mean_error(false)));
 }
 
-/// What the user did not say: how often and how long, so that the sweep fits its budget.
-std::vector<std::string> default_flags(const sweep& s, const flags& set, const std::vector<std::string>& given,
-                                       int& repetitions, double& min_seconds) {
-  std::vector<std::string> defaults = {given[0]};
-  min_seconds = set.smoke ? 0.05 : 0.1;
-  if (is_given(given, "benchmark_min_time"))
-    min_seconds = std::atof(value_of(given, "benchmark_min_time", "0.1").c_str());
-  else
-    defaults.push_back("--benchmark_min_time=" + std::to_string(min_seconds) + ATTN_BENCH_SECONDS);
-  repetitions = set.smoke ? 1
-                          : std::clamp(static_cast<int>(set.budget / std::max(s.pass_seconds(min_seconds), 1e-3)), 1,
-                                       most_repetitions);
+/// How long each operator is timed in each repetition, at least.
+double min_seconds_of(const flags& set, const std::vector<std::string>& given) {
+  const double otherwise = set.smoke ? 0.01 : 0.05;
+  const double wanted = std::atof(value_of(given, "benchmark_min_time", "0").c_str());
+  return wanted > 0 ? wanted : otherwise;
+}
+
+/// As many repetitions as fit the budget, unless the user says how many.
+int repetitions_of(const sweep& s, const flags& set, const std::vector<std::string>& given) {
   if (is_given(given, "benchmark_repetitions"))
-    repetitions = std::max(1, std::atoi(value_of(given, "benchmark_repetitions", "1").c_str()));
-  else
+    return std::max(1, std::atoi(value_of(given, "benchmark_repetitions", "1").c_str()));
+  int repetitions = 1;
+  while (!set.smoke && repetitions < most_repetitions && s.expected_seconds(repetitions + 1) <= set.budget)
+    ++repetitions;
+  return repetitions;
+}
+
+/// Flags of Google Benchmark that the user did not give.
+std::vector<std::string> default_flags(const std::vector<std::string>& given, int repetitions) {
+  std::vector<std::string> defaults = {given[0]};
+  // The sweep decides itself how often it runs; any time is enough.
+  if (!is_given(given, "benchmark_min_time"))
+    defaults.push_back("--benchmark_min_time=0.000001" ATTN_BENCH_SECONDS);
+  if (!is_given(given, "benchmark_repetitions"))
     defaults.push_back("--benchmark_repetitions=" + std::to_string(repetitions));
-  // Repetitions far apart in time: a disturbance of a few seconds then spoils one of them, not all.
+  // Repetitions far apart in time: a disturbance of a few seconds then affects one of them, not all.
   if (repetitions > 1 && !is_given(given, "benchmark_enable_random_interleaving"))
     defaults.push_back("--benchmark_enable_random_interleaving=true");
   return defaults;
@@ -103,7 +113,7 @@ int run(std::vector<std::string> arguments) {
     std::fflush(stdout);
     arguments.push_back("--help");
   }
-  if (set.smoke && set.max_length == 0) set.max_length = 1024;
+  if (set.smoke && set.max_length == 0) set.max_length = 512;
   const auto unknown = initialize(arguments);
   if (!unknown.empty()) {
     for (const std::string& flag : unknown) say("attn_bench: unknown argument %s (--help lists all)", flag.c_str());
@@ -115,25 +125,22 @@ int run(std::vector<std::string> arguments) {
   const std::string filter = value_of(arguments, "benchmark_filter", "");
 
   const auto data = read_data(set);
-  machine m{};
+  machine m;
   if (!list_only) {
     show_status("measuring this machine");
-    m = measure_machine();
+    m.measure();
     add_context(set, m, data);
     say("%s, %s, %s", processor_name().c_str(), ATTN_BENCH_COMPILER, Eigen::SimdInstructionSetsInUse());
-    say("one core: %.1f Gflop/s of fused multiply-adds; memory: %.1f GB/s read, %.1f GB/s scaled copy",
-        m.peak_flops * 1e-9, m.read_bandwidth * 1e-9, m.copy_bandwidth * 1e-9);
   }
   sweep s(set, m, data);
-  s.plan(filter, list_only);
-  int repetitions = 1;
-  double min_seconds = 0;
-  auto defaults = default_flags(s, set, arguments, repetitions, min_seconds);
+  s.plan(filter, min_seconds_of(set, arguments), list_only);
+  const int repetitions = repetitions_of(s, set, arguments);
+  auto defaults = default_flags(arguments, repetitions);
   initialize(defaults);
-  s.enlist(repetitions, min_seconds);
+  s.enlist(repetitions);
   if (!list_only)
-    say("%zu benchmarks, %d time%s, about %.0f s", s.records().size(), repetitions, repetitions == 1 ? "" : "s",
-        repetitions * s.pass_seconds(min_seconds));
+    say("%zu benchmarks, %d time%s each: about %.0f s", s.records().size(), repetitions, repetitions == 1 ? "" : "s",
+        s.expected_seconds(repetitions));
 
   // JSON and CSV on standard output are Google Benchmark's own, and what is for people goes elsewhere.
   silent_reporter silent;
@@ -142,11 +149,9 @@ int run(std::vector<std::string> arguments) {
   clear_status();
   benchmark::Shutdown();
   if (list_only) return 0;
+  if (ran > 0) m.measure();
   std::fputs((listing(s, m, set) + summary(s, m, set)).c_str(), for_people ? stdout : stderr);
   std::fflush(stdout);
-  if (const double end = measure_peak_flops(); std::abs(end / m.peak_flops - 1) > 0.03)
-    say("note: the peak is %.1f Gflop/s now and was %.1f at the start: the clock has changed, of_peak means less",
-        end * 1e-9, m.peak_flops * 1e-9);
   const auto complaints = s.complaints();
   for (const std::string& complaint : complaints) say("attn_bench: %s", complaint.c_str());
   return ran > 0 && complaints.empty() ? 0 : 1;

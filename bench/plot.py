@@ -65,8 +65,6 @@ class Curve:
         self.at = {}  # length -> row
 
     def add(self, length, row):
-        if "of_bandwidth" in row:  # the counter is of the mean time; here as everywhere the best counts
-            row["of_bandwidth"] *= row["real_time"] / row["best_ms"]
         if length not in self.at or row["best_ms"] < self.at[length]["best_ms"]:
             self.at[length] = row
 
@@ -88,6 +86,8 @@ def read(path):
         if row.get("run_type") == "iteration" and "best_ms" in row:
             name, length = row["name"].split("/")[:2]
             curves.setdefault(name, Curve(name)).add(int(length), row)
+            if "peak_flops" in row:  # the median of all measurements so far: the last is that of the whole run
+                results["context"]["peak_gflops"] = f"{row['peak_flops'] * 1e-9:.4g}"
     return results["context"], list(curves.values())
 
 
@@ -135,7 +135,7 @@ def value_axis(axis, written, base=10):
 def title(figure, text, context):
     threads = context.get("threads", "1")
     shape = f"{context.get('heads')} heads of {context.get('dim')}, {threads} thread{'s' * (threads != '1')}, float"
-    where = f"{context.get('processor')}, {context.get('compiler')}: {context.get('peak_gflops')} Gflop/s a core"
+    where = f"{context.get('processor')}, {context.get('compiler')}: {context.get('peak_gflops')} Gflop/s per core"
     inch = 1 / figure.get_figheight()
     figure.text(0.012, 1 - 0.15 * inch, text, fontsize=14, fontweight="bold", va="top", color="#111111")
     figure.text(0.012, 1 - 0.47 * inch, f"{shape}  ·  {where}", fontsize=9, va="top", color="#666666")
@@ -151,7 +151,7 @@ def save(figure, folder, name):
     plt.close(figure)
 
 
-# --- curves, a panel a family -----------------------------------------------------------------------------------------
+# --- curves, one panel per family -----------------------------------------------------------------------------------------
 def draw(axes, curves, key, faint=False):
     for c in curves:
         x, y = c.line(key)
@@ -286,7 +286,7 @@ def error_panel(upper, lower, curves, suffix, mean):
                   markerfacecolor="white" if c.causal else c.colour)
         groups[axes, c.operator].append((row["best_ms"], error, c))
     for axes in (upper, lower):
-        rightmost = []  # the point that bears the operator's name
+        rightmost = []  # the point labelled with the operator's name
         for (part, _), points in groups.items():
             if part is axes:
                 rightmost.append(max(points, key=lambda p: p[0]))
@@ -324,8 +324,8 @@ def error_picture(context, curves, folder):
         upper.spines["bottom"].set_visible(False)
         mean = float(context.get("mean_error" + suffix, 0))
         error_panel(upper, lower, curves, suffix, mean)
-        knows_nothing = f"   ·····  knows nothing: mean of the values, {mean:.2f}" if mean else ""
-        upper.set_title(names[column] + knows_nothing, fontsize=10, color="#666666", loc="left")
+        baseline = f"   ·····  baseline: mean of the values, {mean:.2f}" if mean else ""
+        upper.set_title(names[column] + baseline, fontsize=10, color="#666666", loc="left")
         lower.set_xlabel(f"time at {tokens(curves[0].shown_length())} tokens")
         if column == 0:
             upper.set_ylabel("relative error against full softmax")
@@ -340,9 +340,10 @@ def decode_picture(context, curves, folder):
     figure = plt.figure(figsize=(11, 4.8))
     left, right = figure.add_axes((0.075, 0.12, 0.36, 0.68)), figure.add_axes((0.52, 0.12, 0.36, 0.68))
     for axes, key, name in ((left, "best_ms", "time of one token"),
-                            (right, "of_bandwidth", "state read or rewritten, as a share of memory bandwidth")):
+                            (right, "of_bandwidth", "share of the memory bandwidth (states too large for the caches)")):
         ends = []
-        for c in sorted(curves, key=lambda c: c.line(key)[1][-1]):
+        shown = [c for c in curves if all(key in row for row in c.at.values())]
+        for c in sorted(shown, key=lambda c: c.line(key)[1][-1]):
             x, y = c.line(key)
             axes.plot(x, y, color=c.colour, linewidth=2, marker="o", markersize=3.2)
             ends.append((x[-1], y[-1], c))
@@ -352,7 +353,7 @@ def decode_picture(context, curves, folder):
             axes.set_yscale("log")
             value_axis(axes.yaxis, seconds)
         else:
-            axes.set_ylim(0, max(1.0, max(max(c.line(key)[1]) for c in curves) * 1.05))
+            axes.set_ylim(0, max([1.0] + [1.05 * max(c.line(key)[1]) for c in shown]))
             gap = 13 * figure.dpi / 72
             below = -math.inf
             for x, y, c in ends:

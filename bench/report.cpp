@@ -23,7 +23,7 @@ std::string text(const char* format, T... values) {
 }
 
 double of_peak(const record& r, const machine& m, const flags& set) {
-  return r.of->flops(r.length) / r.best() / (m.peak_flops * static_cast<double>(set.threads));
+  return r.of->flops(r.length) / r.best() / (m.peak_flops() * static_cast<double>(set.threads));
 }
 
 /// Slope of log time over log length: of the lengths from 4096 up, or of the upper half where they are too few.
@@ -64,12 +64,27 @@ std::vector<points> by_operator(const sweep& s) {
   return groups;
 }
 
-std::string error_text(const std::vector<double>& values, std::size_t datasets) {
+int column_width(const dataset& d) { return std::max(10, static_cast<int>(d.name().size()) + 2); }
+
+/// One column per dataset.
+std::string error_text(const std::vector<double>& values, const std::vector<dataset>& data) {
   std::string line;
-  if (values.empty())
-    for (std::size_t i = 0; i < datasets; ++i) line += text("%10s", "-");
-  for (double v : values) line += text(v < 0.01 ? "%10.1e" : "%10.2f", v);
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    const int width = column_width(data[i]);
+    line += values.empty() ? text("%*s", width, "-") : text(values[i] < 0.01 ? "%*.1e" : "%*.2f", width, values[i]);
+  }
   return line;
+}
+
+/// The length the summary shows: 4096, or the longest that every operator was run at, or else the longest.
+index summary_length(const std::vector<points>& groups) {
+  const auto has = [](const points& all, index length) { return std::ranges::count(all, length, &record::length) > 0; };
+  index shown = groups[0].back()->length;
+  for (const points& all : groups)
+    if (has(all, usual_length)) return usual_length;
+  for (const record* r : groups[0])
+    if (std::ranges::all_of(groups, [&](const points& all) { return has(all, r->length); })) shown = r->length;
+  return shown;
 }
 
 }  // namespace
@@ -77,7 +92,14 @@ std::string error_text(const std::vector<double>& values, std::size_t datasets) 
 std::string listing(const sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s);
   if (groups.empty()) return "";
-  std::string lines = text("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s",
+  std::string lines =
+      text("\n%s, one core: %.1f Gflop/s of fused multiply-adds, sustained\n(median of %zu measurements between the "
+           "operators; a tenth below %.1f, a tenth above %.1f)\n",
+           processor_name().c_str(), m.peak_flops() * 1e-9, m.peak_samples(), m.peak_quantile(0.1) * 1e-9,
+           m.peak_quantile(0.9) * 1e-9) +
+      text("Memory: %.1f GB/s read, %.1f GB/s read and written back\n", m.read_bandwidth() * 1e-9,
+           m.rewrite_bandwidth() * 1e-9);
+  lines += text("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s",
                            "of_peak", "scratch", "runs");
   for (const points& all : groups)
     for (const record* r : all) {
@@ -85,8 +107,12 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
       lines += text("%-32s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
                     time_text(r->median()).c_str(), r->of->flops(r->length) * per_second * 1e-9, of_peak(*r, m, set),
                     memory_text(static_cast<double>(r->scratch_bytes)).c_str(), r->seconds.size());
-      if (const auto moved = traffic_of(*r->of, r->length, r->best(), m))
-        lines += text("   %.1f GB/s = %.2f of %s", moved->bytes_per_second * 1e-9, moved->share, moved->of);
+      // The fastest run is one whose state happened to be in a cache: the median says what memory gives.
+      if (const auto moved = traffic_of(*r->of, r->length, r->median(), m))
+        lines += moved->share > 1.05 ? text("   %.1f GB/s: more than the %s measured", moved->bytes_per_second * 1e-9,
+                                            moved->of)
+                                     : text("   %.1f GB/s: %.2f of the %s", moved->bytes_per_second * 1e-9, moved->share,
+                                            moved->of);
       lines += '\n';
     }
   return lines;
@@ -95,20 +121,21 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
 std::string summary(sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s);
   if (groups.empty()) return "";
-  std::size_t datasets = 0;
-  for (const points& all : groups) datasets = std::max(datasets, s.errors_of(*all[0]->of).operators.size());
-  std::string table =
-      text("\n%-26s %9s %17s %8s %8s %10s", "operator", "exponent", "time at 4096", "of full", "of_peak", "scratch");
-  for (std::size_t i = 0; i < datasets; ++i)
-    table += text("%10s", datasets == 1 ? "error" : ("error " + std::to_string(i)).c_str());
-  table += "  beats full from\n";
+  const index common = summary_length(groups);
+  const auto& data = s.data();
+  std::string table = text("\n%-26s %9s %17s %8s %8s %10s", "", "", "", "", "", "") +
+                      text("%*s\n", column_width(data[0]), "error on") +
+                      text("%-26s %9s %17s %8s %8s %10s", "operator", "exponent",
+                           text("time at %td", common).c_str(), "of full", "of_peak", "scratch");
+  for (const dataset& d : data) table += text("%*s", column_width(d), d.name().c_str());
+  table += "  faster than full from\n";
   bool elsewhere = false;
   for (const points& all : groups) {
     const record* shown = all.back();
     for (const record* r : all)
-      if (r->length == usual_length) shown = r;
+      if (r->length == common) shown = r;
     std::string time = time_text(shown->best());
-    if (shown->length != usual_length) {
+    if (shown->length != common) {
       elsewhere = true;
       time += " @" + std::to_string(shown->length);
     }
@@ -120,8 +147,8 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
     table += text("%-26s %9s %17s %8s %8.2f %10s", x.name.c_str(), slope ? text("%.2f", *slope).c_str() : "-",
                   time.c_str(), compared ? text("%.3f", shown->best() / rival->best()).c_str() : "-",
                   of_peak(*shown, m, set), memory_text(static_cast<double>(shown->scratch_bytes)).c_str());
-    table += error_text(s.errors_of(x).operators, datasets);
-    table += text("  %15s\n", x.name == x.rival ? "" : from ? std::to_string(*from).c_str() : "-");
+    table += error_text(s.errors_of(x).operators, data);
+    table += text("  %21s\n", x.name == x.rival ? "" : from ? std::to_string(*from).c_str() : "-");
   }
   for (const auto* name : {"full_softmax", "full_softmax_causal"})
     for (const points& all : groups)
@@ -129,15 +156,16 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
         table +=
             text("%-26s %9s %17s %8s %8s %10s",
                  all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "", "") +
-            error_text(s.errors_of(*all[0]->of).mean_of_values, datasets) + "\n";
-  table += "\nBest times, " +
-           text("%td heads of %td, %td thread%s", set.heads, set.dim, set.threads, set.threads == 1 ? "" : "s") +
-           text("; decoders: one token, %td query heads over %td, aft %td over %td.\n", 4 * set.heads, set.heads,
-                set.heads, set.heads) +
+            error_text(s.errors_of(*all[0]->of).mean_of_values, data) + "\n";
+  table += text("\nBest times; %td heads of %td, %td thread%s. ", set.heads, set.dim, set.threads,
+                set.threads == 1 ? "" : "s") +
+           text("Decoding: one token, %td query heads over %td key heads (aft: %td).\n", 4 * set.heads, set.heads,
+                set.heads) +
            "exponent: slope of log time over log length." +
-           (elsewhere ? " @: the longest length, where 4096 was not run.\n" : "\n") +
-           "of full: that time over full_softmax's. of_peak: useful operations over the peak of the threads used.\n"
-           "error: against full softmax in double on real data, relative.\n";
+           (elsewhere ? text(" @: the longest length, where %td was not run.\n", common) : "\n") +
+           "of full: time relative to full_softmax. of_peak: useful operations per second over the sustained peak of the "
+           "threads used.\n"
+           "error: relative to full softmax in double precision, on real queries, keys and values (bench/data).\n";
   return table;
 }
 

@@ -1,4 +1,4 @@
-// attn_bench: what is told when all has been measured.
+// attn_bench: the tables printed at the end.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -10,16 +10,17 @@
 
 namespace bench {
 
-/// Says nothing: repetitions come in random order, so that everything is told in order at the end.
+/// Prints nothing: repetitions run in random order; the tables at the end are in order.
 struct silent_reporter final : benchmark::BenchmarkReporter {
   bool ReportContext(const Context&) override { return true; }
   void ReportRuns(const std::vector<Run>&) override {}
 };
 
-/// One line a benchmark.
+/// The machine's peak and one line per benchmark.
 std::string listing(const sweep&, const machine&, const flags&);
 
-/// Operator, fitted exponent, time at 4096, of_peak, scratch, error, and from where it beats full softmax.
+/// One line per operator: fitted exponent, time at 4096, of_peak, scratch, error, and from which length it is faster than
+/// full softmax.
 std::string summary(sweep&, const machine&, const flags&);
 
 }  // namespace bench

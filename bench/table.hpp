@@ -38,21 +38,21 @@ struct operator_entry {
   bool has_causal;                    // also benchmarked as <name>_causal
   bool exact;                         // computes full softmax: its error must be rounding alone
   std::vector<std::string> uses;      // the flags it depends on, besides heads, dim and threads
-  double (*flops)(const problem&);    // what the formula needs, a multiply-add counting two, exponentials none
-  runner (*prepare)(const problem&);  // parameters (projections, features) are made here, outside the timing
+  double (*flops)(const problem&);    // what the formula needs: two for a multiply-add, none for exponentials
+  runner (*prepare)(const problem&);  // makes parameters (projections, features), outside the timing
   double (*parameter_bytes)(const problem&) = nullptr;
-  bool approximates = true;  // stands in for full softmax on the same q, k, v: its distance from it says something
-  double (*moved_bytes)(const problem&) = nullptr;  // read and written at least, where memory is what bounds it
+  bool approximates = true;  // takes the place of full softmax on the same q, k, v: its error has a meaning
+  double (*moved_bytes)(const problem&) = nullptr;  // read and written at least, where memory is the bound
 };
 
 /// Decoding: a state that has seen some tokens and is fed one more at a time.
 struct stream {
   virtual ~stream() = default;
   virtual std::unique_ptr<stream> copy() const = 0;
-  /// Takes in tokens whose answers nobody asks for.
+  /// Appends tokens without attending.
   virtual void feed(input k, input v) = 0;
   virtual void step(input q, input k, input v, output out, attn::execution&) = 0;
-  /// Goes back to `tokens` tokens if they make the next step dearer; a state of constant size has nothing to do.
+  /// Goes back to `tokens` tokens, where more of them would make the next step slower.
   virtual void rewind(index tokens) = 0;
 };
 
@@ -64,7 +64,7 @@ struct decode_entry {
   double (*cache_bytes)(const problem&);  // of the state that one step has to read, or to read and write
   std::unique_ptr<stream> (*prepare)(const problem&);
   bool approximates = true;
-  bool rewritten = false;  // the state is written as well as read: copying memory is the yardstick, not reading it
+  bool rewritten = false;  // the state is written as well as read
 };
 
 struct family {

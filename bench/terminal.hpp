@@ -1,4 +1,4 @@
-// attn_bench: what a person sees while it runs.
+// attn_bench: status lines while it runs, and how numbers are written.
 #pragma once
 
 #include <string>

@@ -10,6 +10,12 @@ namespace {
 
 constexpr index longest_linear = 1 << 20, longest_quadratic = 1 << 14, longest_cache = 1 << 16;
 constexpr index queries_per_kv_head = 4;  // of the decoders
+constexpr double most_layers = 1024;
+
+/// Where the caches hold everything, memory is not the bound.
+double if_beyond_caches(double moved, double held) {
+  return held > 2 * static_cast<double>(last_level_cache_bytes()) ? moved : 0;
+}
 
 input random_view(role r, index heads, index length, index dim) {
   return {normal_numbers(r, static_cast<std::size_t>(heads * length * dim)), {1, heads, length, dim}};
@@ -44,7 +50,7 @@ variant make_variant(const operator_entry& entry, bool causal, const flags& set)
   if (entry.moved_bytes) {
     x.moved_bytes = [&entry, at](index length) {
       const double moved = entry.moved_bytes(at(length));
-      return moved > 2 * static_cast<double>(last_level_cache_bytes()) ? moved : 0;
+      return if_beyond_caches(moved, moved);
     };
     x.rewrites = true;
   }
@@ -54,7 +60,7 @@ variant make_variant(const operator_entry& entry, bool causal, const flags& set)
                 k = random_view(role::key, p.kv_heads, length, p.dim),
                 v = random_view(role::value, p.kv_heads, length, p.dim_v);
     const output out = result_view(p.heads, length, p.dim_v);
-    return {[=, run = entry.prepare(p)](attn::execution& exec) { run(q, k, v, out, exec); }, out.data()};
+    return [=, run = entry.prepare(p)](attn::execution& exec) { run(q, k, v, out, exec); };
   };
   x.error = [&entry, causal, &set](const dataset& data) { return data.error(entry, causal, set); };
   x.mean_error = [causal](const dataset& data) { return data.mean_error(causal); };
@@ -62,7 +68,12 @@ variant make_variant(const operator_entry& entry, bool causal, const flags& set)
 }
 
 /// A model has a cache for every layer and comes back to each only after all the others. One cache alone would stay in
-/// the processor's; so as many take turns as it takes to find each of them in memory.
+/// the processor's; so as many are used in turn as it takes to find each of them in memory.
+double layers_of(const decode_entry& entry, const problem& p) {
+  return std::clamp(std::ceil(4 * static_cast<double>(last_level_cache_bytes()) / entry.cache_bytes(p)), 1.0,
+                    most_layers);
+}
+
 std::vector<std::unique_ptr<stream>> make_layers(const decode_entry& entry, const problem& p) {
   std::vector<std::unique_ptr<stream>> layers;
   layers.push_back(entry.prepare(p));
@@ -72,8 +83,7 @@ std::vector<std::unique_ptr<stream>> make_layers(const decode_entry& entry, cons
     layers[0]->feed(random_view(role::key, p.kv_heads, p.length, p.dim).slice(2, begin, count),
                     random_view(role::value, p.kv_heads, p.length, p.dim_v).slice(2, begin, count));
   }
-  const double enough = 4 * static_cast<double>(last_level_cache_bytes()) / entry.cache_bytes(p);
-  const auto count = static_cast<std::size_t>(std::clamp(std::ceil(enough), 1.0, 1024.0));
+  const auto count = static_cast<std::size_t>(layers_of(entry, p));
   while (layers.size() < count) layers.push_back(layers[0]->copy());
   return layers;
 }
@@ -90,7 +100,10 @@ variant make_variant(const decode_entry& entry, const flags& set) {
   x.approximates = entry.approximates;
   x.longest = longest_cache;
   x.flops = [&entry, at](index length) { return entry.flops(at(length)); };
-  x.moved_bytes = [&entry, at](index length) { return entry.cache_bytes(at(length)); };
+  x.moved_bytes = [&entry, at](index length) {
+    const problem p = at(length);
+    return if_beyond_caches(entry.cache_bytes(p), layers_of(entry, p) * entry.cache_bytes(p));
+  };
   x.rewrites = entry.rewritten;
   x.memory_bytes = [at](index length) {
     return 4 * (bytes(at(length)) + static_cast<double>(last_level_cache_bytes()));
@@ -101,12 +114,11 @@ variant make_variant(const decode_entry& entry, const flags& set) {
     const input q = random_view(role::query, p.heads, 1, p.dim), k = random_view(role::key, p.kv_heads, 1, p.dim),
                 v = random_view(role::value, p.kv_heads, 1, p.dim_v);
     const output out = result_view(p.heads, 1, p.dim_v);
-    return {[=, turn = std::size_t{0}](attn::execution& exec) mutable {
-              stream& layer = *(*layers)[turn++ % layers->size()];
-              layer.rewind(length - 1);
-              layer.step(q, k, v, out, exec);
-            },
-            out.data()};
+    return [=, turn = std::size_t{0}](attn::execution& exec) mutable {
+      stream& layer = *(*layers)[turn++ % layers->size()];
+      layer.rewind(length - 1);
+      layer.step(q, k, v, out, exec);
+    };
   };
   x.error = [&entry, &set](const dataset& data) { return data.error(entry, set); };
   x.mean_error = [](const dataset& data) { return data.mean_error(true); };
@@ -118,8 +130,8 @@ variant make_variant(const decode_entry& entry, const flags& set) {
 std::optional<traffic> traffic_of(const variant& x, index length, double seconds, const machine& m) {
   const double bytes_moved = x.moved_bytes ? x.moved_bytes(length) : 0;
   if (bytes_moved == 0) return {};
-  const double rate = bytes_moved / seconds, most = x.rewrites ? m.copy_bandwidth : m.read_bandwidth;
-  return traffic{rate, rate / most, x.rewrites ? "copy bandwidth" : "read bandwidth"};
+  const double rate = bytes_moved / seconds, most = x.rewrites ? m.rewrite_bandwidth() : m.read_bandwidth();
+  return traffic{rate, rate / most, x.rewrites ? "read-and-write bandwidth" : "read bandwidth"};
 }
 
 std::vector<variant> make_variants(const flags& set) {

@@ -13,14 +13,11 @@
 namespace bench {
 
 /// One operator at one length, ready to be timed.
-struct workload {
-  std::function<void(attn::execution&)> run;
-  const float* out = nullptr;
-};
+using workload = std::function<void(attn::execution&)>;
 
 struct variant {
   std::string name;   // sliding_window_causal
-  std::string rival;  // the full softmax it has to beat
+  std::string rival;  // the form of full softmax it is compared with
   std::string label;  // the flags it depends on
   bool exact = false, approximates = true;
   index longest = 0;
@@ -32,11 +29,11 @@ struct variant {
   std::function<double(const dataset&)> error, mean_error;
 };
 
-/// What a run of so many seconds moves, and its share of what the memory can give; none where memory is not the bound,
-/// or the caches hold it all.
+/// Bytes a run of `seconds` moves, and their share of the memory's bandwidth; none where memory is not the bound or the
+/// caches hold it all.
 struct traffic {
   double bytes_per_second, share;
-  const char* of;  // the yardstick
+  const char* of;  // the bandwidth compared with
 };
 std::optional<traffic> traffic_of(const variant&, index length, double seconds, const machine&);
 

@@ -1,5 +1,5 @@
 // A sliding window with global tokens over a real text: what each word looks back at.
-// Usage: 04_sliding_window_document [file] [word]
+// Usage: 04_sliding_window_document [file] [word]; without a file, over the beginning of a book.
 #include <attn/softmax/sliding_window.hpp>
 
 #include <Eigen/Core>
@@ -7,17 +7,30 @@
 #include <cctype>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <random>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-std::vector<std::string> read_words(const std::string& path) {
-  std::ifstream file(path);
+const char* const text =  // Lewis Carroll, Alice's Adventures in Wonderland, 1865
+    "Rabbit Hole. Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to "
+    "do: once or twice she had peeped into the book her sister was reading, but it had no pictures or conversations in "
+    "it, and what is the use of a book, thought Alice, without pictures or conversations? So she was considering in "
+    "her own mind (as well as she could, for the hot day made her feel very sleepy and stupid), whether the pleasure "
+    "of making a daisy-chain would be worth the trouble of getting up and picking the daisies, when suddenly a White "
+    "Rabbit with pink eyes ran close by her. There was nothing so very remarkable in that; nor did Alice think it so "
+    "very much out of the way to hear the Rabbit say to itself, Oh dear! Oh dear! I shall be late! (when she thought "
+    "it over afterwards, it occurred to her that she ought to have wondered at this, but at the time it all seemed "
+    "quite natural); but when the Rabbit actually took a watch out of its waistcoat-pocket, and looked at it, and then "
+    "hurried on, Alice started to her feet, for it flashed across her mind that she had never before seen a rabbit "
+    "with either a waistcoat-pocket, or a watch to take out of it, and burning with curiosity, she ran across the "
+    "field after it, and fortunately was just in time to see it pop down a large rabbit-hole under the hedge.";
+
+std::vector<std::string> words_of(std::istream& file) {
   std::vector<std::string> words(1);
   for (char c; file.get(c);)
     if (std::isalnum(static_cast<unsigned char>(c)))
@@ -28,7 +41,8 @@ std::vector<std::string> read_words(const std::string& path) {
   return words;
 }
 
-// A hashed embedding: the sum of one fixed random vector per run of three letters, so that like words are near.
+// A hashed embedding: the sum of one fixed random vector for every three letters in a row, so that words with common
+// parts are near each other.
 Eigen::RowVectorXf embed(const std::string& word, int dim) {
   Eigen::RowVectorXf sum = Eigen::RowVectorXf::Zero(dim);
   const std::string padded = "^" + word + "$";
@@ -41,9 +55,12 @@ Eigen::RowVectorXf embed(const std::string& word, int dim) {
 }
 
 int main(int argc, char** argv) {
-  const std::string license = (std::filesystem::path(__FILE__).parent_path() / ".." / "LICENSE").string();
-  const std::vector<std::string> words = read_words(argc > 1 ? argv[1] : license);
-  if (words.empty()) return std::fprintf(stderr, "no words in %s\n", argc > 1 ? argv[1] : license.c_str()), 1;
+  std::istringstream built_in(text);
+  std::ifstream file;
+  if (argc > 1) file.open(argv[1]);
+  if (argc > 1 && !file) return std::fprintf(stderr, "file not found: %s\n", argv[1]), 1;
+  const std::vector<std::string> words = words_of(argc > 1 ? static_cast<std::istream&>(file) : built_in);
+  if (words.empty()) return std::fprintf(stderr, "no words in %s\n", argv[1]), 1;
   const attn::index length = std::ssize(words), dim = 64;
   matrix x(length, dim), out(length, dim);
   for (attn::index i = 0; i < length; ++i) x.row(i) = embed(words[i], dim);
@@ -56,8 +73,10 @@ int main(int argc, char** argv) {
   attn::sliding_window(x, x, x, out, window);
 
   // The log-sum-exp turns a score into its weight, so nothing of size length x length is ever stored.
-  const std::string wanted = argc > 2 ? argv[2] : "software";
+  const std::string wanted = argc > 2 ? argv[2] : "rabbit";
   bool right = true;
+  if (std::find(words.begin(), words.end(), wanted) == words.end())
+    return std::fprintf(stderr, "the text has no word \"%s\": name one as the second argument\n", wanted.c_str()), 1;
   std::printf("%td words; each sees the %td before it and the first two. What \"%s\" looks back at:\n", length,
               window.left, wanted.c_str());
   for (attn::index i = 0, shown = 0; i < length && shown < 6; ++i) {

@@ -23,7 +23,7 @@ matrix random_matrix(attn::random_numbers& numbers, attn::index rows, attn::inde
   return m;
 }
 
-// Colours that turn and blend, cut into patches: a row of [tokens, 3 * patch * patch] each.
+// A picture of smooth waves of colour, cut into patches: [tokens, 3 * patch * patch].
 matrix patches_of_image(attn::index side) {
   const attn::index across = side / patch;
   matrix patches(across * across, 3 * patch * patch);
@@ -49,7 +49,7 @@ struct block {
         down(random_matrix(n, width, 4 * width)) {}
 };
 
-// What mixes the tokens of a block: attention between projections, or, for FNet, nothing learned at all.
+// What mixes the tokens of a block: attention between projections, or, for FNet, nothing learned.
 using sequence = attn::tensor_view<const float, 3>;
 using sequence_out = attn::tensor_view<float, 3>;
 using mixer = std::function<void(const block&, sequence, sequence_out, attn::execution&)>;
@@ -61,7 +61,7 @@ mixer attention(auto attend) {
   };
 }
 
-// One line an operator. What a model would have learned is drawn.
+// One line per operator. What a model would have learned is drawn at random.
 std::vector<std::pair<std::string, mixer>> operators(attn::index across) {
   using in = attn::tensor_view<const float>;
   using to = attn::tensor_view<float>;
@@ -70,7 +70,9 @@ std::vector<std::pair<std::string, mixer>> operators(attn::index across) {
   attn::random_numbers numbers(2);
   const auto e = attn::draw_projection<float>(64, tokens, {.seed = 2});
   const auto features = attn::draw_features<float>(256, width / head_count, {.seed = 3});
-  const matrix pairs = random_matrix(numbers, tokens, tokens), around = random_matrix(numbers, 1, 9 * 9),
+  // Biases of aft_*, as large as trained ones: standard deviation 2. With small ones all four are nearly aft_simple.
+  const matrix pairs = 2 * std::sqrt(float(tokens)) * random_matrix(numbers, tokens, tokens),
+               around = 2 * 9 * random_matrix(numbers, 1, 9 * 9),
                logits = random_matrix(numbers, tokens, 16);
   // clang-format off
   return {

@@ -50,6 +50,7 @@ picture read_picture(const std::string& path) {  // binary PGM, or PPM as grey, 
 
 int main(int argc, char** argv) {
   const picture p = argc > 1 ? read_picture(argv[1]) : make_picture();
+  if (argc > 1 && !std::ifstream(argv[1])) return std::fprintf(stderr, "file not found: %s\n", argv[1]), 1;
   if (p.light.empty()) return std::fprintf(stderr, "%s: expected a binary PGM or PPM of 8 bits\n", argv[1]), 1;
   constexpr attn::index heads = 3, size = 11;
   const attn::index pixels = p.rows * p.columns;

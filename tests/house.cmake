@@ -99,6 +99,16 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ATTN_SANITIZE)
   endforeach()
 endif()
 
+# The C++ blocks of README.md compile.
+find_package(Python3 COMPONENTS Interpreter QUIET)
+if(Python3_FOUND)
+  add_test(NAME ${ATTN_TESTS_PREFIX}house.readme
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/readme.py ${CMAKE_CXX_COMPILER}
+      ${PROJECT_SOURCE_DIR}/README.md ${CMAKE_CURRENT_BINARY_DIR}/readme -I ${PROJECT_SOURCE_DIR}/include
+      -isystem "$<JOIN:$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>,;-isystem;>"
+    COMMAND_EXPAND_LISTS)
+endif()
+
 # An outside project uses the library: installed and found, as a subdirectory, and fetched.
 foreach(from package subdirectory fetch)
   add_test(NAME ${prefix}installed.${from}
