@@ -48,7 +48,8 @@ struct full_softmax_stream final : stream {
 struct sliding_window_stream final : stream {
   attn::sliding_window_cache<float> cache;
 
-  explicit sliding_window_stream(const problem& p) : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}, {.left = p.set.window}) {}
+  explicit sliding_window_stream(const problem& p)
+      : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}, {.left = p.set.window}) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<sliding_window_stream>(*this); }
   void feed(input k, input v) override { cache.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {

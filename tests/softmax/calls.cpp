@@ -151,7 +151,8 @@ TEST_CASE("full_softmax: q, k, v and out of different layouts in one call", "[fu
     tensor<float> plain(2, 4, queries, 16), strided = plain;
     // q column-major, k [batch, length, head, dim], v every second number and its heads from the last to the first,
     // out with batch and heads interchanged and its rows from the last to the first.
-    tensor<float> q_memory(2, 4, 16, queries), k_memory(2, 70, 2, 16), v_memory(2, 2, 70, 32), out_memory(4, 2, queries, 19);
+    tensor<float> q_memory(2, 4, 16, queries), k_memory(2, 70, 2, 16), v_memory(2, 2, 70, 32),
+        out_memory(4, 2, queries, 19);
     const in_view<float> q2(q_memory.data.data(), {2, 4, queries, 16}, {64 * queries, 16 * queries, 1, queries});
     const in_view<float> k2(k_memory.data.data(), {2, 2, 70, 16}, {70 * 32, 16, 32, 1});
     const in_view<float> v2(v_memory.data.data() + 70 * 32, {2, 2, 70, 16}, {140 * 32, -70 * 32, 32, 2});

@@ -1,5 +1,5 @@
 #pragma once
-// What every operator on queries, keys and values refuses at the door: a good call, spoilt in one place at a time.
+// What every operator on queries, keys and values refuses on entry: a good call, made wrong in one place at a time.
 #include <algorithm>
 #include <cmath>
 #include <functional>

@@ -71,7 +71,8 @@ class kv_cache {
   tensor_view<const S> values() const { return view(values_, value_dim()); }
 
   // For the step: checks what append() would, and nothing else.
-  void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
+  void check_tokens(const detail::validator& check, const tensor_view<const S>& k,
+                    const tensor_view<const S>& v) const {
     detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
     no_alias(check, "k", k);
     no_alias(check, "v", v);
@@ -83,9 +84,7 @@ class kv_cache {
 
  private:
   tensor_view<const S> view(const std::vector<S>& memory, index dim) const {
-    return {memory.data(),
-            {batch(), heads(), tokens_, dim},
-            {heads() * capacity_ * dim, capacity_ * dim, dim, 1}};
+    return {memory.data(), {batch(), heads(), tokens_, dim}, {heads() * capacity_ * dim, capacity_ * dim, dim, 1}};
   }
   static tensor_view<const S> whole(const std::vector<S>& memory) {
     return {memory.data(), {1, 1, 1, static_cast<index>(memory.size())}};
@@ -113,4 +112,4 @@ class kv_cache {
   std::vector<S> keys_, values_;
 };
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

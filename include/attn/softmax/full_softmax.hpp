@@ -149,15 +149,16 @@ struct full_call {
     });
     rows.begin(q, b, h * shape.group(), state.rows, lengths.queries(b), terms.query_factor());
     const auto limit = options.causal ? stream_limit{shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
-    attend_stream(rows, head_of(k, b, h), head_of(v, b, h), {}, begin, end, terms.for_head(b, 0, shift(b)), limit, scratch,
-                  state);
+    attend_stream(rows, head_of(k, b, h), head_of(v, b, h), {}, begin, end, terms.for_head(b, 0, shift(b)), limit,
+                  scratch, state);
   }
 
   void write_few(index b, index kv, const online_softmax<T>& state) const {
     for (index r = 0; r < state.rows; ++r) {
       const index h = kv * shape.group() + r / lengths.queries(b), i = r % lengths.queries(b);
       const auto to = head_of(out, b, h);
-      state.finish_row(r, sink(h), to.row(i), to.col_stride, lse(b, h) ? lse(b, h) + i * options.lse.stride(2) : nullptr);
+      state.finish_row(r, sink(h), to.row(i), to.col_stride,
+                       lse(b, h) ? lse(b, h) + i * options.lse.stride(2) : nullptr);
     }
   }
 
@@ -215,15 +216,16 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out, Options&& options
   const detail::attention_shape shape = detail::check_attention(check, queries, keys, values, to);
   const detail::sequence_lengths lengths = detail::check_lengths(check, shape, chosen);
   detail::check_full_softmax(check, shape, chosen, queries, keys, values, to);
-  detail::full_call<S, std::remove_reference_t<decltype(scored)>>{.q = queries,
-                                                                  .k = keys,
-                                                                  .v = values,
-                                                                  .out = to,
-                                                                  .options = chosen,
-                                                                  .shape = shape,
-                                                                  .lengths = lengths,
-                                                                  .terms = detail::terms_of<T>(chosen, shape.dim, &scored)}
+  detail::full_call<S, std::remove_reference_t<decltype(scored)>>{
+      .q = queries,
+      .k = keys,
+      .v = values,
+      .out = to,
+      .options = chosen,
+      .shape = shape,
+      .lengths = lengths,
+      .terms = detail::terms_of<T>(chosen, shape.dim, &scored)}
       .run(detail::execution_of(exec, options, score));
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -63,4 +63,4 @@ void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O
   }
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -47,4 +47,4 @@ void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<elemen
       }
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

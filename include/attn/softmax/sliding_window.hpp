@@ -186,7 +186,8 @@ struct window_call {
       s.keys.positions = {at, 1, nullptr};
       s.keys.pack(head_of(own ? options.k_global : k, b, kv), head_of(own ? options.v_global : v, b, kv), 0, count);
       for (index row = 0; row < rows; ++row)
-        s.block.ranges[row] = {0, options.causal ? std::clamp(s.row_list[row] + shift + 1 - at, index(0), count) : count};
+        s.block.ranges[row] = {0,
+                               options.causal ? std::clamp(s.row_list[row] + shift + 1 - at, index(0), count) : count};
       attend(s.block, s.keys, head_terms);
     }
     write(s.block, b, h);
@@ -202,7 +203,8 @@ struct window_call {
   }
 
   void run(execution& exec) {
-    const double seen = static_cast<double>(std::min(left + right + 1 + std::ssize(options.global_positions), shape.keys));
+    const double seen =
+        static_cast<double>(std::min(left + right + 1 + std::ssize(options.global_positions), shape.keys));
     const auto limit = exec.limit_threads(
         {.operations = shape.operations_per_pair() * static_cast<double>(shape.queries) * seen,
          .bytes = static_cast<double>(shape.batch * shape.kv_heads * (shape.dim + shape.dim_v)) * seen * sizeof(S)});
@@ -234,8 +236,8 @@ struct window_call {
 };
 
 template <class S>
-void check_window_options(const validator& check, const attention_shape& shape, const sliding_window_options<S>& options,
-                          const memory_layout& out) {
+void check_window_options(const validator& check, const attention_shape& shape,
+                          const sliding_window_options<S>& options, const memory_layout& out) {
   check.at_least("left", 0, options.left);
   check.at_least("right", 0, options.right);
   if (options.dilation.size() > 1) check_per_head(check, "dilation", options.dilation, shape.heads);
@@ -293,4 +295,4 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, Options&& optio
       .run(detail::execution_of(exec, options, score));
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

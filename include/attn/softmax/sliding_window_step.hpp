@@ -69,7 +69,8 @@ class sliding_window_cache {
     globals_.assign(options.global_positions.begin(), options.global_positions.end());
     std::sort(globals_.begin(), globals_.end());
     globals_.erase(std::unique(globals_.begin(), globals_.end()), globals_.end());
-    capacity_ = std::max(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
+    capacity_ =
+        std::max(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
     const index rows = check.fits("ring", {batch(), heads(), head_rows()});
     keys_.resize(static_cast<std::size_t>(check.fits("keys", {rows, dim()})));
     values_.resize(static_cast<std::size_t>(check.fits("values", {rows, value_dim()})));
@@ -119,7 +120,8 @@ class sliding_window_cache {
     return {values_.data() + (b * heads() + h) * head_rows() * value_dim(), head_rows(), value_dim(), value_dim(), 1};
   }
 
-  void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
+  void check_tokens(const detail::validator& check, const tensor_view<const S>& k,
+                    const tensor_view<const S>& v) const {
     detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
   }
 
@@ -132,7 +134,8 @@ class sliding_window_cache {
     const auto write = [&](index row) {
       const auto place = static_cast<std::size_t>(first + row);
       for (index d = 0; d < dim(); ++d) keys_[place * static_cast<std::size_t>(dim()) + d] = k(b, h, t, d);
-      for (index d = 0; d < value_dim(); ++d) values_[place * static_cast<std::size_t>(value_dim()) + d] = v(b, h, t, d);
+      for (index d = 0; d < value_dim(); ++d)
+        values_[place * static_cast<std::size_t>(value_dim()) + d] = v(b, h, t, d);
     };
     write(position % capacity_);
     if (global) write(capacity_ + (found - globals_.begin()));
@@ -188,7 +191,8 @@ struct window_step {
     const auto take = [&](index row, index stride, index rows, const index_map& positions) {
       const matrix_view<const S> some_keys{keys.row(row), rows, keys.cols, keys.row_stride * stride, 1};
       const matrix_view<const S> some_values{values.row(row), rows, values.cols, values.row_stride * stride, 1};
-      attend_stream(s.rows, some_keys, some_values, positions, 0, rows, token_terms, stream_limit{rows}, s.tile, s.state);
+      attend_stream(s.rows, some_keys, some_values, positions, 0, rows, token_terms, stream_limit{rows}, s.tile,
+                    s.state);
     };
     // The window lies in the ring in one run, or in two.
     for (index from = first; from <= p;) {
@@ -214,7 +218,8 @@ struct window_step {
 
   void run(execution& exec) const {
     const index tokens = shape.queries, group = shape.group();
-    const double seen = static_cast<double>(tokens) * static_cast<double>(std::min(cache.left() + 1, cache.tokens() + tokens));
+    const double seen =
+        static_cast<double>(tokens) * static_cast<double>(std::min(cache.left() + 1, cache.tokens() + tokens));
     const auto limit = exec.limit_threads(
         {.operations = shape.operations_per_pair() * seen,
          .bytes = static_cast<double>(shape.batch * shape.kv_heads * (shape.dim + shape.dim_v)) * seen * sizeof(S)});
@@ -268,4 +273,4 @@ void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k,
       .run(detail::execution_of(exec, options, score));
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -150,8 +150,13 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
   for (index from = begin / panel_width<T> * panel_width<T>; from < end; from += key_block) {
     const index to = std::min(from + key_block, end);
     for (index row = 0; row < rows; row += tile_rows) {
-      tile t{.row = row, .rows = std::min<index>(tile_rows, rows - row), .low = to, .high = from, .first = 0,
-             .count = 0, .masked = false};
+      tile t{.row = row,
+             .rows = std::min<index>(tile_rows, rows - row),
+             .low = to,
+             .high = from,
+             .first = 0,
+             .count = 0,
+             .masked = false};
       index all_from = from, all_to = to;
       for (index r = row; r < row + t.rows; ++r) {
         all_from = std::max(all_from, ranges[r].begin);
@@ -211,9 +216,8 @@ template <class T, class Score>
   T* const out = state.row(t.row);
   const T* const weights = s + t.low - first;
   if (keys.all_finite(t.low, t.high)) [[likely]]
-    with_tile_height(rows, [&](auto M) {
-      tile_output<T, M.value>(weights, rescale, keys, t.low, t.high, out, state.stride);
-    });
+    with_tile_height(
+        rows, [&](auto M) { tile_output<T, M.value>(weights, rescale, keys, t.low, t.high, out, state.stride); });
   else
     careful_output(weights, rescale, keys, t.low, t.high, rows, out, state.stride);
 }
@@ -255,4 +259,4 @@ void clear_rows(const matrix_view<S>& out, index begin, index end, T* lse, index
   for (index i = begin; lse && i < end; ++i) lse[i * lse_stride] = -std::numeric_limits<T>::infinity();
 }
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

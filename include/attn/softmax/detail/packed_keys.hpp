@@ -1,8 +1,8 @@
 // attn: keys and values of one head, or of a range of it, packed for the blockwise kernel.
 #pragma once
 
-#include <attn/core/execution.hpp>
 #include <attn/core/detail/tile_product.hpp>
+#include <attn/core/execution.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -89,4 +89,4 @@ struct packed_keys {
   }
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

@@ -204,4 +204,4 @@ constexpr void require_score() {
 }
 
 }  // namespace detail
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -5,7 +5,7 @@
 // of the rows of v, both for up to four queries at a time; all query heads of one key head go together.
 //
 // Measured against packing and blockwise.hpp (one Zen 4 core, float, D 64, 8192 keys, 8 key heads): one query takes
-// 0.50 of its time, with 32 query heads 0.39; it stays ahead up to about 12 queries a head, with 32 query heads up
+// 0.50 of its time, with 32 query heads 0.39; it stays faster up to about 12 queries per head, with 32 query heads up
 // to 6.
 //
 // Keys are taken in chunks of stream_chunk, each with a softmax of its own, merged in order. Threads may share the
@@ -40,8 +40,8 @@ struct stream_queries {
     for (index r = 0; r < rows; ++r) {
       const matrix_view<const S> x = head_of(q, batch, head + r / queries);
       for (index d = 0; d < stride; d += width<T>)
-        store<T>(data + r * stride + d, mul(load_part<T>(x.row(r % queries) + d * x.col_stride, x.col_stride, dim - d),
-                                            broadcast<T>(factor)));
+        store<T>(data + r * stride + d,
+                 mul(load_part<T>(x.row(r % queries) + d * x.col_stride, x.col_stride, dim - d), broadcast<T>(factor)));
     }
   }
 };
@@ -164,7 +164,8 @@ void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, co
         T* const s = scratch.scores + r * stream_tile;
         const index i = r % q.queries, seen = std::clamp(limit(i) - begin, index(0), count);
         if (terms.any() && seen > 0)
-          terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift).apply(s, seen, i, positions, begin);
+          terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
+              .apply(s, seen, i, positions, begin);
         std::fill(s + seen, s + padded, minus_infinity);
         packet<T> highest = broadcast<T>(minus_infinity);
         for (index j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
@@ -189,4 +190,4 @@ void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, co
   }
 }
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail
