@@ -163,8 +163,8 @@ inline void check_bigbird(const validator& check, const attention_shape& shape, 
 
 }  // namespace detail
 
-/// BigBird attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the key at position j,
-/// after every other term; -infinity masks the key.
+/// BigBird attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the
+/// key at position j, after every other term; -infinity masks the key.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = bigbird_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void bigbird(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},

@@ -103,8 +103,8 @@ inline void check_block(const validator& check, const attention_shape& shape, co
 
 }  // namespace detail
 
-/// Block attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the key at position j,
-/// after every other term; -infinity masks the key.
+/// Block attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the
+/// key at position j, after every other term; -infinity masks the key.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = block_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void block(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},

@@ -35,8 +35,8 @@ struct rotations_options {
   index heads = 1;
 };
 
-/// Draws rotations for lsh, [heads, rounds, dim, buckets / 2] unit normal numbers: a seed gives the same numbers on every
-/// machine, and head 0 those that lsh itself draws from it. T is float or double, the compute type. Throws
+/// Draws rotations for lsh, [heads, rounds, dim, buckets / 2] unit normal numbers: a seed gives the same numbers on
+/// every machine, and head 0 those that lsh itself draws from it. T is float or double, the compute type. Throws
 /// std::invalid_argument for sizes that do not fit.
 template <class T>
 tensor<T> draw_rotations(index rounds, index dim, index buckets, const rotations_options& options = {}) {

@@ -100,8 +100,8 @@ struct strided_options {
   tensor_view<real, 3> lse{};
 };
 
-/// Strided or fixed attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the key at position j,
-/// after every other term; -infinity masks the key.
+/// Strided or fixed attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the
+/// key at position j, after every other term; -infinity masks the key.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = strided_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void strided(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
