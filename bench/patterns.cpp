@@ -56,8 +56,8 @@ runner prepare_bigbird(const problem& p) {
 
 constexpr index lsh_buckets = 64, lsh_chunk = 64;
 
-/// Share of the keys of the chunk before that a causal query sees. Tokens are sorted by bucket, then position: so many
-/// places back a key stands earlier, unless a bucket has begun in between and it is farther on in its own.
+/// Share of the keys of the chunk before that a causal query sees. Tokens are sorted by bucket, then position: a key
+/// some places before is earlier, unless a bucket begins in between and the key is later in its own.
 double earlier(double chunk, double bucket) {
   double share = 0;
   for (double back = 1; back < 2 * chunk; ++back)

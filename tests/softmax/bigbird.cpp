@@ -147,7 +147,8 @@ TEST_CASE("bigbird: tables that cannot be drawn are refused", "[bigbird]") {
   CHECK(well_formed(refusal([] { attn::draw_random_blocks(4, -1); }), "draw_random_blocks"));
   CHECK(well_formed(refusal([] { attn::draw_random_blocks(4, 1, {.window_blocks = 0}); }), "draw_random_blocks"));
   CHECK(well_formed(refusal([] { attn::draw_random_blocks(4, 1, {.global_blocks = -1}); }), "draw_random_blocks"));
-  CHECK(well_formed(refusal([] { attn::draw_random_blocks(1 << 30, 1 << 30, {.heads = 1 << 30}); }), "draw_random_blocks"));
+  CHECK(well_formed(refusal([] { attn::draw_random_blocks(1 << 30, 1 << 30, {.heads = 1 << 30}); }),
+                    "draw_random_blocks"));
 }
 
 }  // namespace testing

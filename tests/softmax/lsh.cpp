@@ -169,13 +169,15 @@ TEST_CASE("lsh: a seed gives what the rotations drawn from it give", "[lsh]") {
 
 TEST_CASE("lsh: more heads than a wave takes, with and without threads", "[lsh]") {
   // 0.5 MB per head with its tables: a wave takes three of the eight.
-  const tensor<float> q = cast<float>(random_normal(1, 2, 4, 700, 64)), v = cast<float>(random_normal(2, 2, 2, 700, 64));
+  const tensor<float> q = cast<float>(random_normal(1, 2, 4, 700, 64)),
+                      v = cast<float>(random_normal(2, 2, 2, 700, 64));
   const std::vector<index> lengths = {700, 555};
   for (bool wrap : {false, true}) {
     tensor<float> alone(2, 4, 700, 64, 7), shared(2, 4, 700, 64, 8);
     tensor<float> alone_lse(2, 4, 700, 1, 7), shared_lse(2, 4, 700, 1, 8);
     attn::execution serial, two(2), three(3);
-    attn::lsh_options<float> o{.lengths = lengths, .rounds = 2, .buckets = 20, .wrap = wrap, .lse = row_view(alone_lse)};
+    attn::lsh_options<float> o{
+        .lengths = lengths, .rounds = 2, .buckets = 20, .wrap = wrap, .lse = row_view(alone_lse)};
     compiled_lsh<float>::call(view(q), view(v), view(alone), o, {}, serial);
     o.lse = row_view(shared_lse);
     for (attn::execution* threads : {&two, &three}) {
@@ -187,7 +189,8 @@ TEST_CASE("lsh: more heads than a wave takes, with and without threads", "[lsh]"
 }
 
 TEST_CASE("lsh: every view with a layout of its own", "[lsh]") {
-  const tensor<float> q = cast<float>(random_normal(1, 2, 4, 150, 16)), v = cast<float>(random_normal(2, 2, 2, 150, 16));
+  const tensor<float> q = cast<float>(random_normal(1, 2, 4, 150, 16)),
+                      v = cast<float>(random_normal(2, 2, 2, 150, 16));
   tensor<float> plain(2, 4, 150, 16), q_columns(2, 4, 16, 150), v_gaps(2, 150, 2, 32), by_token(2, 150, 4, 16);
   for (index b = 0; b < 2; ++b)
     for (index i = 0; i < 150; ++i)

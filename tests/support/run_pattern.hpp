@@ -67,7 +67,7 @@ class common_softmax_options {
   score_of<S> score;
 };
 
-// out and lse start as rubbish: rows that should be zero must have been written.
+// out and lse start with poison values: rows that should be zero must have been written.
 template <class S, class Options>
 reference::result run_pattern(const problem<Options>& p, attn::execution& execution) {
   using form = library_form<S, Options>;
@@ -111,7 +111,7 @@ inline void choose(reference::softmax_options& o, int choice, index queries, ind
   }
 }
 
-// A table of blocks [1, heads, blocks, columns]: entries from -1 to blocks - 1 that depend on where they stand only, so
+// A table of blocks [1, heads, blocks, columns]: entries from -1 to blocks - 1 that depend on their indices only, so
 // that a shorter sequence's table is the longer one's without what lies beyond.
 inline tensor<index> block_table(index first_head, index heads, index blocks, index columns) {
   tensor<index> table(1, heads, blocks, columns);

@@ -4,14 +4,14 @@
 //     window   its own and the blocks beside it,
 //     global   the first g and the last g blocks of the true length; their own queries see every key,
 //     random   those a table lists for it.
-//   A block named twice counts once. With causal, only keys up to the query, of global blocks too.
+//   A block in two of these counts once. With causal, only keys up to the query, of global blocks too.
 //                                                                 Zaheer et al. 2020, "Big Bird"
 //
 //   const auto random = attn::draw_random_blocks(length / 64, 3, {.seed = 7, .heads = heads});
 //   attn::bigbird(q, k, v, out, {.size = 64, .random = random});
 //
 // Shapes   as full_softmax; random [H or 1, blocks, r], blocks = Lk / b rounded up.
-// Cost     2 B H (D + Dv) operations for every pair of query and key it sees, about (3 + 2 g + r) b keys a query.
+// Cost     2 B H (D + Dv) operations for every pair of query and key it sees, about (3 + 2 g + r) b keys per query.
 //          Scratch as pattern_softmax: about Lk (D + Dv) numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
@@ -122,7 +122,7 @@ struct bigbird_options {
   std::optional<real> scale{};
   /// Nothing after the query's own position, not even in a global block.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or for each. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// b, >= 1: positions [0, b) are the first block, and so on.
   index size = 64;
@@ -163,8 +163,8 @@ inline void check_bigbird(const validator& check, const attention_shape& shape, 
 
 }  // namespace detail
 
-/// BigBird attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the key at position j,
-/// after every other term; -infinity masks the key.
+/// BigBird attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the
+/// key at position j, after every other term; -infinity masks the key.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = bigbird_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void bigbird(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},

@@ -8,7 +8,7 @@
 //   attn::block(q, k, v, out, {.size = 128, .permutation = key_block_of});
 //
 // Shapes   as full_softmax; permutation [H or 1, blocks], blocks = Lk / b rounded up.
-// Cost     2 B H (D + Dv) operations for every pair of query and key it sees, (2 n + 1) b keys a query. Scratch as
+// Cost     2 B H (D + Dv) operations for every pair of query and key it sees, (2 n + 1) b keys per query. Scratch as
 //          pattern_softmax: about Lk (D + Dv) numbers, less where blocks see only themselves.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
@@ -66,7 +66,7 @@ struct block_options {
   std::optional<real> scale{};
   /// Nothing after the query's own position.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or for each. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// b, >= 1: positions [0, b) are the first block, and so on.
   index size = 128;
@@ -103,8 +103,8 @@ inline void check_block(const validator& check, const attention_shape& shape, co
 
 }  // namespace detail
 
-/// Block attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the key at position j,
-/// after every other term; -infinity masks the key.
+/// Block attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the
+/// key at position j, after every other term; -infinity masks the key.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = block_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void block(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},

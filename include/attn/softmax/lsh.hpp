@@ -3,7 +3,7 @@
 //   Queries are keys: k_j = q_j / |q_j|. In each of several rounds a random rotation R puts every token into a bucket,
 //   argmax [q R; -q R]; tokens are sorted by (bucket, position) and cut into chunks; a chunk's queries see the keys of
 //   their own chunk and of the one before it. out_i is the softmax attention (full_softmax.hpp) over the keys of all
-//   rounds, one offered in several rounds counted in each, and over itself only if there is no other.
+//   rounds, one seen in several rounds counted in each, and over itself only if there is no other.
 //                                                         Kitaev, Kaiser, Levskaya 2020, "Reformer"
 //
 //   attn::lsh(q, v, out, {.rounds = 4, .buckets = 64, .chunk = 64, .seed = 7});
@@ -35,8 +35,8 @@ struct rotations_options {
   index heads = 1;
 };
 
-/// Draws rotations for lsh, [heads, rounds, dim, buckets / 2] unit normal numbers: a seed gives the same numbers on every
-/// machine, and head 0 those that lsh itself draws from it. T is float or double, the compute type. Throws
+/// Draws rotations for lsh, [heads, rounds, dim, buckets / 2] unit normal numbers: a seed gives the same numbers on
+/// every machine, and head 0 those that lsh itself draws from it. T is float or double, the compute type. Throws
 /// std::invalid_argument for sizes that do not fit.
 template <class T>
 tensor<T> draw_rotations(index rounds, index dim, index buckets, const rotations_options& options = {}) {
@@ -74,8 +74,7 @@ struct lsh_options {
   index chunk = 64;
   /// Chunks seen before and after the own one; each once at most, those before first.
   index lookback = 1, lookahead = 0;
-  /// The chunks of all rounds on one ring, as published: the first of a round looks back to the last of the round
-  /// before.
+  /// The chunks of all rounds form one ring, as published: the first of a round sees the last of the round before.
   bool wrap = false;
   bool scaled = true;
   /// k = q / sqrt(|q|^2 + D norm_eps), >= 0.

@@ -11,8 +11,8 @@
 // Cost     2 (D + Dv) operations for every pair of query and key the pattern contains, and one pass over the keys.
 //          Scratch: the packed keys and values of a query set, per thread; where query sets share most of their keys,
 //          those of one key head (or of as many as fill the threads), about Lk (D + Dv) numbers. For joined patterns,
-//          where rows of out cannot hold unfinished sums (16-bit types, strides, dims that are no multiple of a vector),
-//          Lq Dv more for every head in progress.
+//          where rows of out cannot hold unfinished sums (16-bit types, strides, dims that are no multiple of a
+//          vector), Lq Dv more for every head in progress.
 // Throws   std::invalid_argument for shapes or options that do not fit, for a pattern whose query sets do not contain
 //          every query once, for lists that do not ascend from 0 on, and for queries' ranges of a step (evaluated for
 //          the first query of a set), before anything is written.
@@ -32,7 +32,7 @@ struct pattern_softmax_options {
   std::optional<real> scale{};
   /// Nothing after the query's own position.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or for each. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};

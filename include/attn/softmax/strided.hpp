@@ -9,7 +9,7 @@
 //   attn::strided(q, k, v, out, {.kind = attn::strided_kind::fixed, .stride = 64, .summary = 4});
 //
 // Shapes   as full_softmax.
-// Cost     2 B H (D + Dv) operations for every pair of query and key it sees: about 2 l + Lk / l keys a query for
+// Cost     2 B H (D + Dv) operations for every pair of query and key it sees: about 2 l + Lk / l keys per query for
 //          strided, l + c Lk / l for fixed, half of it when causal. Scratch as pattern_softmax.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
@@ -83,7 +83,7 @@ struct strided_options {
   std::optional<real> scale{};
   /// Nothing after the query's own position.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or for each. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   strided_kind kind = strided_kind::strided;
   /// l, >= 1.
@@ -100,8 +100,8 @@ struct strided_options {
   tensor_view<real, 3> lse{};
 };
 
-/// Strided or fixed attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the key at position j,
-/// after every other term; -infinity masks the key.
+/// Strided or fixed attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the
+/// key at position j, after every other term; -infinity masks the key.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = strided_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void strided(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},

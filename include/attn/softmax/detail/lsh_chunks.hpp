@@ -5,8 +5,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The chunks of one round over n sorted tokens, and the packed slots their queries see: `before` slots of earlier rounds'
-/// chunks, the n tokens, `after` slots of later rounds' chunks. Without `wrap` there are only the n tokens.
+/// The chunks of one round over n sorted tokens, and the packed slots their queries see: before() slots of earlier
+/// rounds' chunks, the n tokens, then those of later rounds' chunks. Without `wrap` there are only the n tokens.
 struct lsh_chunks {
   index n = 0, chunk = 1, chunks = 0, rounds = 1;
   index lookback = 0, lookahead = 0;

@@ -47,7 +47,7 @@ struct lsh_driver {
             .states = row_states<T>::layout(memory, out)};
   }
 
-  /// Scratch of one thread: the rows under way, and the keys they see.
+  /// Scratch of one thread: a block of rows, and the keys they see.
   struct thread_scratch {
     row_block<T> block;
     packed_keys<T> packed;
@@ -190,7 +190,7 @@ struct lsh_driver {
     }
   }
 
-  /// A row that no round offered another key.
+  /// A row that has seen no other key in any round.
   [[gnu::noinline]] void attend_self(const head_view& h, index row, row_block<T>& block) const {
     const index i = block.positions[row];
     const S *const x = h.query.row(i), *const value = h.value.row(i);
@@ -264,7 +264,7 @@ struct lsh_driver {
       fill_rotations(*numbers, drawn, options.seed, 0);
       rotations = {*numbers, {1, options.rounds, shape.dim, half()}};
     }
-    // A head brings its own tables, and its queries, values and results, into the caches.
+    // In the caches, per head: its tables, queries, values and results.
     const index heads = shape.batch * shape.heads, numbers_per_token = 4 * options.rounds + shape.dim + 2 * shape.dim_v,
                 bytes = shape.keys * numbers_per_token * static_cast<index>(sizeof(T));
     for_each_wave(

@@ -49,7 +49,7 @@ void make_key(const S* x, index stride, index dim, T factor, T* key) {
 template <class T>
 struct lsh_hashes {
   const T* rotations;
-  index rounds, half, dim;  // buckets / 2 columns a round
+  index rounds, half, dim;  // buckets / 2 columns per round
 
   static index packed_size(index rounds, index half, index dim) {
     return rounds * round_up(half, tile_rows) * dim + width<T>;

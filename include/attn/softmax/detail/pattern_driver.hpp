@@ -92,7 +92,7 @@ struct pattern_driver {
     return pair;
   }
 
-  /// Scratch of one thread: the rows under way, and the keys a query set gathers.
+  /// Scratch of one thread: a block of rows, and the keys a query set gathers.
   struct thread_scratch {
     row_block<T> block;
     packed_keys<T> gathered;
