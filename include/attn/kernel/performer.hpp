@@ -21,9 +21,8 @@
 //
 // Exponents are kept separately, so neither long queries nor long keys overflow or vanish, and causal rows do not
 // change, to the last bit, with what comes later. A key counts as 0 where its squares overflow (norm 1e19 in float).
-// Features of
-// relu are plain numbers: where phi(q).z overflows, in float from |q| |k| Lk of about 1e37 on, the row is NaN. Token by
-// token: performer_step.hpp.
+// Features of relu are plain numbers: where phi(q).z overflows, in float from |q| |k| Lk of about 1e37 on, the row is
+// NaN. Token by token: performer_step.hpp.
 #pragma once
 
 #include <attn/kernel/detail/engine.hpp>
