@@ -182,7 +182,7 @@ TEMPLATE_LIST_TEST_CASE("performer: keys of any norm give a mean of the values",
           const auto w = cast<TestType>(p.options.features);
           tensor<TestType> out(1, q.heads(), 40, 3, 7);
           attn::performer_state<TestType> state({.heads = k.heads(), .features = 24, .value_dim = 3},
-                                                 {.kernel = static_cast<attn::performer_kernel>(chosen)});
+                                                {.kernel = static_cast<attn::performer_kernel>(chosen)});
           attn::execution serial;
           for (index t = 0; t < 40; ++t) {
             const auto at = [&](auto x) { return x.slice(2, t, 1); };

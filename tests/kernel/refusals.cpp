@@ -287,7 +287,10 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                                         d.v_view = {d.out.data.data(), {2, 2, 6, 5}, {60, 30, 5, 1}};
                                       }}};
   check(
-      "linear_step", [](index b, index h, index dim) { return attn::linear_state<float>({.batch = b, .heads = h, .features = 8, .value_dim = dim}); },
+      "linear_step",
+      [](index b, index h, index dim) {
+        return attn::linear_state<float>({.batch = b, .heads = h, .features = 8, .value_dim = dim});
+      },
       [](auto& state, door& d) {
         attn::execution serial;
         attn::linear_step_options<float> options;
@@ -301,7 +304,10 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                                         {"a decay above 1", "from 0 to 1",
                                          [](door& d) { d.gate.data[3] = 1.5f, d.linear.decay = d.gates(2, 2, 6); }}}));
   check(
-      "performer_step", [](index b, index h, index dim) { return attn::performer_state<float>({.batch = b, .heads = h, .features = 10, .value_dim = dim}); },
+      "performer_step",
+      [](index b, index h, index dim) {
+        return attn::performer_state<float>({.batch = b, .heads = h, .features = 10, .value_dim = dim});
+      },
       [](auto& state, door& d) {
         attn::execution serial;
         compiled_performer<float>::step(state, d.q_view, d.k_view, d.v_view, d.out_view_, d.features, {}, serial);
@@ -310,7 +316,10 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                                                        d.features = {d.w.data.data(), {1, 9, 8}};
                                                      }}}));
   check(
-      "rfa_step", [](index b, index h, index dim) { return attn::rfa_state<float>({.batch = b, .heads = h, .features = 10, .value_dim = dim}); },
+      "rfa_step",
+      [](index b, index h, index dim) {
+        return attn::rfa_state<float>({.batch = b, .heads = h, .features = 10, .value_dim = dim});
+      },
       [](auto& state, door& d) {
         attn::execution serial;
         compiled_rfa<float>::step(state, d.q_view, d.k_view, d.v_view, d.out_view_, d.features, {}, serial);

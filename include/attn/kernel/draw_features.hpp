@@ -72,8 +72,8 @@ inline void draw_rows(random_numbers& numbers, feature_rows kind, index count, i
   }
 }
 
-/// The element nearest to x. Rounded by way of float, a 16-bit one may be rounded twice: unless float keeps, in its last
-/// bit, that something was cut off.
+/// The element nearest to x. Rounded by way of float, a 16-bit one may be rounded twice: unless float keeps, in its
+/// last bit, that something was cut off.
 template <element S>
 S nearest_element(double x) {
   if constexpr (std::same_as<S, float> || std::same_as<S, double>) return static_cast<S>(x);
@@ -108,4 +108,4 @@ tensor<S, 3> draw_features(index count, index dim, const draw_options& options =
   return features;
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -61,16 +61,19 @@ concept token_map = requires(const F& f, std::span<const T> token, std::span<T> 
 template <class F, class T>
 constexpr bool require_feature_map() {
   constexpr bool fits = number_map<F, T> || token_map<F, T>;
-  static_assert(fits, "attn: a feature map must be callable as map(x) and return a number, or have features(dim) and be "
-                      "callable as map(token, phi) on spans");
+  static_assert(fits,
+                "attn: a feature map must be callable as map(x) and return a number, or have features(dim) and be "
+                "callable as map(token, phi) on spans");
   return fits;
 }
 
 /// How many features a map makes. The caller's is asked once, for memory is laid out by the answer.
 template <class F>
 index features_of(const F& map, index dim) {
-  if constexpr (requires { map.features(dim); }) return map.features(dim);
-  else return dim;
+  if constexpr (requires { map.features(dim); })
+    return map.features(dim);
+  else
+    return dim;
 }
 
 /// A map, of the caller or of ours, as the engine takes it: thin, for it is compiled for every map and element type.
@@ -115,4 +118,4 @@ struct mapped_features final : feature_map<compute_type<S>> {
 };
 
 }  // namespace detail
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -6,7 +6,8 @@
 //
 //   attn::linear(q, k, v, out);                                 // Eigen matrices [length, dim]: one head
 //   attn::linear(q, k, v, out, {.causal = true}, threads);
-//   attn::linear(q, k, v, out, {}, attn::feature_maps::relu{});               // another feature map: see feature_maps.hpp
+//   attn::linear(q, k, v, out, {}, attn::feature_maps::relu{});               // another feature map: see
+//   feature_maps.hpp
 //   attn::linear(q, k, v, out, {.causal = true, .decay = g}, [](float x) { return x * x; });
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
@@ -71,20 +72,20 @@ void run_linear(const validator& check, const kernel_views<S>& x, const linear_o
     const index count = features_of(map, shape.dim);
     check_feature_count(check, count, shape);
     mapped_features<S, F> features(map, shape.dim, count);
-    const index heads =
-        heads_of_sums(shape_of_parameters(shape, state), {options.decay ? options.decay.extent(1) : 0});
-    run_kernel(check, kernel_call<T>{.q = x.q,
-                                     .k = x.k,
-                                     .v = x.v,
-                                     .out = x.out,
-                                     .shape = shape,
-                                     .lengths = lengths,
-                                     .map = features,
-                                     .heads = heads,
-                                     .causal = options.causal,
-                                     .normalise = options.normalise,
-                                     .eps = options.eps,
-                                     .gate = options.decay},
+    const index heads = heads_of_sums(shape_of_parameters(shape, state), {options.decay ? options.decay.extent(1) : 0});
+    run_kernel(check,
+               kernel_call<T>{.q = x.q,
+                              .k = x.k,
+                              .v = x.v,
+                              .out = x.out,
+                              .shape = shape,
+                              .lengths = lengths,
+                              .map = features,
+                              .heads = heads,
+                              .causal = options.causal,
+                              .normalise = options.normalise,
+                              .eps = options.eps,
+                              .gate = options.decay},
                state, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"out", x.out}, {"decay", options.decay}}, exec);
   }
 }
@@ -104,4 +105,4 @@ void linear(const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                         detail::execution_of(exec, options, map));
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

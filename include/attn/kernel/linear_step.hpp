@@ -72,4 +72,4 @@ void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&&
                              detail::execution_of(exec, options, map));
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

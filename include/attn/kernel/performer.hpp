@@ -15,14 +15,14 @@
 //          [H, Hkv or 1, m, D]; Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
 //          arithmetic.
 // Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more. Scratch: at most about
-//          16 m (Dv + 32) numbers per thread, whatever the length; that is where threads share a head. Twice all that for
-//          the kernels with two features a row.
+//          16 m (Dv + 32) numbers per thread, whatever the length; that is where threads share a head. Twice all that
+//          for the kernels with two features a row.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// Exponents are kept separately, so neither long queries nor long keys overflow or vanish, and causal rows do not change,
-// to the last bit, with what comes later. A key counts as 0 where its squares overflow (norm 1e19 in float). Features of
-// relu are plain numbers: where phi(q).z overflows, in float from |q| |k| Lk of about 1e37 on, the row is NaN. Token by
-// token: performer_step.hpp.
+// Exponents are kept separately, so neither long queries nor long keys overflow or vanish, and causal rows do not
+// change, to the last bit, with what comes later. A key counts as 0 where its squares overflow (norm 1e19 in float).
+// Features of relu are plain numbers: where phi(q).z overflows, in float from |q| |k| Lk of about 1e37 on, the row is
+// NaN. Token by token: performer_step.hpp.
 #pragma once
 
 #include <attn/kernel/detail/engine.hpp>
@@ -99,16 +99,17 @@ void run_performer(const validator& check, const kernel_views<S>& x, const tenso
                              .scale = options.scale.value_or(T(1) / std::sqrt(dim)),
                              .feature_eps = options.feature_eps.value_or(relu ? T(1e-3) : T(0)),
                              .centred = options.center_keys});
-  run_kernel(check, kernel_call<T>{.q = x.q,
-                                   .k = x.k,
-                                   .v = x.v,
-                                   .out = x.out,
-                                   .shape = shape,
-                                   .lengths = lengths,
-                                   .map = map,
-                                   .heads = heads,
-                                   .causal = options.causal,
-                                   .eps = map.published ? options.eps * static_cast<T>(w.extent(1)) : options.eps},
+  run_kernel(check,
+             kernel_call<T>{.q = x.q,
+                            .k = x.k,
+                            .v = x.v,
+                            .out = x.out,
+                            .shape = shape,
+                            .lengths = lengths,
+                            .map = map,
+                            .heads = heads,
+                            .causal = options.causal,
+                            .eps = map.published ? options.eps * static_cast<T>(w.extent(1)) : options.eps},
              state, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"out", x.out}, {"features", w}}, exec);
 }
 
@@ -127,4 +128,4 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
                            detail::execution_of(exec, options));
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

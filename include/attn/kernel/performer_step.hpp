@@ -1,8 +1,9 @@
 // attn: performer token by token.
 //
 //   attn::performer_state<float> state({.heads = 8, .features = 256, .value_dim = 64});   // 256 rows of W
-//   attn::performer_step(state, q_t, k_t, v_t, out_t, features);                          // what causal performer gives
-//   state.append(k, v, features);                                                         // the same without queries
+//   attn::performer_step(state, q_t, k_t, v_t, out_t, features);                          // what causal performer
+//   gives state.append(k, v, features);                                                         // the same without
+//   queries
 //
 // Copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
@@ -63,12 +64,12 @@ class performer_state : public kernel_state<compute_type<S>> {
   performer_kernel kernel() const { return static_cast<performer_kernel>(this->kind().variant); }
 
   /// performer_step without queries: feeds k [B, Hkv, n, D] and v [B, Hkv, n, Dv].
-  template <viewable K, viewable V, class Features = performer_step_options<S>, class Options = performer_step_options<S>>
+  template <viewable K, viewable V, class Features = performer_step_options<S>,
+            class Options = performer_step_options<S>>
   void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-    detail::run_performer_step<S>("performer_state::append", *this, detail::without_queries<S>(k, v),
-                                  detail::view_of_features<S>(features),
-                                  detail::options_or_default<performer_step_options<S>>(options),
-                                  detail::execution_of(exec, options));
+    detail::run_performer_step<S>(
+        "performer_state::append", *this, detail::without_queries<S>(k, v), detail::view_of_features<S>(features),
+        detail::options_or_default<performer_step_options<S>>(options), detail::execution_of(exec, options));
   }
 };
 
@@ -80,10 +81,9 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Featu
           class Options = performer_step_options<S>>
 void performer_step(performer_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
                     const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-  detail::run_performer_step<S>("performer_step", state, detail::views_for_state<S>(q, k, v, out),
-                                detail::view_of_features<S>(features),
-                                detail::options_or_default<performer_step_options<S>>(options),
-                                detail::execution_of(exec, options));
+  detail::run_performer_step<S>(
+      "performer_step", state, detail::views_for_state<S>(q, k, v, out), detail::view_of_features<S>(features),
+      detail::options_or_default<performer_step_options<S>>(options), detail::execution_of(exec, options));
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

@@ -110,11 +110,11 @@ void run_rfa(const validator& check, const kernel_views<S>& x, const tensor_view
              const rfa_options<S>& options, execution& exec, State* state = nullptr) {
   using T = compute_type<S>;
   const auto [shape, lengths] = check_rfa(check, x, w, options, state);
-  const index heads = heads_of_sums(shape_of_parameters(shape, state),
-                                    {w.extent(0), options.gate ? options.gate.extent(1) : 0});
+  const index heads =
+      heads_of_sums(shape_of_parameters(shape, state), {w.extent(0), options.gate ? options.gate.extent(1) : 0});
   rfa_features<T> map(stored_features(w), options.norm_eps, state ? state->heads() : heads);
-  run_kernel(
-      check, kernel_call<T>{.q = x.q,
+  run_kernel(check,
+             kernel_call<T>{.q = x.q,
                             .k = x.k,
                             .v = x.v,
                             .out = x.out,
@@ -126,7 +126,8 @@ void run_rfa(const validator& check, const kernel_views<S>& x, const tensor_view
                             .eps = options.eps,
                             .gate = options.gate,
                             .complement = true},
-      state, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"out", x.out}, {"features", w}, {"gate", options.gate}}, exec);
+             state, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"out", x.out}, {"features", w}, {"gate", options.gate}},
+             exec);
 }
 
 }  // namespace detail
@@ -143,4 +144,4 @@ void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features =
                      detail::execution_of(exec, options));
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

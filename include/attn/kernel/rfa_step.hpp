@@ -38,8 +38,8 @@ void run_rfa_step(const char* name, rfa_state<S>& state, const kernel_views<S>& 
 
 }  // namespace detail
 
-/// The sums of rfa for elements of type S and `features` rows of W. Throws std::invalid_argument for negative extents or
-/// sizes no memory can hold.
+/// The sums of rfa for elements of type S and `features` rows of W. Throws std::invalid_argument for negative extents
+/// or sizes no memory can hold.
 template <element S>
 class rfa_state : public kernel_state<compute_type<S>> {
  public:
@@ -49,10 +49,9 @@ class rfa_state : public kernel_state<compute_type<S>> {
   /// rfa_step without queries: feeds k [B, Hkv, n, D] and v [B, Hkv, n, Dv].
   template <viewable K, viewable V, class Features = rfa_step_options<S>, class Options = rfa_step_options<S>>
   void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-    detail::run_rfa_step<S>("rfa_state::append", *this, detail::without_queries<S>(k, v),
-                            detail::view_of_features<S>(features),
-                            detail::options_or_default<rfa_step_options<S>>(options),
-                            detail::execution_of(exec, options));
+    detail::run_rfa_step<S>(
+        "rfa_state::append", *this, detail::without_queries<S>(k, v), detail::view_of_features<S>(features),
+        detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
   }
 };
 
@@ -63,9 +62,9 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Featu
           class Options = rfa_step_options<S>>
 void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const Features& features = {},
               Options&& options = {}, execution_ref exec = {}) {
-  detail::run_rfa_step<S>("rfa_step", state, detail::views_for_state<S>(q, k, v, out),
-                          detail::view_of_features<S>(features),
-                          detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
+  detail::run_rfa_step<S>(
+      "rfa_step", state, detail::views_for_state<S>(q, k, v, out), detail::view_of_features<S>(features),
+      detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
 }
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

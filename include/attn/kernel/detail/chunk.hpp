@@ -71,9 +71,9 @@ struct chunk_view {
   const T* k_own = nullptr;  // and of those keys
   const T* own_factor = nullptr;
   const T* pair_factor = nullptr;  // [query][key], null: all 1
-  const T* values = nullptr;  // panels [kernel_chunk][panel_width]
-  bool finite = true;         // every value is
-  const T* eps = nullptr;     // added to the denominator
+  const T* values = nullptr;       // panels [kernel_chunk][panel_width]
+  bool finite = true;              // every value is
+  const T* eps = nullptr;          // added to the denominator
   bool normalise = true;
   index features = 0, dim_v = 0;
 };
@@ -116,7 +116,8 @@ void own_weights(const chunk_view<T>& c, index r0, index rows, T* weights, T* su
   }
 }
 
-/// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out [tile_rows][stride], and their denominators den[m]. `weights` is a scratch tile [tile_rows][kernel_chunk].
+/// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out [tile_rows][stride], and their denominators den[m].
+/// `weights` is a scratch tile [tile_rows][kernel_chunk].
 template <class T>
 void chunk_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows, T* weights, T* den, T* out,
                 index stride) {
@@ -161,4 +162,4 @@ void chunk_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows
   }
 }
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,8 +1,9 @@
 // attn: the one engine of kernel attention, phi(q)^T sum_j phi(k_j) v_j^T, bidirectional or causal.
 //
-// Bidirectional: every segment of keys is summed up chunk by chunk, segments are merged in order, then blocks of queries
-// read the total. Causal: chunk by chunk, queries read what is before their chunk and see their own chunk through the
-// triangle. A segment has sums of its own, added to the total when it is complete, which keeps rounding small in long
+// Bidirectional: every segment of keys is summed up chunk by chunk, segments are merged in order, then blocks of
+// queries read the total. Causal: chunk by chunk, queries read what is before their chunk and see their own chunk
+// through the triangle. A segment has sums of its own, added to the total when it is complete, which keeps rounding
+// small in long
 // sequences and lets threads share one head: a wave of segments is summed up at once, and once the sums before each are
 // known, attended at once. Segments and chunks are at fixed places, so bits do not depend on threads.
 #pragma once
@@ -27,7 +28,7 @@ struct kernel_call {
   bool causal = false, normalise = true;
   T eps = T(0);
   tensor_view<const T, 3> gate{};
-  bool complement = false;   // keys enter with 1 - gate
+  bool complement = false;  // keys enter with 1 - gate
   state_memory<T> state{};  // where given, what came before, and then what comes after
 
   bool gated() const { return gate.data() != nullptr; }
@@ -58,8 +59,8 @@ struct kernel_call {
   }
 
   static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index end) {
-    prefetch.add(matrix_view<const std::byte>{x.data, x.rows, x.cols * x.access->size, x.row_stride, x.col_stride}, begin,
-                 end);
+    prefetch.add(matrix_view<const std::byte>{x.data, x.rows, x.cols * x.access->size, x.row_stride, x.col_stride},
+                 begin, end);
   }
   /// Of the chunk of keys from `begin` on.
   row_prefetcher<> prefetch_keys(index b, index h, index begin) const {
@@ -80,7 +81,8 @@ struct kernel_call {
           store<T>(s.k_phi + r * kernel_chunk + t, mul(load<T>(s.k_phi + r * kernel_chunk + t), load<T>(last + t)));
     }
     if (count < lanes)
-      for (index r = 0; r < m; ++r) std::fill(s.k_phi + r * kernel_chunk + count, s.k_phi + r * kernel_chunk + lanes, T(0));
+      for (index r = 0; r < m; ++r)
+        std::fill(s.k_phi + r * kernel_chunk + count, s.k_phi + r * kernel_chunk + lanes, T(0));
     if (!log_scaled()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), gated() ? s.decay[count - 1] : T(1));
     add_keys(sums, s.k_phi, s.values, count, s.row_decay, prefetch);
   }
@@ -107,8 +109,8 @@ struct kernel_call {
     return s.decay[count - 1];
   }
 
-  /// Causal, keys [begin, end) of one segment after those summed up in `before`. Leaves the segment's own sums in `own`,
-  /// unless it is the `last` one, whose sums nobody reads. `total` is scratch. Returns the product of the gates.
+  /// Causal, keys [begin, end) of one segment after those summed up in `before`. Leaves the segment's own sums in
+  /// `own`, unless it is the `last` one, whose sums nobody reads. `total` is scratch. Returns the product of the gates.
   T attend_segment(index b, index h, index begin, index end, bool last, const kernel_scratch<T>& s,
                    const kernel_sums<T>& before, kernel_sums<T>& own, kernel_sums<T>& total) const {
     const index offset = lengths.keys(b) - lengths.queries(b);  // position of query 0
@@ -224,8 +226,7 @@ struct kernel_call {
 
   void attend_queries(index b, index h, index block, const kernel_scratch<T>& s, const kernel_sums<T>& total) const {
     const index begin = block * kernel_chunk, count = std::min<index>(kernel_chunk, lengths.queries(b) - begin);
-    for (index g = 0; g < group(); ++g)
-      attend_block(b, h, h * group() + g, begin, 0, count, s, &total, 0, true);
+    for (index g = 0; g < group(); ++g) attend_block(b, h, h * group() + g, begin, 0, count, s, &total, 0, true);
   }
 
   /// Adds the sums of the next segment, which are lost, to those before it.
@@ -288,13 +289,13 @@ struct kernel_call {
       if (!causal) continue;
       segments_now.for_each(1, [&](index n, segment_sums& x, index, int worker) {
         const index begin = n * kernel_segment;
-        attend_segment(b, h, begin, std::min(begin + kernel_segment, keys), true, scratch(exec, worker), x.before, x.own,
-                       x.total);
+        attend_segment(b, h, begin, std::min(begin + kernel_segment, keys), true, scratch(exec, worker), x.before,
+                       x.own, x.total);
       });
     }
     if (!causal && !sums.empty)
       exec.for_each(blocks(b),
-                     [&](index block, int worker) { attend_queries(b, h, block, scratch(exec, worker), sums); });
+                    [&](index block, int worker) { attend_queries(b, h, block, scratch(exec, worker), sums); });
     pad(b, h);
   }
   static void copy(const kernel_sums<T>& from, kernel_sums<T>& to) {
@@ -338,7 +339,8 @@ struct kernel_call {
   }
 };
 
-/// Runs the call, as a step where there is a state (run_step, recurrent.hpp). `views` are those a state must not overlap.
+/// Runs the call, as a step where there is a state (run_step, recurrent.hpp). `views` are those a state must not
+/// overlap.
 template <class T, class State>
 void run_kernel(const validator& check, const kernel_call<T>& call, State* state,
                 std::initializer_list<validator::named_view> views, execution& exec) {
@@ -348,4 +350,4 @@ void run_kernel(const validator& check, const kernel_call<T>& call, State* state
     run_step(check, call, *state, views, exec);
 }
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

@@ -13,10 +13,10 @@ struct log_scaling;
 /// Makes features from tokens: transposed, [feature][kernel_chunk], in the lanes of the block.
 template <class T>
 struct feature_map {
-  index features = 0;    // of a token
+  index features = 0;      // of a token
   index scratch_size = 0;  // numbers of scratch memory a worker needs
-  index operations = 0;  // to make the features of one token, roughly
-  bool shared = true;    // the same for all heads
+  index operations = 0;    // to make the features of one token, roughly
+  bool shared = true;      // the same for all heads
   /// Where features are exponentials, keys() and queries() give logarithms and `shift`, one number per token, for all
   /// lanes: see log_scales.hpp. Null: they give the features.
   const log_scaling<T>* scaling = nullptr;
@@ -41,10 +41,12 @@ struct feature_map {
 /// those of the sums.
 template <class T>
 struct log_scaling {
-  /// Raises the log scales to the keys of a chunk; phi is over the new ones, decay[r] = 2^(old - new). `phi` may be `raw`.
+  /// Raises the log scales to the keys of a chunk; phi is over the new ones, decay[r] = 2^(old - new). `phi` may be
+  /// `raw`.
   virtual void keys_for_sums(const T* raw, const T* shift, T* log_scale, T* decay, T* phi) const = 0;
   /// Keys for the queries of their own chunk, in place: pair_factor and the running maximum of their logarithms.
-  virtual void keys_for_chunk(T* raw, const T* shift, index count, T* maximum, T* running_max, T* pair_factor) const = 0;
+  virtual void keys_for_chunk(T* raw, const T* shift, index count, T* maximum, T* running_max,
+                              T* pair_factor) const = 0;
   /// Queries for the sums, and for the keys of their own chunk (in place); the logarithms of their largest feature.
   virtual void queries_for_sums(const T* raw, const T* log_scale, T* phi, T* maximum) const = 0;
   virtual void queries_for_chunk(T* raw, T* maximum) const = 0;
@@ -56,8 +58,8 @@ struct log_scaling {
   virtual bool underflowed(T denominator) const = 0;
   /// Row i of a chunk, recomputed: its keys weighed by logarithms. `query` and `keys` are their raw features; `weights`
   /// [kernel_chunk] is scratch.
-  virtual void recompute_row(const chunk_view<T>&, index i, const T* query, const T* keys, const T* key_shift, T sums_max,
-                             T sums_denominator, T query_shift, T eps, T* weights, T* out) const = 0;
+  virtual void recompute_row(const chunk_view<T>&, index i, const T* query, const T* keys, const T* key_shift,
+                             T sums_max, T sums_denominator, T query_shift, T eps, T* weights, T* out) const = 0;
   /// One token, features contiguous, in place.
   virtual void step_key(T* raw, T shift, T* log_scale, T* decay) const = 0;
   /// Returns eps over the scale of the query.
@@ -67,4 +69,4 @@ struct log_scaling {
   ~log_scaling() = default;
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

@@ -43,11 +43,14 @@ inline void check_feature_count(const validator& check, index features, const at
 template <class S, class W>
 tensor_view<const S, 3> view_of_features(const W& w) {
   constexpr bool fits = std::convertible_to<const W&, tensor_view<const S, 3>>;
-  static_assert(fits,
-                "attn: performer and rfa take random features after out: a view [heads or 1, features, dim] or an Eigen "
-                "matrix [features, dim] of the element type of q, such as attn::draw_features<float>(256, 64)");
-  if constexpr (fits) return w;
-  else return {};
+  static_assert(
+      fits,
+      "attn: performer and rfa take random features after out: a view [heads or 1, features, dim] or an Eigen "
+      "matrix [features, dim] of the element type of q, such as attn::draw_features<float>(256, 64)");
+  if constexpr (fits)
+    return w;
+  else
+    return {};
 }
 
 template <class S>
@@ -71,8 +74,8 @@ stored_tensor<compute_type<S>> stored_features(const tensor_view<const S, 3>& w)
 
 /// Gates [B, H or Hkv, L]: from 0 to 1 for every real token.
 template <class T>
-void check_gates(const validator& check, const char* what, const tensor_view<const T, 3>& gate, const attention_shape& s,
-                 const sequence_lengths& lengths) {
+void check_gates(const validator& check, const char* what, const tensor_view<const T, 3>& gate,
+                 const attention_shape& s, const sequence_lengths& lengths) {
   check.readable(what, gate);
   if (gate.extent(0) != s.batch) check.fail(text({what, " batch = query batch ", s.batch}), gate.extent(0));
   if (!fits_heads(gate.extent(1), s))
@@ -98,4 +101,4 @@ inline index heads_of_sums(const attention_shape& s, std::initializer_list<index
   return s.kv_heads;
 }
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

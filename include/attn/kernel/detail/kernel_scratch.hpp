@@ -5,8 +5,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Scratch memory of one worker. Features for the sums (k_phi, q_phi) and for the chunk itself (k_own, q_own) differ where
-/// they have log scales.
+/// Scratch memory of one worker. Features for the sums (k_phi, q_phi) and for the chunk itself (k_own, q_own) differ
+/// where they have log scales.
 template <class T>
 struct kernel_scratch {
   T *k_phi, *q_phi, *k_own, *q_own, *k_raw, *q_raw, *values, *pair_factor, *weights, *out, *row_decay, *factors, *map;
@@ -39,7 +39,8 @@ struct kernel_scratch {
   }
 };
 
-/// Pair factors of a chunk with gates: pair_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
+/// Pair factors of a chunk with gates: pair_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ...
+/// g_i.
 template <class T>
 void gate_factors(const T* gates, index count, bool complement, T* pair_factor, T* decay) {
   for (index i = 0; i < count; ++i) {
@@ -53,4 +54,4 @@ void gate_factors(const T* gates, index count, bool complement, T* pair_factor, 
   }
 }
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

@@ -2,8 +2,8 @@
 //
 //   attn::linear_state<float> state({.heads = 8, .features = 64, .value_dim = 64});
 //   attn::linear_step(state, q_t, k_t, v_t, out_t);            // any number of tokens; performer_step, rfa_step alike
-//   state.append(k, v);                                        // the same without queries; performer, rfa: features, too
-//   state.merge(later);                                        // a sequence in two parts, as if fed in one
+//   state.append(k, v);                                        // the same without queries; performer, rfa: features,
+//   too state.merge(later);                                        // a sequence in two parts, as if fed in one
 //   state.write(file); state.read(file);
 //
 // It has, for every batch item and head, S = sum_j phi(k_j) v_j^T [features, value dim], z = sum_j phi(k_j) [features],
@@ -262,4 +262,4 @@ class kernel_state {
   std::vector<T> gates_;
 };
 
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

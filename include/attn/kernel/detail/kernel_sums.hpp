@@ -8,9 +8,9 @@
 // features of long keys differ by hundreds of powers of two, and the query decides which of them count.
 #pragma once
 
-#include <attn/core/execution.hpp>
 #include <attn/core/detail/exp.hpp>
 #include <attn/core/detail/tile_product.hpp>
+#include <attn/core/execution.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -23,8 +23,8 @@ template <class T>
 struct kernel_sums {
   static constexpr index wide = panel_width<T>;
 
-  T* values = nullptr;   // panels [dim_v / wide][rows][wide]
-  T* weights = nullptr;  // [round_up(features, width)]
+  T* values = nullptr;     // panels [dim_v / wide][rows][wide]
+  T* weights = nullptr;    // [round_up(features, width)]
   T* log_scale = nullptr;  // likewise; null where features are plain numbers
   index features = 0, dim_v = 0;
   bool empty = true;
@@ -106,4 +106,4 @@ struct state_memory {
   }
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

@@ -27,8 +27,8 @@ void largest_of(const T* raw, index count, const T* log_scale, T* largest) {
     for (int n = 0; n < some; ++n) top[n] = broadcast<T>(-std::numeric_limits<T>::infinity());
     for (index r = 0; r < count; ++r)
       for (int n = 0; n < some; ++n)
-        top[n] =
-            max(top[n], add(load<T>(raw + r * kernel_chunk + t + n * width<T>), broadcast<T>(log_scale ? log_scale[r] : T(0))));
+        top[n] = max(top[n], add(load<T>(raw + r * kernel_chunk + t + n * width<T>),
+                                 broadcast<T>(log_scale ? log_scale[r] : T(0))));
     for (int n = 0; n < some; ++n) store<T>(largest + t + n * width<T>, top[n]);
   }
 }
@@ -170,7 +170,8 @@ struct exponential_scaling final : log_scaling<T> {
     T denominator = of_sums * sums_denominator;
     for (index j = 0; j <= i; ++j) denominator += weights[j] = std::exp2(weights[j] - largest);
     // It is >= 1/2, or 0 where every logarithm is below no_log_scale, or NaN.
-    const T whole = denominator + eps_over(eps, largest, query_shift), normal = denominator == T(0) ? T(0) : T(1) / whole;
+    const T whole = denominator + eps_over(eps, largest, query_shift),
+            normal = denominator == T(0) ? T(0) : T(1) / whole;
     for (index d = 0; d < c.dim_v; ++d) {
       const index col = d / panel_width<T> * panel_width<T>, lane = d % panel_width<T>;
       T sum = T(0);
@@ -206,4 +207,4 @@ struct exponential_scaling final : log_scaling<T> {
   }
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

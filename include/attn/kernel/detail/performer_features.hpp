@@ -137,7 +137,8 @@ struct performer_features final : feature_map<T> {
 
   /// As the original has it: 2^(raw + shift - maximum) + feature_eps.
   void publish(T* phi, T* shift, const T* maximum) const {
-    for (index t = 0; t < kernel_chunk; t += width<T>) store<T>(shift + t, sub(load<T>(maximum + t), load<T>(shift + t)));
+    for (index t = 0; t < kernel_chunk; t += width<T>)
+      store<T>(shift + t, sub(load<T>(maximum + t), load<T>(shift + t)));
     exp2_below<T>(phi, this->features, nullptr, shift, phi);
     for (index n = 0; n < this->features * kernel_chunk; n += width<T>)
       store<T>(phi + n, add(load<T>(phi + n), broadcast<T>(call.feature_eps)));
@@ -160,4 +161,4 @@ struct performer_features final : feature_map<T> {
 };
 
 }  // namespace detail
-}  // namespace attn
+}  // namespace attn::inline ATTN_ISA

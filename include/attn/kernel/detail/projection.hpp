@@ -53,4 +53,4 @@ void sum_squares(const T* columns, index dim, index lanes, T* squares) {
   }
 }
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

@@ -31,8 +31,8 @@ template <class T>
 void check_state(const validator& check, const kernel_state<T>& state, const kernel_call<T>& call,
                  std::initializer_list<validator::named_view> views) {
   const attention_shape s = shape_of_parameters(call.shape, &state);
-  check.extents({{"query length = key length", s.keys, s.queries},
-                 {"query batch = batch of the state", state.batch(), s.batch}});
+  check.extents(
+      {{"query length = key length", s.keys, s.queries}, {"query batch = batch of the state", state.batch(), s.batch}});
   if (state.heads() != call.heads && !(state.heads() == s.heads && call.heads == s.kv_heads))
     check.fail(text({"a state of heads ", call.heads}), state.heads());
   check.extents({{"features of keys = features of the state", state.features(), call.map.features},
@@ -86,8 +86,9 @@ struct recurrent_steps {
     for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
     call.v.head(b, call.kv_head(h)).read_row(t, s.values);
     for (index i = 0; i < group; ++i) {
-      const T eps = scaling ? scaling->step_query(queries + i * x.stride, sums.log_scale, x.shifts[n * group + i], call.eps)
-                            : call.eps;
+      const T eps = scaling
+                        ? scaling->step_query(queries + i * x.stride, sums.log_scale, x.shifts[n * group + i], call.eps)
+                        : call.eps;
       const T whole = dot_rows(queries + i * x.stride, sums.weights, m) + eps;
       x.normal[i] = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
     }
@@ -145,4 +146,4 @@ void run_step(const validator& check, kernel_call<T> call, kernel_state<T>& stat
   state.advance(call.shape.keys);
 }
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

@@ -85,4 +85,4 @@ T dot_rows(const T* a, const T* b, index n) {
   return rest;
 }
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

@@ -4,8 +4,8 @@
 // sees addresses and strides, and calls them once a chunk.
 #pragma once
 
-#include <attn/core/tensor_view.hpp>
 #include <attn/core/detail/tile_product.hpp>
+#include <attn/core/tensor_view.hpp>
 
 #include <cstring>
 
@@ -14,8 +14,8 @@ namespace attn::inline ATTN_ISA::detail {
 /// Tokens a chunk has: enough to use the sums well once they are loaded, few enough that the triangle stays small.
 inline constexpr int kernel_chunk = 64;
 
-/// Up to a chunk of rows, wherever they are. Each becomes a lane; lanes [count, lanes) repeat the last row, those beyond
-/// are not filled in.
+/// Up to a chunk of rows, wherever they are. Each becomes a lane; lanes [count, lanes) repeat the last row, those
+/// beyond are not filled in.
 template <class T>
 struct token_rows {
   const void* at[kernel_chunk];
@@ -97,10 +97,8 @@ template <class S, class T>
 inline constexpr element_access<T> access_to = {
     .size = sizeof(S),
     .computes = std::same_as<S, T>,
-    .pack_columns =
-        [](const token_rows<T>& x, index cols, T* columns) {
-          pack_columns<S>(x, cols, columns, [](const packet<T>& p) { return p; });
-        },
+    .pack_columns = [](const token_rows<T>& x, index cols,
+                       T* columns) { pack_columns<S>(x, cols, columns, [](const packet<T>& p) { return p; }); },
     .pack_panels =
         [](const stored_matrix<T>& x, index begin, index count, T* panels) {
           const auto row = [&](index t) { return reinterpret_cast<const S*>(x.row(begin + t)); };
@@ -145,4 +143,4 @@ struct stored_tensor {
   }
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail
