@@ -78,35 +78,53 @@ struct laid_out {
   }
 };
 
+// The layouts of q, k, v, out and lse.
+using layout_of_each = std::array<const layout*, 5>;
+
+template <class T>
+void check_layouts(const law_operator<T>& op, const law_shape& shape, const bound<T>& call, const law_inputs<T>& in,
+                   const law_result<T>& plain, const layout_of_each& as) {
+  INFO(op.name << ", " << text(shape) << ", q: " << as[0]->name << ", k: " << as[1]->name << ", v: " << as[2]->name
+               << ", out: " << as[3]->name << ", lse: " << as[4]->name);
+  law_result<T> fresh = fresh_result(op, shape);
+  laid_out<T> q(in.q, *as[0]), k(in.k, *as[1]), v(in.v, *as[2]), out(fresh.out, *as[3]), lse(fresh.lse, *as[4]);
+  const index between = out.untouched();
+  attn::tensor_view<T, 3> rows;
+  if (op.lse)
+    rows = {lse.view.data(),
+            {shape.batch, shape.heads, shape.queries},
+            {lse.view.stride(0), lse.view.stride(1), lse.view.stride(2)}};
+  attn::execution serial;
+  law_call<T> laid{q.view, k.view, v.view, out.view, rows, {}, &serial};
+  call(laid);
+  CHECK(identical(out.gathered(), plain.out));
+  if (op.lse) CHECK(identical(lse.gathered(), plain.lse));
+  CHECK(out.untouched() == between);
+}
+
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("law 3: any layout gives the same bits", "[layout]", exact_types) {
   using T = TestType;
+  constexpr std::size_t count = std::size(layouts);
   for (const auto& op : operators<T>())
     // Few lengths: layouts are a matter of reading rows and writing them, not of how many blocks there are.
-    for (index n = 0; law_shape shape : law_shapes({7, 64, 65, 130, 0, 1})) {
+    for (std::size_t n = 0; law_shape shape : law_shapes({7, 64, 65, 130, 0, 1})) {
       shape = fitted(op, shape);
       ++n;
       const law_inputs<T> in = random_inputs<T>(shape);
       const law_result<T> plain = attend(op, shape, in);
       const bound<T> call = op.bind(shape);
-      for (const layout& as : layouts) {
-        if (few_shapes && (&as - layouts + n) % 3 != 0) continue;
-        INFO(op.name << ", " << text(shape) << ", " << as.name);
-        law_result<T> fresh = fresh_result(op, shape);
-        laid_out<T> q(in.q, as), k(in.k, as), v(in.v, as), out(fresh.out, as), lse(fresh.lse, as);
-        const index between = out.untouched();
-        attn::tensor_view<T, 3> rows;
-        if (op.lse)
-          rows = {lse.view.data(),
-                  {shape.batch, shape.heads, shape.queries},
-                  {lse.view.stride(0), lse.view.stride(1), lse.view.stride(2)}};
-        attn::execution serial;
-        call({q.view, k.view, v.view, out.view, rows, {}, &serial});
-        CHECK(identical(out.gathered(), plain.out));
-        if (op.lse) CHECK(identical(lse.gathered(), plain.lse));
-        CHECK(out.untouched() == between);
+      for (std::size_t a = 0; a < count; ++a) {
+        const layout* const all = &layouts[a];
+        if (few_shapes && (a + n) % 3 != 0) continue;
+        check_layouts(op, shape, call, in, plain, {all, all, all, all, all});
       }
+      // Each in another: from shape to shape each meets all layouts.
+      const auto other = [&](std::size_t step) { return &layouts[(n + step) % count]; };
+      check_layouts(op, shape, call, in, plain, {other(0), other(1), other(2), other(3), other(4)});
+      if (few_shapes) continue;
+      check_layouts(op, shape, call, in, plain, {other(4), other(2), other(0), other(5), other(1)});
     }
 }
 

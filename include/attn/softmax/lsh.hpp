@@ -25,7 +25,6 @@
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/tensor.hpp>
 #include <attn/softmax/detail/lsh_driver.hpp>
-#include <attn/softmax/full_softmax.hpp>
 
 namespace attn::inline ATTN_ISA {
 

@@ -11,7 +11,6 @@
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/pattern_plan.hpp>
 #include <attn/softmax/detail/row_states.hpp>
-#include <attn/softmax/full_softmax.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
