@@ -55,8 +55,7 @@ std::vector<float> load(const std::string& path, std::array<index, 4>& shape) {
 
 }  // namespace
 
-dataset::dataset(const std::string& folder)
-    : name_(std::filesystem::weakly_canonical(folder).filename().string()) {
+dataset::dataset(const std::string& folder) : name_(std::filesystem::weakly_canonical(folder).filename().string()) {
   std::array<index, 4> q{}, k{}, v{};
   q_ = load(folder + "/q.npy", q);
   k_ = load(folder + "/k.npy", k);

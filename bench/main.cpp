@@ -96,8 +96,7 @@ int repetitions_of(const sweep& s, const flags& set, const std::vector<std::stri
 std::vector<std::string> default_flags(const std::vector<std::string>& given, int repetitions) {
   std::vector<std::string> defaults = {given[0]};
   // The sweep decides itself how often it runs; any time is enough.
-  if (!is_given(given, "benchmark_min_time"))
-    defaults.push_back("--benchmark_min_time=0.000001" ATTN_BENCH_SECONDS);
+  if (!is_given(given, "benchmark_min_time")) defaults.push_back("--benchmark_min_time=0.000001" ATTN_BENCH_SECONDS);
   if (!is_given(given, "benchmark_repetitions"))
     defaults.push_back("--benchmark_repetitions=" + std::to_string(repetitions));
   // Repetitions far apart in time: a disturbance of a few seconds then affects one of them, not all.

@@ -93,14 +93,15 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s);
   if (groups.empty()) return "";
   std::string lines =
-      text("\n%s, one core: %.1f Gflop/s of fused multiply-adds, sustained\n(median of %zu measurements between the "
-           "operators; a tenth below %.1f, a tenth above %.1f)\n",
-           processor_name().c_str(), m.peak_flops() * 1e-9, m.peak_samples(), m.peak_quantile(0.1) * 1e-9,
-           m.peak_quantile(0.9) * 1e-9) +
+      text(
+          "\n%s, one core: %.1f Gflop/s of fused multiply-adds, sustained\n(median of %zu measurements between the "
+          "operators; a tenth below %.1f, a tenth above %.1f)\n",
+          processor_name().c_str(), m.peak_flops() * 1e-9, m.peak_samples(), m.peak_quantile(0.1) * 1e-9,
+          m.peak_quantile(0.9) * 1e-9) +
       text("Memory: %.1f GB/s read, %.1f GB/s read and written back\n", m.read_bandwidth() * 1e-9,
            m.rewrite_bandwidth() * 1e-9);
-  lines += text("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s",
-                           "of_peak", "scratch", "runs");
+  lines += text("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s", "of_peak",
+                "scratch", "runs");
   for (const points& all : groups)
     for (const record* r : all) {
       const double per_second = 1 / r->best();
@@ -109,10 +110,9 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
                     memory_text(static_cast<double>(r->scratch_bytes)).c_str(), r->seconds.size());
       // The fastest run is one whose state happened to be in a cache: the median says what memory gives.
       if (const auto moved = traffic_of(*r->of, r->length, r->median(), m))
-        lines += moved->share > 1.05 ? text("   %.1f GB/s: more than the %s measured", moved->bytes_per_second * 1e-9,
-                                            moved->of)
-                                     : text("   %.1f GB/s: %.2f of the %s", moved->bytes_per_second * 1e-9, moved->share,
-                                            moved->of);
+        lines += moved->share > 1.05
+                     ? text("   %.1f GB/s: more than the %s measured", moved->bytes_per_second * 1e-9, moved->of)
+                     : text("   %.1f GB/s: %.2f of the %s", moved->bytes_per_second * 1e-9, moved->share, moved->of);
       lines += '\n';
     }
   return lines;
@@ -125,8 +125,8 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
   const auto& data = s.data();
   std::string table = text("\n%-26s %9s %17s %8s %8s %10s", "", "", "", "", "", "") +
                       text("%*s\n", column_width(data[0]), "error on") +
-                      text("%-26s %9s %17s %8s %8s %10s", "operator", "exponent",
-                           text("time at %td", common).c_str(), "of full", "of_peak", "scratch");
+                      text("%-26s %9s %17s %8s %8s %10s", "operator", "exponent", text("time at %td", common).c_str(),
+                           "of full", "of_peak", "scratch");
   for (const dataset& d : data) table += text("%*s", column_width(d), d.name().c_str());
   table += "  faster than full from\n";
   bool elsewhere = false;
@@ -157,15 +157,16 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
             text("%-26s %9s %17s %8s %8s %10s",
                  all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "", "") +
             error_text(s.errors_of(*all[0]->of).mean_of_values, data) + "\n";
-  table += text("\nBest times; %td heads of %td, %td thread%s. ", set.heads, set.dim, set.threads,
-                set.threads == 1 ? "" : "s") +
-           text("Decoding: one token, %td query heads over %td key heads (aft: %td).\n", 4 * set.heads, set.heads,
-                set.heads) +
-           "exponent: slope of log time over log length." +
-           (elsewhere ? text(" @: the longest length, where %td was not run.\n", common) : "\n") +
-           "of full: time relative to full_softmax. of_peak: useful operations per second over the sustained peak of the "
-           "threads used.\n"
-           "error: relative to full softmax in double precision, on real queries, keys and values (bench/data).\n";
+  table +=
+      text("\nBest times; %td heads of %td, %td thread%s. ", set.heads, set.dim, set.threads,
+           set.threads == 1 ? "" : "s") +
+      text("Decoding: one token, %td query heads over %td key heads (aft: %td).\n", 4 * set.heads, set.heads,
+           set.heads) +
+      "exponent: slope of log time over log length." +
+      (elsewhere ? text(" @: the longest length, where %td was not run.\n", common) : "\n") +
+      "of full: time relative to full_softmax. of_peak: useful operations per second over the sustained peak of the "
+      "threads used.\n"
+      "error: relative to full softmax in double precision, on real queries, keys and values (bench/data).\n";
   return table;
 }
 

@@ -19,7 +19,7 @@ struct silent_reporter final : benchmark::BenchmarkReporter {
 /// The machine's peak and one line per benchmark.
 std::string listing(const sweep&, const machine&, const flags&);
 
-/// One line per operator: fitted exponent, time at 4096, of_peak, scratch, error, and from which length it is faster than
+/// One line per operator: fitted exponent, time at 4096, of_peak, scratch, error, from which length it is faster than
 /// full softmax.
 std::string summary(sweep&, const machine&, const flags&);
 

@@ -98,14 +98,16 @@ void sweep::plan(const std::string& filter, double min_seconds, bool list_only) 
           break;
         }
         if (is_wanted(length))
-          records_.push_back({&x, length, expected, rate.preparation_seconds_per_byte * x.memory_bytes(length), {}, 0, {}, 0});
+          records_.push_back(
+              {&x, length, expected, rate.preparation_seconds_per_byte * x.memory_bytes(length), {}, 0, {}, 0});
       }
     } catch (const std::exception& error) {
       failures_.push_back(x.name + ": " + error.what());
     }
   }
   std::ranges::stable_sort(records_, {}, &record::length);
-  if (too_long) say("Left out: lengths at which one run takes more than %s (--max-seconds)", time_text(most_seconds).c_str());
+  if (too_long)
+    say("Left out: lengths at which one run takes more than %s (--max-seconds)", time_text(most_seconds).c_str());
   if (too_large) say("Left out: lengths that need more than 60 %% of the available memory");
   if (flags_.max_seconds == 0) fit_budget();
 }

@@ -39,7 +39,7 @@ class sweep {
  public:
   sweep(const flags&, machine&, const std::vector<dataset>&);
 
-  /// Chooses the lengths: times each operator once at a short length and extrapolates. Only names that Google Benchmark's
+  /// Chooses the lengths: times each operator once at a short length and extrapolates. Only names Google Benchmark's
   /// `filter` would keep are looked at. With `list_only` nothing is run and nothing left out.
   void plan(const std::string& filter, double min_seconds, bool list_only);
   /// Registers every planned run with Google Benchmark, shortest lengths first.

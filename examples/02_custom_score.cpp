@@ -45,8 +45,9 @@ int main() {
   const double by_hand = milliseconds([&] { attn::full_softmax(Q, K, V, O, {}, alibi); });
   std::printf("ALiBi differs from the built-in option by %.1e\n", difference());
   std::printf("  plain %.1f ms, ALiBi built in %.1f ms, ALiBi as a lambda %.1f ms\n", plain, built_in, by_hand);
-  std::puts("  (A lambda costs the arithmetic it does for every score. How well that is vectorised depends on the compiler,\n"
-            "  so prefer the option where there is one.)");
+  std::puts(
+      "  (A lambda costs the arithmetic it does for every score. How well that is vectorised depends on the compiler,\n"
+      "  so prefer the option where there is one.)");
   bool right = difference() < 1e-5f;
 
   // 2. Several documents packed into one sequence, none sees another: return -infinity for what must not be seen.

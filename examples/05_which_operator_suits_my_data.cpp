@@ -1,7 +1,7 @@
 // Which operator suits my data? Error and time of those that approximate softmax, on queries, keys and values of your
 // own. Another operator takes one more line in the table of compare.
 // Usage: 05_which_operator_suits_my_data [q.npy k.npy v.npy]
-// The files hold [batch, heads, length, dim] as float16, float32 or float64. Without them, made-up data are used, in which
+// The files hold [batch, heads, length, dim] as float16, float32 or float64. Without them, data are made in which
 // near tokens are alike; the repository's bench/data has those of a trained model.
 #include <attn/attn.hpp>
 
