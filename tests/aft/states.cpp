@@ -36,7 +36,7 @@ problem<Options> causal_problem(const aft_shape& s) {
 
 TEMPLATE_LIST_TEST_CASE("aft states: extremes, chunk by chunk, after a silent start", "[states]", all_types) {
   using S = TestType;
-  attn::execution two(2);
+  attn::execution two(2, 0);
   for (double size : {1.0, 100.0}) {
     const aft_shape s{.batch = 2, .heads = 2, .length = 230, .dim = 20, .keys = size, .biases = 2 * size};
     for (index silent : {0, 150}) {

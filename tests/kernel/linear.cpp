@@ -108,7 +108,7 @@ TEMPLATE_LIST_TEST_CASE("linear: several segments, on any number of threads", "[
       p = rounded<TestType>(p);
       const auto wanted = expected(p).out, serial = run_serially<TestType>(p).out;
       CHECK(relative_error(serial, wanted) <= tolerance<TestType>::out);
-      attn::execution threads(3);
+      attn::execution threads(3, 0);
       CHECK(run<TestType>(p, threads).out == serial);
     }
 }
@@ -122,7 +122,7 @@ TEST_CASE("linear: scratch does not depend on the length", "[linear]") {
   for (bool causal : {false, true})
     for (int threads : {1, 2}) {
       const auto scratch = [&](index length) {
-        attn::execution execution(threads);
+        attn::execution execution(threads, 0);
         auto p = problem_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length});
         p.options.causal = causal;
         tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v), out = q;
@@ -150,7 +150,7 @@ TEST_CASE("linear: on Eigen matrices of either order", "[linear]") {
   attn::linear(q, k, v, out);
   CHECK((out - wanted).norm() <= 2e-6f * wanted.norm());
   Eigen::MatrixXf wide = Eigen::MatrixXf::Constant(32, 9, 7);
-  attn::execution threads(2);
+  attn::execution threads(2, 0);
   attn::linear(q, k, v, wide.block(1, 2, 30, 5), {.eps = 0}, threads);
   CHECK((wide.block(1, 2, 30, 5) - wanted).norm() <= 2e-6f * wanted.norm());
   CHECK((wide.array() == 7).count() == 32 * 9 - 30 * 5);

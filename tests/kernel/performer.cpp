@@ -114,7 +114,7 @@ TEMPLATE_LIST_TEST_CASE("performer: several segments, on any number of threads",
     p.options.causal = causal;
     const auto wanted = expected(p).out, serial = run_serially<TestType>(p).out;
     CHECK(relative_error(serial, wanted) <= 2 * tolerance<TestType>::out);
-    attn::execution threads(3);
+    attn::execution threads(3, 0);
     CHECK(run<TestType>(p, threads).out == serial);
   }
 }
@@ -220,7 +220,7 @@ TEST_CASE("performer: takes drawn features, or a matrix", "[performer]") {
   attn::performer(q, k, v, out, drawn);
   attn::performer(q, k, v, other, w);
   CHECK(out == other);
-  attn::execution threads(2);
+  attn::execution threads(2, 0);
   for (const auto& call : std::initializer_list<std::function<void()>>{
            [&] { attn::performer(q, k, v, other, drawn.view(), threads); },
            [&] { attn::performer(q, k, v, other, drawn, {}, attn::execution(2)); },

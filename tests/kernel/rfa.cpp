@@ -74,7 +74,7 @@ TEMPLATE_LIST_TEST_CASE("rfa: several segments, on any number of threads", "[rfa
     p.options.causal = causal;
     const auto wanted = expected(p).out, serial = run_serially<TestType>(p).out;
     CHECK(relative_error(serial, wanted) <= 100 * tolerance<TestType>::out);
-    attn::execution threads(3);
+    attn::execution threads(3, 0);
     CHECK(run<TestType>(p, threads).out == serial);
   }
 }

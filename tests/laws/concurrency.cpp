@@ -15,7 +15,7 @@ TEMPLATE_LIST_TEST_CASE("law 11: concurrent calls with separate executions", "[c
     std::vector<std::thread> callers;
     for (std::size_t n = 0; n < results.size(); ++n)
       callers.emplace_back([&, n] {
-        attn::execution own(n % 2 ? 2 : 1);
+        attn::execution own(n % 2 ? 2 : 1, 0);
         for (int times = 0; times < 3; ++times) results[n] = attend(op, shape, in, own);
       });
     for (auto& caller : callers) caller.join();

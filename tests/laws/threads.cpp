@@ -5,7 +5,7 @@
 namespace testing {
 
 TEMPLATE_LIST_TEST_CASE("law 4: any number of threads gives the same bits", "[threads]", exact_types) {
-  attn::execution two(2), three(3), seven(7);
+  attn::execution two(2, 0), three(3, 0), seven(7, 0);
   for (const auto& op : operators<TestType>()) {
     std::vector<law_shape> shapes = law_shapes({7, 64, 65, 257, 0, 1});
     law_shape long_head{
@@ -32,7 +32,7 @@ TEMPLATE_LIST_TEST_CASE("law 4: any number of threads gives the same bits", "[th
 }
 
 TEMPLATE_LIST_TEST_CASE("law 4: fewer queries than threads, many keys", "[threads]", exact_types) {
-  attn::execution four(4);
+  attn::execution four(4, 0);
   for (const auto& op : operators<TestType>()) {
     if (!op.cross) continue;
     for (index queries : {1, 2}) {

@@ -119,7 +119,7 @@ TEST_CASE("encoder_block: Eigen matrices and default arguments", "[encoder_block
   };
   attn::encoder_block(x, out, {.feed_forward = {.up = u, .down = u.transpose()}}, nothing);
   CHECK((out - x).isZero(0));  // nothing mixed, nothing fed: the residual alone
-  attn::execution threads(2);
+  attn::execution threads(2, 0);
   out.setZero();
   attn::encoder_block(x, out, {.feed_forward = {.up = u, .down = u.transpose()}}, nothing, threads);
   CHECK(out == x);

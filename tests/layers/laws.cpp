@@ -56,7 +56,7 @@ TEMPLATE_LIST_TEST_CASE("layers: any strides give the same bits, and gaps are ne
 }
 
 TEMPLATE_LIST_TEST_CASE("layers: any number of threads gives the same bits", "[layer_threads]", exact_types) {
-  attn::execution two(2), five(5);
+  attn::execution two(2, 0), five(5, 0);
   for (const auto& op : layers<TestType>())
     for (index length : lengths) {
       INFO(op.name << ", length " << length);
@@ -73,7 +73,7 @@ TEMPLATE_LIST_TEST_CASE("layers: concurrent calls with separate executions", "[l
     std::vector<std::thread> callers;
     for (std::size_t n = 0; n < results.size(); ++n)
       callers.emplace_back([&, n] {
-        attn::execution own(n % 2 ? 2 : 1);
+        attn::execution own(n % 2 ? 2 : 1, 0);
         for (int times = 0; times < 3; ++times) results[n] = result(op, x, own);
       });
     for (auto& caller : callers) caller.join();

@@ -127,7 +127,7 @@ TEST_CASE("project, layer_norm, feed_forward: Eigen matrices and default argumen
   attn::layer_norm(x, normed, {.gamma = gamma});
   CHECK(std::abs(normed.row(3).norm() - 2 * std::sqrt(8.0f)) < 1e-3);
   const auto before = normed;
-  attn::execution threads(2);
+  attn::execution threads(2, 0);
   attn::layer_norm(x, normed, {.gamma = gamma}, threads);
   CHECK(normed == before);
   attn::layer_norm(x, normed, threads);

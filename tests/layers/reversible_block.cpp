@@ -50,7 +50,7 @@ double round_trip(const std::vector<functions<S>>& layers, bool with_remainder, 
   tensor<S> y = x, rest(2, 1, 40, 2 * dim);
   attn::reversible_block_options<S> options;
   if (with_remainder) options.remainder = sequence(rest);
-  attn::execution exec(threads);
+  attn::execution exec(threads, 0);
   for (const auto& layer : layers)
     compiled_layers<S>::reversible_block(sequence(std::as_const(y)), sequence(y), layer.f(), layer.g(), options, exec);
   CHECK(relative_error(y, x) > 0.5);
@@ -154,7 +154,7 @@ TEST_CASE("reversible_block: Eigen matrices and default arguments", "[reversible
   CHECK((y.leftCols(3) - x.leftCols(3) - x.rightCols(3) / 2).norm() < 1e-6f);
   attn::reversible_block_inverse(y, back, half, half);
   CHECK((back - x).norm() < 1e-6f);
-  attn::execution threads(2);
+  attn::execution threads(2, 0);
   attn::reversible_block(x, back, half, half, threads);
   CHECK(back == y);
   attn::reversible_block_inverse(y, back, half, half, {}, attn::execution(2));

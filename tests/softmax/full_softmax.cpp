@@ -187,7 +187,7 @@ TEST_CASE("full_softmax: without options or lse, on Eigen matrices of either ord
 
   Eigen::MatrixXf wide = Eigen::MatrixXf::Constant(32, 9, 7);
   Eigen::VectorXf lse(30);
-  attn::execution threads(2);
+  attn::execution threads(2, 0);
   attn::full_softmax(q, k, v, wide.block(1, 2, 30, 5), {.lse = lse}, threads);
   CHECK((wide.block(1, 2, 30, 5) - wanted).norm() <= 2e-6f * wanted.norm());
   CHECK((wide.array() == 7).count() == 32 * 9 - 30 * 5);

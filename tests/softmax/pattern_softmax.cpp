@@ -246,7 +246,7 @@ TEST_CASE("pattern_softmax: options, score and execution may each be left out", 
   Eigen::MatrixXf wanted(20, 8), out(20, 8);
   const attn::block_pattern pattern{.size = 4, .neighbours = 0};
   const auto same = [](float s, auto, auto, auto, auto) { return s; };
-  attn::execution threads(2);
+  attn::execution threads(2, 0);
   attn::pattern_softmax(q, k, v, wanted, pattern);
   const auto is_same = [&] { return (out - wanted).norm() <= 1e-6f * wanted.norm() && (out.setZero(), true); };
   attn::pattern_softmax(q, k, v, out, pattern, threads);

@@ -93,9 +93,7 @@ struct work_estimate {
   double operations = 0;  // multiplications and additions
   double bytes = 0;       // moved from or to memory
 
-  /// In seconds; waking a thread takes some 30 us.
   double seconds() const { return operations / 5e10 + bytes / 2e10; }
-  bool worth_a_thread() const { return seconds() > 60e-6; }
 };
 
 }  // namespace detail
@@ -105,8 +103,10 @@ class execution {
   /// Serial: everything on the caller's thread.
   execution() : buffers_(2) {}
 
-  /// `threads` threads, the caller's included. Throws std::invalid_argument below 1.
-  explicit execution(int threads) : buffers_(static_cast<std::size_t>(threads > 0 ? threads : 0) + 1) {
+  /// `threads` threads, the caller's included. Calls of less than about `least_seconds` of work for one thread stay on
+  /// the caller's: waking the others takes some 30 us. Throws std::invalid_argument for fewer than 1 thread.
+  explicit execution(int threads, double least_seconds = 60e-6)
+      : buffers_(static_cast<std::size_t>(threads > 0 ? threads : 0) + 1), least_seconds_(least_seconds) {
     if (threads < 1)
       throw std::invalid_argument("attn::execution: expected threads >= 1; found " + std::to_string(threads));
     if (threads > 1) pool_ = std::make_unique<Eigen::ThreadPool>(threads - 1);
@@ -186,7 +186,7 @@ class execution {
   /// While the returned object lives, the threads this much work is worth: all of them, or the caller's alone. Every
   /// operator makes one on entry; it decides for what the operator calls, too.
   [[nodiscard]] auto limit_threads(const detail::work_estimate& work) {
-    return thread_limit(*this, work.worth_a_thread() ? threads() : 1);
+    return thread_limit(*this, work.seconds() < least_seconds_ ? 1 : threads());
   }
 
   class thread_limit {
@@ -258,6 +258,7 @@ class execution {
   std::vector<detail::scratch_buffer> kept_;     // one for each workspace alive, at most so far
   std::size_t workspaces_ = 0;
   int active_threads_ = 0;  // 0: all
+  double least_seconds_ = 0;
   std::unique_ptr<Eigen::ThreadPool> pool_;
 };
 

@@ -44,6 +44,7 @@ decltype(auto) callable_or_default(Given& given) {
 
 template <class Last>
 execution* execution_in(Last& argument) {
+  static_assert(!std::same_as<Last, const execution>, "attn: an execution must not be const: a call uses its memory");
   if constexpr (std::same_as<Last, execution>)
     return &argument;
   else
