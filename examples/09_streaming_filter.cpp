@@ -6,19 +6,36 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
+// Paragraphs, each of a few words that come again and again: the latest bytes then tell more than those long before.
+std::string make_text() {
+  std::minstd_rand random(1);
+  const auto below = [&](unsigned n) { return static_cast<unsigned>(random() >> 8) % n; };
+  std::string text;
+  for (int paragraph = 0; paragraph < 60; ++paragraph, text += '\n') {
+    std::vector<std::string> words(8);
+    for (std::string& word : words)
+      for (unsigned n = 2 + below(7); n > 0; --n) word += char('a' + below(5) + below(6) + below(16));
+    for (int n = 0; n < 60; ++n) text += words[below(8)] + (below(8) == 0 ? ", " : " ");
+  }
+  return text;
+}
+
 int main(int argc, char** argv) {
-  const std::filesystem::path here = std::filesystem::path(__FILE__).parent_path();
-  const std::string path = argc > 1 ? argv[1] : (here / ".." / "README.md").string();
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (text.size() < 2) return std::fprintf(stderr, "no text in %s\n", path.c_str()), 1;
+  const std::string path = argc > 1 ? argv[1] : "text made by this program";
+  std::string text = argc > 1 ? std::string() : make_text();
+  if (argc > 1) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) return std::fprintf(stderr, "file not found: %s\n", path.c_str()), 1;
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  if (text.size() < 2) return std::fprintf(stderr, "%s: expected at least two bytes\n", path.c_str()), 1;
 
   // Every head is a filter. All keys are 0, so the bias alone says what a byte weighs: e^b for those in the window, 1
   // for those before it (b falls by 1 towards the start of the window). b = 20 forgets all but the window.
@@ -51,9 +68,9 @@ int main(int argc, char** argv) {
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
-  std::printf("%s: %zu bytes, %.0f a second through %td filters of %td channels; state of %zu KiB\n", path.c_str(),
+  std::printf("%s: %zu bytes, %.0f per second through %td filters of %td channels; state of %zu KiB\n", path.c_str(),
               text.size(), double(text.size()) / seconds, heads, bytes, state.bytes() / 1024);
-  std::printf("bits a byte, if the last %td count e^b times as much as those before:\n", window);
+  std::printf("bits per byte, if the last %td count e^b times as much as those before:\n", window);
   for (attn::index h = 0; h < heads; ++h)
     std::printf("  b = %2.0f  %.3f  %s\n", double(boost[h]), bits[h] / double(text.size() - 1),
                 std::string(std::size_t(std::lround(8 * bits[h] / double(text.size() - 1))), '#').c_str());

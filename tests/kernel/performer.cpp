@@ -3,6 +3,7 @@
 
 #include "support/call_kernel.hpp"
 #include "support/catch.hpp"
+#include "support/pairwise.hpp"
 
 namespace testing {
 namespace {
@@ -32,7 +33,7 @@ void check(const performer_problem& p, double factor = 2) {
 
 TEMPLATE_LIST_TEST_CASE("performer: every combination of options", "[performer]", exact_types) {
   for (kernel chosen : kernels)
-    for (int bits = 0; bits < 16; ++bits)
+    for (int bits : selected_bits(4))
       for (int lengths = 0; lengths < 4; ++lengths) {
         const index feature_heads = bits & 8 ? 4 : 1;
         performer_problem p = problem_of(

@@ -3,6 +3,7 @@
 
 #include "support/call_kernel.hpp"
 #include "support/catch.hpp"
+#include "support/pairwise.hpp"
 
 namespace testing {
 namespace {
@@ -25,7 +26,7 @@ void check(const rfa_problem& p) {
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("rfa: every combination of options", "[rfa]", exact_types) {
-  for (int bits = 0; bits < 16; ++bits)
+  for (int bits : selected_bits(4))
     for (int lengths = 0; lengths < 4; ++lengths)
       for (index feature_heads : {1, 2, 4}) {
         const bool causal = bits & 1;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "support/catch.hpp"
+#include "support/pairwise.hpp"
 #include "support/run.hpp"
 
 namespace testing {
@@ -36,7 +37,9 @@ std::vector<choice> every_choice() {
       for (bias added : {bias::none, bias::one_row, bias::per_head, bias::everything})
         all.push_back(
             {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0, given, added});
-  return all;
+  return selected(all, [](const choice& c) {
+    return std::array{+c.causal, +c.softcap, +c.alibi, +c.sinks, +c.score, int(c.given), int(c.added)};
+  });
 }
 
 full_softmax_problem apply(const choice& c, index queries, index keys) {

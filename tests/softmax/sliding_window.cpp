@@ -3,6 +3,7 @@
 
 #include "support/catch.hpp"
 #include "support/guarded_memory.hpp"
+#include "support/pairwise.hpp"
 #include "support/run.hpp"
 
 namespace testing {
@@ -37,7 +38,9 @@ std::vector<choice> every_choice() {
       for (global tokens : {global::none, global::shared, global::own_projections})
         all.push_back({(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0,
                        (bits & 32) != 0, steps, tokens});
-  return all;
+  return selected(all, [](const choice& c) {
+    return std::array{+c.causal, +c.softcap, +c.sinks, +c.alibi, +c.score, +c.lengths, int(c.steps), int(c.tokens)};
+  });
 }
 
 sliding_window_problem apply(const choice& c, index queries, index keys, index left, index right) {

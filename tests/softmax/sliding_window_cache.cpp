@@ -2,6 +2,7 @@
 #include <attn/softmax/sliding_window_step.hpp>
 
 #include "support/catch.hpp"
+#include "support/pairwise.hpp"
 #include "support/run.hpp"
 
 namespace testing {
@@ -75,7 +76,7 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_step: any feeding equals one causal call
 }
 
 TEMPLATE_LIST_TEST_CASE("sliding_window_step: every option", "[sliding_window_cache]", exact_types) {
-  for (int bits = 0; bits < 128; ++bits) {
+  for (int bits : selected_bits(7)) {
     sliding_window_problem p = tokens(9);
     if (bits & 1) p.options.softcap = 1.5;
     if (bits & 2) p.options.alibi_slopes = {0.5, 0.25, 0.125, 0};

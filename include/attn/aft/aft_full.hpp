@@ -133,7 +133,7 @@ void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
   auto x = detail::tensors_of(q, k, v, out, w);
   x.lengths = given.lengths, x.causal = given.causal, x.gate = given.gate;
   detail::check_aft_full(detail::validator("aft_full"), x);
-  detail::aft_full_call{x}.run(detail::execution_of(exec, options));
+  detail::aft_full_call<compute_type<element_of<const Q&>>>{.x = x}.run(detail::execution_of(exec, options));
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -39,17 +39,9 @@ struct attention_shape {
   return s;
 }
 
-/// The extents of a cache of keys and values.
-inline void check_cache(const validator& check, index batch, index kv_heads, index dim, index dim_v) {
-  check.at_least("batch", 0, batch);
-  check.at_least("key heads", 0, kv_heads);
-  check.at_least("key dim", 0, dim);
-  check.at_least("value dim", 0, dim_v);
-}
-
-/// Tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv] for such a cache.
-inline void check_tokens(const validator& check, index batch, index kv_heads, index dim, index dim_v,
-                         const memory_layout& k, const memory_layout& v) {
+/// Tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv] for a cache of these extents.
+[[gnu::noinline]] inline void check_tokens(const validator& check, index batch, index kv_heads, index dim, index dim_v,
+                                           const memory_layout& k, const memory_layout& v) {
   check.memory({}, {{"k", k}, {"v", v}});
   check.extents({{"key batch = cache batch", batch, k.extents[0]},
                  {"key heads = cache heads", kv_heads, k.extents[1]},

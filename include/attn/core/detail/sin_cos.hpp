@@ -19,23 +19,16 @@ template <>
 struct sine_constants<float> {
   static constexpr float pi[] = {3.140625f, 0x1.fb4p-11f, 0x1.4442d2p-23f};
   // (sin r - r) / r^3, in r^2
-  static constexpr float series[] = {-1.0f / 6,     1.0f / 120,       -1.0f / 5040,
-                                     1.0f / 362880, -1.0f / 39916800, 1.0f / 6227020800.0f};
+  static constexpr float series[] = {
+      -1.0f / 6, 1.0f / 120, -1.0f / 5040, 1.0f / 362880, -1.0f / 39916800, 1.0f / 6227020800.0f};
 };
 
 template <>
 struct sine_constants<double> {
   static constexpr double pi[] = {0x1.921fb5444p+1, 0x1.68c234c4cp-38, 0x1.98a2e03707345p-76};
-  static constexpr double series[] = {-1.0 / 6,
-                                      1.0 / 120,
-                                      -1.0 / 5040,
-                                      1.0 / 362880,
-                                      -1.0 / 39916800,
-                                      1.0 / 6227020800.0,
-                                      -1.0 / 1307674368000.0,
-                                      1.0 / 355687428096000.0,
-                                      -1.0 / 121645100408832000.0,
-                                      1.0 / 51090942171709440000.0};
+  static constexpr double series[] = {
+      -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800, 1.0 / 6227020800.0, -1.0 / 1307674368000.0,
+      1.0 / 355687428096000.0, -1.0 / 121645100408832000.0, 1.0 / 51090942171709440000.0};
 };
 
 /// The nearest whole number, for |x| < 2^(mantissa - 1).
