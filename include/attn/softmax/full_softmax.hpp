@@ -157,11 +157,8 @@ struct full_call {
         for (index h = 0; h < shape.heads; ++h) in.clear_padding(b, h);
   }
 };
-
 template <class S, class Score>
-void attend_full(const softmax_call<S, Score>& in) {
-  full_call<S, Score>{in}.run();
-}
+full_call(const softmax_call<S, Score>&) -> full_call<S, Score>;
 
 template <class S, class Score>
 void check_bias(const softmax_call<S, Score>& in, const tensor_view<const compute_type<S>>& bias) {
@@ -183,7 +180,7 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out, Options&& options
   detail::call_softmax<full_softmax_options>(
       "full_softmax", q, k, v, out, options, score, exec, [](const auto& call, const auto& given) {
         detail::check_bias(call, given.bias);
-        detail::attend_full(call);
+        detail::full_call{call}.run();
       });
 }
 

@@ -42,7 +42,7 @@ void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O
         call.v = cache.values();
         call.causal = true;
         try {
-          detail::attend_full(call);
+          detail::full_call{call}.run();
         } catch (...) {  // of the score function, or no memory
           cache.truncate(before);
           throw;
