@@ -79,7 +79,7 @@ class kv_cache : public detail::token_state {
   // For the step: checks what append() would, and nothing else.
   void check_tokens(const detail::validator& check, const detail::memory_layout& k,
                     const detail::memory_layout& v) const {
-    detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
+    token_state::check_tokens(check, k, v);
     no_alias(check, "k", k);
     no_alias(check, "v", v);
   }

@@ -51,6 +51,11 @@ class token_state {
   index dim() const { return extents_.dim; }
   index value_dim() const { return extents_.value_dim; }
 
+  /// For the step: k and v of a call fit.
+  void check_tokens(const validator& check, const memory_layout& k, const memory_layout& v) const {
+    detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
+  }
+
  protected:
   /// Throws std::invalid_argument for negative extents.
   token_state(const char* name, const state_extents& extents)

@@ -129,15 +129,13 @@ struct full_call {
     state.rows = shape.group() * lengths.queries(b);
     state.clear();
     if (begin >= end) return;
-    stream_queries<T> rows;
-    const auto scratch = in.exec.scratch(worker, [&](arena& memory) {
-      rows = stream_queries<T>::layout(memory, most_rows, shape.dim);
-      return stream_scratch<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
+    auto rows = in.exec.scratch(worker, [&](arena& memory) {
+      return stream_queries<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
     });
     rows.begin(in.q, b, h, state.rows, lengths.queries(b), in.terms.query_factor());
     const auto limit = in.causal ? stream_limit{in.shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
     attend_stream(rows, in.key(b, h), in.value(b, h), {}, begin, end, in.terms.for_head(b, 0, in.shift(b)), limit,
-                  scratch, state);
+                  state);
   }
 
   void run() const {

@@ -44,13 +44,9 @@ struct sliding_window_options {
   list_view<index> global_positions{};
   /// Own projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   tensor_view<const S> q_global{}, k_global{}, v_global{};
-  /// c tanh(s / c) on scale q.k.
+  /// As in full_softmax_options.
   std::optional<real> softcap{};
-  /// ALiBi: -slope |distance of positions|, one finite slope per head.
-  list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value. Finite, or -infinity for none.
-  list_view<real> sinks{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
+  list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};
 };
 
@@ -66,14 +62,12 @@ struct window_scratch {
   index* row_list = nullptr;  // rows of q that are in the block
 
   static window_scratch layout(arena& memory, index chunk, index reach, index globals, index dim, index dim_v) {
-    window_scratch s;
-    s.block = row_block<T>::layout(memory, dim, dim_v);
-    s.keys = packed_keys<T>::layout(memory, chunk + reach, dim, dim_v);
-    s.global_keys = packed_keys<T>::layout(memory, globals, dim, dim_v);
-    s.key_list = memory.allocate<index>(globals ? chunk + reach : 0);
-    s.rank = memory.allocate<index>(globals ? chunk + reach + 1 : 0);
-    s.row_list = memory.allocate<index>(globals ? max_rows : 0);
-    return s;
+    return {.block = row_block<T>::layout(memory, dim, dim_v),
+            .keys = packed_keys<T>::layout(memory, chunk + reach, dim, dim_v),
+            .global_keys = packed_keys<T>::layout(memory, globals, dim, dim_v),
+            .key_list = memory.allocate<index>(globals ? chunk + reach : 0),
+            .rank = memory.allocate<index>(globals ? chunk + reach + 1 : 0),
+            .row_list = memory.allocate<index>(globals ? max_rows : 0)};
   }
 };
 
@@ -101,15 +95,15 @@ struct window_call {
   }
 
   /// Chunks of one residue class of head h, for the longest query.
-  index chunks(index h) const { return ((shape.queries + dilation(h) - 1) / dilation(h) + chunk - 1) / chunk; }
+  index chunks(index h) const { return ceil_div(ceil_div(shape.queries, dilation(h)), chunk); }
 
   /// Attends one chunk of the queries of head h whose positions are r modulo its dilation d. In such a class positions
   /// are r + d t, and the window is the undilated one in t.
   void attend_chunk(index b, index h, index r, index piece, window_scratch<T>& s) const {
     const index d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
-    const index keys = n > r ? (n - r + d - 1) / d : 0;                            // of the class
-    const index first = shift > r ? (shift - r + d - 1) / d : -((r - shift) / d);  // t of its first query
-    const index t0 = first + piece * chunk, t1 = std::min(t0 + chunk, keys);       // the last key has the last query
+    const index keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
+    const index first = shift > r ? ceil_div(shift - r, d) : -((r - shift) / d);  // t of its first query
+    const index t0 = first + piece * chunk, t1 = std::min(t0 + chunk, keys);      // the last key has the last query
     if (t0 >= t1) return;
     const index k0 = std::clamp(t0 - left, index(0), keys), k1 = std::clamp(t1 + right, k0, keys);
 

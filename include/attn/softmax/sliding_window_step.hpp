@@ -28,15 +28,9 @@ template <class S>
 struct sliding_window_step_options {
   using real = compute_type<S>;
 
-  /// Factor of q.k; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
-  /// c tanh(s / c) on scale q.k.
-  std::optional<real> softcap{};
-  /// ALiBi: -slope distance, one finite slope per head.
-  list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value. Finite, or -infinity for none.
-  list_view<real> sinks{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, n].
+  /// As in full_softmax_options; lse is [B, H, n].
+  std::optional<real> scale{}, softcap{};
+  list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};
 };
 
@@ -78,7 +72,6 @@ class sliding_window_cache : public detail::token_state {
   /// Tokens the ring holds.
   index capacity() const { return capacity_; }
   std::size_t bytes() const { return (keys_.size() + values_.size()) * sizeof(S); }
-
   /// Back to the start of a stream.
   void reset() { tokens_ = 0; }
 
@@ -97,6 +90,9 @@ class sliding_window_cache : public detail::token_state {
   // For the step ------------------------------------------------------------------------------------------------------
 
   const std::vector<index>& globals() const { return globals_; }
+  void check_heads(const detail::validator& check, index query_heads) const {
+    if (!one_dilation()) check.equal("query heads = dilations of the cache", std::ssize(dilation_), query_heads);
+  }
   bool one_dilation() const { return dilation_.size() <= 1; }
   index dilation(index query_head) const {
     return dilation_.empty() ? 1 : dilation_[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
@@ -110,15 +106,6 @@ class sliding_window_cache : public detail::token_state {
   }
   detail::matrix_view<const S> values(index b, index h) const {
     return {values_.data() + (b * heads() + h) * head_rows() * value_dim(), head_rows(), value_dim(), value_dim(), 1};
-  }
-
-  /// k and v of a call, and a dilation for each of its query heads.
-  void check_tokens(const detail::validator& check, const detail::memory_layout& k,
-                    const detail::memory_layout& v) const {
-    detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
-  }
-  void check_heads(const detail::validator& check, index query_heads) const {
-    if (!one_dilation()) check.equal("query heads = dilations of the cache", std::ssize(dilation_), query_heads);
   }
 
   /// Token t of a chunk goes to its place in the ring and, if global, among the global ones.
@@ -158,13 +145,11 @@ struct window_step {
 
   struct scratch {
     stream_queries<T> rows;
-    stream_scratch<T> tile;
     online_softmax<T> state;
   };
   scratch layout(arena& memory) const {
-    return {stream_queries<T>::layout(memory, shape.group(), cache.dim()),
-            stream_scratch<T>::layout(memory, shape.group(), cache.dim(), cache.value_dim()),
-            online_softmax<T>::layout(memory, shape.group(), cache.value_dim())};
+    return {stream_queries<T>::layout(memory, shape.group(), shape.dim, shape.dim_v),
+            online_softmax<T>::layout(memory, shape.group(), shape.dim_v)};
   }
 
   /// Attends token t of the chunk, of the `count` query heads from `head` on, which share a dilation.
@@ -182,8 +167,7 @@ struct window_step {
     const auto take = [&](index row, index stride, index rows, const index_map& positions) {
       const matrix_view<const S> some_keys{keys.row(row), rows, keys.cols, keys.row_stride * stride, 1};
       const matrix_view<const S> some_values{values.row(row), rows, values.cols, values.row_stride * stride, 1};
-      attend_stream(s.rows, some_keys, some_values, positions, 0, rows, token_terms, stream_limit{rows}, s.tile,
-                    s.state);
+      attend_stream(s.rows, some_keys, some_values, positions, 0, rows, token_terms, stream_limit{rows}, s.state);
     };
     // The window lies in the ring in one run, or in two.
     for (index from = first; from <= p;) {
@@ -235,8 +219,8 @@ void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k,
   detail::call_softmax<sliding_window_step_options>(
       "sliding_window_step", q, k, v, out, options, score, exec, [&](const auto& call, const auto&) {
         cache.check_tokens(call.check, call.k, call.v);
-        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
         cache.check_heads(call.check, call.shape.heads);
+        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
         detail::window_step{call, cache}.run();
       });
 }
