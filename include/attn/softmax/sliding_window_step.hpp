@@ -187,7 +187,8 @@ struct window_step {
   }
 
   void run() const {
-    const index tokens = shape.queries, group = shape.group(), seen = std::min(cache.left() + 1, cache.tokens() + tokens);
+    const index tokens = shape.queries, group = shape.group();
+    const index seen = std::min(cache.left() + 1, cache.tokens() + tokens);
     const auto limit = in.limit_threads(seen, static_cast<double>(tokens) * static_cast<double>(seen));
     try {
       in.exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {

@@ -218,8 +218,8 @@ struct no_prefetch {
   void operator()(index, index) const {}
 };
 
-/// Takes the block through the slots of `keys` its rows' ranges name. prefetch(r, n) is called once for rows r ... r + n
-/// - 1, before they are attended for the first time: it may ask for memory that will be needed when they are done.
+/// Takes the block through the slots of `keys` its rows' ranges name. prefetch(r, n) is called once for the rows from r
+/// to r + n - 1, before they are first attended: it may ask for memory that will be needed when they are done.
 template <class T, class Score, class Prefetch = no_prefetch>
 void attend(const row_block<T>& block, const packed_keys<T>& keys, const score_terms<T, Score>& terms,
             const Prefetch& prefetch = {}) {
