@@ -7,7 +7,6 @@
 //          once.
 #pragma once
 
-#include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/state_extents.hpp>
 
 #include <vector>
@@ -17,20 +16,13 @@ namespace attn::inline ATTN_ISA {
 /// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv], each head contiguous. One that was moved from may only be
 /// assigned to or destroyed.
 template <element S>
-class kv_cache {
+class kv_cache : public detail::token_state {
  public:
   /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent.
-  explicit kv_cache(const state_extents& extents)
-      : extents_(detail::check_state_extents(detail::validator("kv_cache"), extents)) {}
+  explicit kv_cache(const state_extents& extents) : token_state("kv_cache", extents) {}
 
-  /// Tokens fed so far.
-  index tokens() const { return tokens_; }
   /// Tokens there is room for.
   index capacity() const { return capacity_; }
-  index batch() const { return extents_.batch; }
-  index heads() const { return extents_.heads; }
-  index dim() const { return extents_.dim; }
-  index value_dim() const { return extents_.value_dim; }
   std::size_t bytes() const { return (keys_.capacity() + values_.capacity()) * sizeof(S); }
 
   /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
@@ -64,16 +56,30 @@ class kv_cache {
   /// Throws std::invalid_argument for shapes that do not fit or views of the cache itself, before anything changes.
   template <viewable K, viewable V>
   void append(const K& k, const V& v) {
-    append_views(detail::validator("kv_cache"), as_view(k), as_view(v));
+    const tensor_view<const S> keys = as_view(k), values = as_view(v);
+    check_tokens(detail::validator("kv_cache"), keys, values);
+    const index count = keys.extent(2);
+    if (tokens_ + count > capacity_) reserve(std::max({tokens_ + count, 2 * capacity_, index(16)}));
+    const auto copy = [&](const tensor_view<const S>& from, std::vector<S>& to, index dim) {
+      for (index b = 0; b < batch(); ++b)
+        for (index h = 0; h < heads(); ++h)
+          for (index i = 0; i < count; ++i) {
+            S* row = to.data() + ((b * heads() + h) * capacity_ + tokens_ + i) * dim;
+            for (index d = 0; d < dim; ++d) row[d] = from(b, h, i, d);
+          }
+    };
+    copy(keys, keys_, dim());
+    copy(values, values_, value_dim());
+    tokens_ += count;
   }
 
   tensor_view<const S> keys() const { return view(keys_, dim()); }
   tensor_view<const S> values() const { return view(values_, value_dim()); }
 
   // For the step: checks what append() would, and nothing else.
-  void check_tokens(const detail::validator& check, const tensor_view<const S>& k,
-                    const tensor_view<const S>& v) const {
-    detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
+  void check_tokens(const detail::validator& check, const detail::memory_layout& k,
+                    const detail::memory_layout& v) const {
+    token_state::check_tokens(check, k, v);
     no_alias(check, "k", k);
     no_alias(check, "v", v);
   }
@@ -90,25 +96,7 @@ class kv_cache {
     return {memory.data(), {1, 1, 1, static_cast<index>(memory.size())}};
   }
 
-  void append_views(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v) {
-    check_tokens(check, k, v);
-    const index count = k.extent(2);
-    if (tokens_ + count > capacity_) reserve(std::max({tokens_ + count, 2 * capacity_, index(16)}));
-    const auto copy = [&](const tensor_view<const S>& from, std::vector<S>& to, index dim) {
-      for (index b = 0; b < batch(); ++b)
-        for (index h = 0; h < heads(); ++h)
-          for (index i = 0; i < count; ++i) {
-            S* row = to.data() + ((b * heads() + h) * capacity_ + tokens_ + i) * dim;
-            for (index d = 0; d < dim; ++d) row[d] = from(b, h, i, d);
-          }
-    };
-    copy(k, keys_, dim());
-    copy(v, values_, value_dim());
-    tokens_ += count;
-  }
-
-  state_extents extents_;
-  index tokens_ = 0, capacity_ = 0;
+  index capacity_ = 0;
   std::vector<S> keys_, values_;
 };
 

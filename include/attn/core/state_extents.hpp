@@ -3,7 +3,7 @@
 //   attn::kv_cache<float> cache({.batch = 2, .heads = 8, .dim = 64});
 #pragma once
 
-#include <attn/core/detail/check.hpp>
+#include <attn/core/detail/attention_shape.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -39,6 +39,31 @@ inline state_extents check_state_extents(const validator& check, state_extents e
   check.at_least("value_dim", 0, e.value_dim);
   return e;
 }
+
+/// What every state of tokens tells of itself.
+class token_state {
+ public:
+  /// Tokens fed so far.
+  index tokens() const { return tokens_; }
+  index batch() const { return extents_.batch; }
+  /// Key heads.
+  index heads() const { return extents_.heads; }
+  index dim() const { return extents_.dim; }
+  index value_dim() const { return extents_.value_dim; }
+
+  /// For the step: k and v of a call fit.
+  void check_tokens(const validator& check, const memory_layout& k, const memory_layout& v) const {
+    detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
+  }
+
+ protected:
+  /// Throws std::invalid_argument for negative extents.
+  token_state(const char* name, const state_extents& extents)
+      : extents_(check_state_extents(validator(name), extents)) {}
+
+  state_extents extents_;
+  index tokens_ = 0;
+};
 
 }  // namespace detail
 }  // namespace attn::inline ATTN_ISA

@@ -23,9 +23,8 @@
 // and what it throws passes through, leaving out partly written.
 #pragma once
 
-#include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/waves.hpp>
-#include <attn/softmax/detail/blockwise.hpp>
+#include <attn/softmax/detail/softmax_call.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -33,7 +32,6 @@ namespace attn::inline ATTN_ISA {
 /// Options of full_softmax for elements of type S.
 template <class S>
 struct full_softmax_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
@@ -59,27 +57,15 @@ namespace detail {
 /// Up to this many queries per head are attended where the keys lie (streaming.hpp); more are worth packing the keys.
 inline constexpr index few_queries = 4;
 
-/// One call, after its checks.
 template <class S, class Score>
 struct full_call {
   using T = compute_type<S>;
 
-  tensor_view<const S> q, k, v;
-  tensor_view<S> out;
-  const full_softmax_options<S>& options;
-  attention_shape shape;
-  sequence_lengths lengths;
-  score_terms<T, Score> terms;
+  const softmax_call<S, Score>& in;
+  const attention_shape& shape = in.shape;
+  const sequence_lengths& lengths = in.lengths;
 
   bool few(index b) const { return lengths.queries(b) <= few_queries; }
-  /// The position of the first query.
-  index shift(index b) const { return lengths.keys(b) - lengths.queries(b); }
-  const T* sink(index h) const { return per_head(options.sinks, h); }
-  T* lse(index b, index h) const { return row_of(options.lse, b, h); }
-  void clear_padding(index b, index h, index begin, index end) const {
-    clear_rows(head_of(out, b, h), std::max(begin, lengths.queries(b)), std::min(end, shape.queries), lse(b, h),
-               options.lse.stride(2));
-  }
 
   /// A wave of pairs of batch item and key head, by the blockwise kernel: packed, then attended.
   void attend_pairs(const wave<packed_keys<T>>& pairs) const {
@@ -88,37 +74,37 @@ struct full_call {
     pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, packed_keys<T>& keys, index step, int) {
       const index b = pair / shape.kv_heads, h = pair % shape.kv_heads;
       const index begin = step * pack_step, end = std::min(begin + pack_step, lengths.keys(b));
-      if (begin < end && !few(b)) keys.pack(head_of(k, b, h), head_of(v, b, h), begin, end);
+      if (begin < end && !few(b)) keys.pack(head_of(in.k, b, h), head_of(in.v, b, h), begin, end);
     });
     // The last row blocks of a causal call are the longest: they go first.
     pairs.for_each(row_blocks * group, [&](index pair, const packed_keys<T>& keys, index step, int worker) {
       const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * group + step % group;
       const index i0 = (row_blocks - 1 - step / group) * max_rows, i1 = std::min(i0 + max_rows, lengths.queries(b));
       if (i0 < i1 && !few(b)) {
-        auto block = pairs.exec.scratch(
+        auto block = in.exec.scratch(
             worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
-        block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-        const index all = lengths.keys(b);
+        block.begin(in.query(b, h), {i0, 1, nullptr}, i1 - i0, in.terms.query_factor());
+        const index all = lengths.keys(b), shift = in.shift(b);
         for (index i = i0; i < i1; ++i)
-          block.ranges[i - i0] = {0, options.causal ? std::clamp(i + shift(b) + 1, index(0), all) : all};
-        attend(block, keys, terms.for_head(b, h, shift(b)));
-        finish(block, head_of(out, b, h), sink(h), lse(b, h), options.lse.stride(2));
+          block.ranges[i - i0] = {0, in.causal ? std::clamp(i + shift + 1, index(0), all) : all};
+        attend(block, keys, in.terms.for_head(b, h, shift));
+        in.finish(block, b, h);
       }
-      clear_padding(b, h, i0, i0 + max_rows);
+      in.clear_padding(b, h, i0, i0 + max_rows);
     });
   }
 
   /// The batch items with few queries, by the streaming kernel: waves of chunks of keys, merged in order.
-  void attend_few(execution& exec) const {
-    const index most = std::min(few_queries, shape.queries), most_rows = shape.group() * most;
+  void attend_few() const {
+    const index most_rows = shape.group() * std::min(few_queries, shape.queries);
     const index chunks = std::max<index>(1, ceil_div(shape.keys, stream_chunk));
-    const index tasks = shape.batch * shape.kv_heads * chunks, threads = exec.active_threads();
+    const index tasks = shape.batch * shape.kv_heads * chunks, threads = in.exec.active_threads();
     const auto layout = [&](arena& memory) { return online_softmax<T>::layout(memory, most_rows, shape.dim_v); };
-    const auto workspace = exec.workspace(layout);
+    const auto workspace = in.exec.workspace(layout);
     online_softmax<T> total = *workspace;  // of the key head under way, which may go on in the next wave
-    for_each_wave(exec, tasks, threads == 1 ? 1 : 4 * threads, layout, [&](const wave<online_softmax<T>>& some) {
+    for_each_wave(in.exec, tasks, threads == 1 ? 1 : 4 * threads, layout, [&](const wave<online_softmax<T>>& some) {
       some.for_each(1, [&](index task, online_softmax<T>& state, index, int worker) {
-        attend_chunk(task / chunks, task % chunks, most_rows, state, exec, worker);
+        attend_chunk(task / chunks, task % chunks, most_rows, state, worker);
       });
       for (index n = 0; n < some.count; ++n) {
         const index pair = (some.first + n) / chunks, chunk = (some.first + n) % chunks, b = pair / shape.kv_heads;
@@ -128,73 +114,58 @@ struct full_call {
           total.clear();
         }
         total.merge(some.scratch[n]);
-        if (chunk + 1 == chunks) write_few(b, pair % shape.kv_heads, total);
+        if (chunk + 1 < chunks) continue;
+        const index h = pair % shape.kv_heads * shape.group(), queries = lengths.queries(b);
+        for (index r = 0; r < total.rows; ++r) in.finish_row(total, r, b, h + r / queries, r % queries);
       }
     });
   }
 
   /// The few queries of one pair and one chunk of its keys.
-  void attend_chunk(index pair, index chunk, index most_rows, online_softmax<T>& state, execution& exec,
-                    int worker) const {
-    const index b = pair / shape.kv_heads, h = pair % shape.kv_heads;
+  void attend_chunk(index pair, index chunk, index most_rows, online_softmax<T>& state, int worker) const {
+    const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * shape.group();
     if (!few(b)) return;
     const index begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, lengths.keys(b));
     state.rows = shape.group() * lengths.queries(b);
     state.clear();
     if (begin >= end) return;
-    stream_queries<T> rows;
-    const auto scratch = exec.scratch(worker, [&](arena& memory) {
-      rows = stream_queries<T>::layout(memory, most_rows, shape.dim);
-      return stream_scratch<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
+    auto rows = in.exec.scratch(worker, [&](arena& memory) {
+      return stream_queries<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
     });
-    rows.begin(q, b, h * shape.group(), state.rows, lengths.queries(b), terms.query_factor());
-    const auto limit = options.causal ? stream_limit{shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
-    attend_stream(rows, head_of(k, b, h), head_of(v, b, h), {}, begin, end, terms.for_head(b, 0, shift(b)), limit,
-                  scratch, state);
+    rows.begin(in.q, b, h, state.rows, lengths.queries(b), in.terms.query_factor());
+    const auto limit = in.causal ? stream_limit{in.shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
+    attend_stream(rows, in.key(b, h), in.value(b, h), {}, begin, end, in.terms.for_head(b, 0, in.shift(b)), limit,
+                  state);
   }
 
-  void write_few(index b, index kv, const online_softmax<T>& state) const {
-    for (index r = 0; r < state.rows; ++r) {
-      const index h = kv * shape.group() + r / lengths.queries(b), i = r % lengths.queries(b);
-      const auto to = head_of(out, b, h);
-      state.finish_row(r, sink(h), to.row(i), to.col_stride,
-                       lse(b, h) ? lse(b, h) + i * options.lse.stride(2) : nullptr);
-    }
-  }
-
-  void run(execution& exec) const {
-    const double seen = static_cast<double>(shape.queries) * static_cast<double>(shape.keys);
-    const double tokens = static_cast<double>(shape.batch * shape.kv_heads * shape.keys);
-    const auto limit = exec.limit_threads({.operations = shape.operations_per_pair() * seen,
-                                           .bytes = tokens * static_cast<double>(shape.dim + shape.dim_v) * sizeof(S)});
+  void run() const {
+    const auto limit = in.limit_threads(shape.keys, static_cast<double>(shape.keys));
     index few_items = 0;
     for (index b = 0; b < shape.batch; ++b) few_items += few(b);
-    if (few_items > 0) attend_few(exec);
+    if (few_items > 0) attend_few();
     const index pairs = shape.batch * shape.kv_heads;
     const index bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
     if (few_items < shape.batch)
       for_each_wave(
-          exec, pairs, wave_size(exec, pairs, bytes),
+          in.exec, pairs, wave_size(in.exec, pairs, bytes),
           [&](arena& memory) { return packed_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v); },
           [&](const wave<packed_keys<T>>& some) { attend_pairs(some); });
     else
       for (index b = 0; b < shape.batch; ++b)
-        for (index h = 0; h < shape.heads; ++h) clear_padding(b, h, 0, shape.queries);
+        for (index h = 0; h < shape.heads; ++h) in.clear_padding(b, h);
   }
 };
+template <class S, class Score>
+full_call(const softmax_call<S, Score>&) -> full_call<S, Score>;
 
-/// What full_softmax and its step refuse beside shapes and lengths.
-template <class S>
-void check_full_softmax(const validator& check, const attention_shape& shape, const full_softmax_options<S>& options,
-                        const memory_layout& q, const memory_layout& k, const memory_layout& v,
-                        const memory_layout& out) {
-  check_softmax_options(check, shape, options, q, k, v, out);
-  if (!options.bias) return;
-  check.memory({{"out", out}, {"lse", options.lse}}, {{"bias", options.bias}});
-  check.broadcasts("bias batch", shape.batch, options.bias.extent(0));
-  check.broadcasts("bias heads", shape.heads, options.bias.extent(1));
-  check.broadcasts("bias query length", shape.queries, options.bias.extent(2));
-  check.equal("bias key length = key length", shape.keys, options.bias.extent(3));
+template <class S, class Score>
+void check_bias(const softmax_call<S, Score>& in, const tensor_view<const compute_type<S>>& bias) {
+  if (!bias) return;
+  in.check_read("bias", bias);
+  in.check.broadcasts("bias batch", in.shape.batch, bias.extent(0));
+  in.check.broadcasts("bias heads", in.shape.heads, bias.extent(1));
+  in.check.broadcasts("bias query length", in.shape.queries, bias.extent(2));
+  in.check.equal("bias key length = key length", in.shape.keys, bias.extent(3));
 }
 
 }  // namespace detail
@@ -204,28 +175,11 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = full_s
           class Score = detail::no_score>
 void full_softmax(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
                   execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  using S = element_of<const Q&>;
-  using T = compute_type<S>;
-  const full_softmax_options<S>& chosen = detail::options_or_default<full_softmax_options<S>>(options);
-  auto&& scored = detail::callable_or_default<detail::no_score>(score);
-  detail::require_score<decltype(scored), T>();
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
-  const detail::validator check("full_softmax");
-  const detail::attention_shape shape = detail::check_attention(check, queries, keys, values, to);
-  const detail::sequence_lengths lengths = detail::check_lengths(check, shape, chosen);
-  detail::check_full_softmax(check, shape, chosen, queries, keys, values, to);
-  detail::full_call<S, std::remove_reference_t<decltype(scored)>>{
-      .q = queries,
-      .k = keys,
-      .v = values,
-      .out = to,
-      .options = chosen,
-      .shape = shape,
-      .lengths = lengths,
-      .terms = detail::terms_of<T>(chosen, shape.dim, &scored)}
-      .run(detail::execution_of(exec, options, score));
+  detail::call_softmax<full_softmax_options>(
+      "full_softmax", q, k, v, out, options, score, exec, [](const auto& call, const auto& given) {
+        detail::check_bias(call, given.bias);
+        detail::full_call{call}.run();
+      });
 }
 
 }  // namespace attn::inline ATTN_ISA

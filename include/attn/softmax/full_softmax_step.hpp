@@ -24,43 +24,30 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Optio
           class Score = detail::no_score>
 void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                        Score&& score = {}, execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
-  using T = compute_type<S>;
-  full_softmax_options<S> chosen = detail::options_or_default<full_softmax_options<S>>(options);
-  auto&& scored = detail::callable_or_default<detail::no_score>(score);
-  detail::require_score<decltype(scored), T>();
-  const detail::validator check("full_softmax_step");
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
-  detail::attention_shape shape = detail::check_attention(check, queries, keys, values, to);
-  cache.check_tokens(check, keys, values);
-  check.equal("query length = key length", shape.keys, shape.queries);
-  if (!chosen.lengths.empty() || !chosen.query_lengths.empty() || !chosen.key_lengths.empty())
-    check.fail("no lengths, since all items of a batch have the same number of tokens", "some");
-  chosen.causal = true;
-  const index before = cache.tokens();
-  shape.keys += before;
-  detail::check_full_softmax(check, shape, chosen, queries, keys, values, to);
-  for (const auto& [what, x] : std::initializer_list<std::pair<const char*, detail::memory_layout>>{
-           {"q", queries}, {"out", to}, {"bias", chosen.bias}, {"lse", chosen.lse}})
-    cache.no_alias(check, what, x);
-  cache.append(keys, values);
-  try {
-    detail::full_call<S, std::remove_reference_t<decltype(scored)>>{
-        .q = queries,
-        .k = cache.keys(),
-        .v = cache.values(),
-        .out = to,
-        .options = chosen,
-        .shape = shape,
-        .lengths = {.full_queries = shape.queries, .full_keys = shape.keys},
-        .terms = detail::terms_of<T>(chosen, shape.dim, &scored)}
-        .run(detail::execution_of(exec, options, score));
-  } catch (...) {  // of the score function, or no memory
-    cache.truncate(before);
-    throw;
-  }
+  detail::call_softmax<full_softmax_options>(
+      "full_softmax_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
+        cache.check_tokens(call.check, call.k, call.v);
+        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
+        if (!given.lengths.empty() || !given.query_lengths.empty() || !given.key_lengths.empty())
+          call.check.fail("no lengths, since all items of a batch have the same number of tokens", "some");
+        const index before = cache.tokens();
+        call.lengths.full_keys = call.shape.keys += before;
+        detail::check_bias(call, given.bias);
+        for (const auto& [name, view] : std::initializer_list<detail::validator::named_view>{
+                 {"q", call.q}, {"out", call.out}, {"bias", given.bias}, {"lse", given.lse}})
+          cache.no_alias(call.check, name, view);
+        cache.append(call.k, call.v);
+        call.k = cache.keys();
+        call.v = cache.values();
+        call.causal = true;
+        try {
+          detail::full_call{call}.run();
+        } catch (...) {  // of the score function, or no memory
+          cache.truncate(before);
+          throw;
+        }
+      });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -17,8 +17,7 @@
 // other term; -infinity masks the key. How it is called: full_softmax.hpp.
 #pragma once
 
-#include <attn/core/detail/arguments.hpp>
-#include <attn/softmax/detail/blockwise.hpp>
+#include <attn/softmax/detail/softmax_call.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -28,7 +27,6 @@ inline constexpr index unlimited = std::numeric_limits<index>::max();
 /// Options of sliding_window for elements of type S.
 template <class S>
 struct sliding_window_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
@@ -46,13 +44,9 @@ struct sliding_window_options {
   list_view<index> global_positions{};
   /// Own projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   tensor_view<const S> q_global{}, k_global{}, v_global{};
-  /// c tanh(s / c) on scale q.k.
+  /// As in full_softmax_options.
   std::optional<real> softcap{};
-  /// ALiBi: -slope |distance of positions|, one finite slope per head.
-  list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value. Finite, or -infinity for none.
-  list_view<real> sinks{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
+  list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};
 };
 
@@ -68,30 +62,24 @@ struct window_scratch {
   index* row_list = nullptr;  // rows of q that are in the block
 
   static window_scratch layout(arena& memory, index chunk, index reach, index globals, index dim, index dim_v) {
-    window_scratch s;
-    s.block = row_block<T>::layout(memory, dim, dim_v);
-    s.keys = packed_keys<T>::layout(memory, chunk + reach, dim, dim_v);
-    s.global_keys = packed_keys<T>::layout(memory, globals, dim, dim_v);
-    s.key_list = memory.allocate<index>(globals ? chunk + reach : 0);
-    s.rank = memory.allocate<index>(globals ? chunk + reach + 1 : 0);
-    s.row_list = memory.allocate<index>(globals ? max_rows : 0);
-    return s;
+    return {.block = row_block<T>::layout(memory, dim, dim_v),
+            .keys = packed_keys<T>::layout(memory, chunk + reach, dim, dim_v),
+            .global_keys = packed_keys<T>::layout(memory, globals, dim, dim_v),
+            .key_list = memory.allocate<index>(globals ? chunk + reach : 0),
+            .rank = memory.allocate<index>(globals ? chunk + reach + 1 : 0),
+            .row_list = memory.allocate<index>(globals ? max_rows : 0)};
   }
 };
 
-/// One call, after its checks.
 template <class S, class Score>
 struct window_call {
   using T = compute_type<S>;
 
-  tensor_view<const S> q, k, v;
-  tensor_view<S> out;
+  const softmax_call<S, Score>& in;
   const sliding_window_options<S>& options;
-  attention_shape shape;
-  sequence_lengths lengths;
-  score_terms<T, Score> terms;
   index left, right, chunk;          // window in keys of a class, cut to what can occur; queries a task takes
   std::span<const index> globals{};  // ascending, each once
+  const attention_shape& shape = in.shape;
 
   /// Of one head; cut to where a step leaves the sequence, so that there are no more classes than positions.
   index dilation(index h) const {
@@ -107,19 +95,15 @@ struct window_call {
   }
 
   /// Chunks of one residue class of head h, for the longest query.
-  index chunks(index h) const { return ((shape.queries + dilation(h) - 1) / dilation(h) + chunk - 1) / chunk; }
-
-  void write(const row_block<T>& block, index b, index h) const {
-    finish(block, head_of(out, b, h), per_head(options.sinks, h), row_of(options.lse, b, h), options.lse.stride(2));
-  }
+  index chunks(index h) const { return ceil_div(ceil_div(shape.queries, dilation(h)), chunk); }
 
   /// Attends one chunk of the queries of head h whose positions are r modulo its dilation d. In such a class positions
   /// are r + d t, and the window is the undilated one in t.
   void attend_chunk(index b, index h, index r, index piece, window_scratch<T>& s) const {
-    const index d = dilation(h), n = lengths.keys(b), shift = n - lengths.queries(b), kv = h / shape.group();
-    const index keys = n > r ? (n - r + d - 1) / d : 0;                            // of the class
-    const index first = shift > r ? (shift - r + d - 1) / d : -((r - shift) / d);  // t of its first query
-    const index t0 = first + piece * chunk, t1 = std::min(t0 + chunk, keys);       // the last key has the last query
+    const index d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
+    const index keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
+    const index first = shift > r ? ceil_div(shift - r, d) : -((r - shift) / d);  // t of its first query
+    const index t0 = first + piece * chunk, t1 = std::min(t0 + chunk, keys);      // the last key has the last query
     if (t0 >= t1) return;
     const index k0 = std::clamp(t0 - left, index(0), keys), k1 = std::clamp(t1 + right, k0, keys);
 
@@ -134,11 +118,11 @@ struct window_call {
       s.rank[k1 - k0] = count;
       s.keys.positions.list = s.key_list;
       s.global_keys.positions.list = globals.data();
-      s.global_keys.pack(head_of(k, b, kv), head_of(v, b, kv), 0, globals_before(n));
+      s.global_keys.pack(in.key(b, h), in.value(b, h), 0, globals_before(n));
     }
-    s.keys.pack(head_of(k, b, kv), head_of(v, b, kv), 0, count);
+    s.keys.pack(in.key(b, h), in.value(b, h), 0, count);
 
-    const auto head_terms = terms.for_head(b, h, shift);
+    const auto head_terms = in.terms.for_head(b, h, shift);
     const auto slot = [&](index t) {
       const index at = std::clamp(t, k0, k1) - k0;
       return globals.empty() ? at : s.rank[at];
@@ -153,7 +137,7 @@ struct window_call {
           if (!is_global(r + d * u)) s.row_list[rows++] = r + d * u - shift;
         positions.list = s.row_list;
       }
-      s.block.begin(head_of(q, b, h), positions, rows, terms.query_factor());
+      s.block.begin(in.query(b, h), positions, rows, in.terms.query_factor());
       for (index row = 0; row < rows; ++row) {
         const index u = (positions[row] + shift - r) / d;
         s.block.ranges[row] = {slot(u - left), slot(u + right + 1)};
@@ -161,16 +145,16 @@ struct window_call {
       attend(s.block, s.keys, head_terms);
       if (!globals.empty()) {
         for (index row = 0; row < rows; ++row)
-          s.block.ranges[row] = {0, globals_before(options.causal ? std::min(n, positions[row] + shift + 1) : n)};
+          s.block.ranges[row] = {0, globals_before(in.causal ? std::min(n, positions[row] + shift + 1) : n)};
         attend(s.block, s.global_keys, head_terms);
       }
-      write(s.block, b, h);
+      in.finish(s.block, b, h);
     }
   }
 
   /// Attends up to max_rows global queries, from entry `begin` of the list on, to every key.
   void attend_globals(index b, index h, index begin, window_scratch<T>& s) const {
-    const index n = lengths.keys(b), shift = n - lengths.queries(b), kv = h / shape.group();
+    const index n = in.lengths.keys(b), shift = in.shift(b);
     const index end = std::min(begin + max_rows, globals_before(n));
     index rows = 0;
     for (index g = begin; g < end; ++g)
@@ -178,37 +162,30 @@ struct window_call {
         s.row_list[rows++] = globals[static_cast<std::size_t>(g)] - shift;
     if (rows == 0) return;
     const bool own = static_cast<bool>(options.q_global);
-    const auto head_terms = terms.for_head(b, h, shift);
-    s.block.begin(head_of(own ? options.q_global : q, b, h), {0, 1, s.row_list}, rows, terms.query_factor());
-    const index stop = options.causal ? s.row_list[rows - 1] + shift + 1 : n, step = s.keys.capacity;
+    const auto head_terms = in.terms.for_head(b, h, shift);
+    const matrix_view<const S> key = own ? head_of(options.k_global, b, h / shape.group()) : in.key(b, h);
+    const matrix_view<const S> value = own ? head_of(options.v_global, b, h / shape.group()) : in.value(b, h);
+    s.block.begin(own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, s.row_list}, rows,
+                  in.terms.query_factor());
+    const index stop = in.causal ? s.row_list[rows - 1] + shift + 1 : n, step = s.keys.capacity;
     for (index at = 0; at < stop; at += step) {
       const index count = std::min(step, stop - at);
       s.keys.positions = {at, 1, nullptr};
-      s.keys.pack(head_of(own ? options.k_global : k, b, kv), head_of(own ? options.v_global : v, b, kv), 0, count);
+      s.keys.pack(key, value, 0, count);
       for (index row = 0; row < rows; ++row)
-        s.block.ranges[row] = {0,
-                               options.causal ? std::clamp(s.row_list[row] + shift + 1 - at, index(0), count) : count};
+        s.block.ranges[row] = {0, in.causal ? std::clamp(s.row_list[row] + shift + 1 - at, index(0), count) : count};
       attend(s.block, s.keys, head_terms);
     }
-    write(s.block, b, h);
+    in.finish(s.block, b, h);
   }
 
-  /// The list of globals, sorted once for all tasks.
-  std::span<const index> sorted_globals(execution& exec) const {
-    const index listed = std::ssize(options.global_positions);
-    index* const list = exec.shared_scratch([&](arena& memory) { return memory.allocate<index>(listed); });
+  void run() {
+    const index given = std::ssize(options.global_positions), seen = std::min(left + right + 1 + given, shape.keys);
+    const auto limit = in.limit_threads(seen, static_cast<double>(seen));
+    index* const list = in.exec.shared_scratch([&](arena& memory) { return memory.allocate<index>(given); });
     std::copy(options.global_positions.begin(), options.global_positions.end(), list);
-    std::sort(list, list + listed);
-    return {list, std::unique(list, list + listed)};
-  }
-
-  void run(execution& exec) {
-    const double seen =
-        static_cast<double>(std::min(left + right + 1 + std::ssize(options.global_positions), shape.keys));
-    const auto limit = exec.limit_threads(
-        {.operations = shape.operations_per_pair() * static_cast<double>(shape.queries) * seen,
-         .bytes = static_cast<double>(shape.batch * shape.kv_heads * (shape.dim + shape.dim_v)) * seen * sizeof(S)});
-    globals = sorted_globals(exec);
+    std::sort(list, list + given);
+    globals = {list, std::unique(list, list + given)};
     const index listed = std::ssize(globals), reach = std::min(left + right, shape.keys);
     const auto layout = [&](arena& memory) {
       return window_scratch<T>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v);
@@ -217,42 +194,49 @@ struct window_call {
     for (index h = 0; h < shape.heads; ++h) pieces = std::max(pieces, chunks(h) * dilation(h));
     const index heads = shape.batch * shape.heads, global_blocks = ceil_div(listed, max_rows);
     // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
-    exec.for_each(heads * (global_blocks + pieces + 1), [&](index task, int worker) {
+    in.exec.for_each(heads * (global_blocks + pieces + 1), [&](index task, int worker) {
       const index b = task % heads / shape.heads, h = task % heads % shape.heads, d = dilation(h);
       index piece = task / heads;
       if (piece < global_blocks) {
-        auto scratch = exec.scratch(worker, layout);
+        auto scratch = in.exec.scratch(worker, layout);
         return attend_globals(b, h, piece * max_rows, scratch);
       }
       piece -= global_blocks;
-      if (piece == pieces)
-        return clear_rows(head_of(out, b, h), lengths.queries(b), shape.queries, row_of(options.lse, b, h),
-                          options.lse.stride(2));
+      if (piece == pieces) return in.clear_padding(b, h);
       if (piece >= chunks(h) * d) return;
-      auto scratch = exec.scratch(worker, layout);
+      auto scratch = in.exec.scratch(worker, layout);
       attend_chunk(b, h, piece % d, piece / d, scratch);
     });
   }
 };
 
-template <class S>
-void check_window_options(const validator& check, const attention_shape& shape,
-                          const sliding_window_options<S>& options, const memory_layout& out) {
+template <class S, class Score>
+void check_window_options(const softmax_call<S, Score>& in, const sliding_window_options<S>& options) {
+  const validator& check = in.check;
   check.at_least("left", 0, options.left);
   check.at_least("right", 0, options.right);
-  if (options.dilation.size() > 1) check_per_head(check, "dilation", options.dilation, shape.heads);
+  if (options.dilation.size() > 1) check_per_head(check, "dilation", options.dilation, in.shape.heads);
   for (index d : options.dilation) check.at_least("dilation", 1, d);
   for (index position : options.global_positions) check.at_least("global positions", 0, position);
   const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
   if (own == 0) return;
   if (own != 3) check.fail("q_global, k_global and v_global together", text({"only ", own, " of them"}));
-  const attention_shape globals = check_attention(check, options.q_global, options.k_global, options.v_global, out);
-  check.extents({{"q_global dim = query dim", shape.dim, globals.dim},
-                 {"k_global heads = key heads", shape.kv_heads, globals.kv_heads},
-                 {"k_global length = key length", shape.keys, globals.keys}});
-  if (options.lse)
-    check.memory({{"lse", options.lse}},
-                 {{"q_global", options.q_global}, {"k_global", options.k_global}, {"v_global", options.v_global}});
+  const attention_shape globals = check_attention(check, options.q_global, options.k_global, options.v_global, in.out);
+  check.extents({{"q_global dim = query dim", in.shape.dim, globals.dim},
+                 {"k_global heads = key heads", in.shape.kv_heads, globals.kv_heads},
+                 {"k_global length = key length", in.shape.keys, globals.keys}});
+  in.check_read("q_global", options.q_global);
+  in.check_read("k_global", options.k_global);
+  in.check_read("v_global", options.v_global);
+}
+
+/// Longer windows take longer chunks: what a chunk packs and its neighbours pack again stays below twice its own.
+template <class S, class Score>
+void attend_window(const softmax_call<S, Score>& in, const sliding_window_options<S>& options) {
+  const index all = in.shape.queries + in.shape.keys, left = std::min(options.left, all);
+  const index right = options.causal ? 0 : std::min(options.right, all);
+  const index chunk = round_up(std::clamp<index>(left + right, 4 * max_rows, 20 * max_rows), max_rows);
+  window_call<S, Score>{.in = in, .options = options, .left = left, .right = right, .chunk = chunk}.run();
 }
 
 }  // namespace detail
@@ -262,37 +246,11 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = slidin
           class Score = detail::no_score>
 void sliding_window(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
                     execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
-  using S = element_of<const Q&>;
-  using T = compute_type<S>;
-  const sliding_window_options<S>& chosen = detail::options_or_default<sliding_window_options<S>>(options);
-  auto&& scored = detail::callable_or_default<detail::no_score>(score);
-  detail::require_score<decltype(scored), T>();
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
-  const detail::validator check("sliding_window");
-  const detail::attention_shape shape = detail::check_attention(check, queries, keys, values, to);
-  const detail::sequence_lengths lengths = detail::check_lengths(check, shape, chosen);
-  detail::check_softmax_options(check, shape, chosen, queries, keys, values, to);
-  detail::check_window_options(check, shape, chosen, to);
-
-  // Longer windows take longer chunks: what a chunk packs and its neighbours pack again stays below twice its own.
-  constexpr index rows = detail::max_rows;
-  const index all = shape.queries + shape.keys, left = std::min(chosen.left, all);
-  const index right = chosen.causal ? 0 : std::min(chosen.right, all);
-  detail::window_call<S, std::remove_reference_t<decltype(scored)>>{
-      .q = queries,
-      .k = keys,
-      .v = values,
-      .out = to,
-      .options = chosen,
-      .shape = shape,
-      .lengths = lengths,
-      .terms = detail::terms_of<T>(chosen, shape.dim, &scored),
-      .left = left,
-      .right = right,
-      .chunk = detail::round_up(std::clamp<index>(left + right, 4 * rows, 20 * rows), rows)}
-      .run(detail::execution_of(exec, options, score));
+  detail::call_softmax<sliding_window_options>(
+      "sliding_window", q, k, v, out, options, score, exec, [](const auto& call, const auto& given) {
+        detail::check_window_options(call, given);
+        detail::attend_window(call, given);
+      });
 }
 
 }  // namespace attn::inline ATTN_ISA

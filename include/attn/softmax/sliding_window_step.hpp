@@ -26,18 +26,11 @@ namespace attn::inline ATTN_ISA {
 /// Options of a step; the window, its dilation and the global positions are the cache's.
 template <class S>
 struct sliding_window_step_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Factor of q.k; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
-  /// c tanh(s / c) on scale q.k.
-  std::optional<real> softcap{};
-  /// ALiBi: -slope distance, one finite slope per head.
-  list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value. Finite, or -infinity for none.
-  list_view<real> sinks{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, n].
+  /// As in full_softmax_options; lse is [B, H, n].
+  std::optional<real> scale{}, softcap{};
+  list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};
 };
 
@@ -54,12 +47,12 @@ struct sliding_window_cache_options {
 /// The last tokens of a stream, and those at its global positions. One that was moved from may only be assigned to or
 /// destroyed.
 template <element S>
-class sliding_window_cache {
+class sliding_window_cache : public detail::token_state {
  public:
-  /// An empty stream; heads are key heads, and the lists of the options are copied. Throws std::invalid_argument for options that do not fit or
-  /// sizes no memory can hold.
+  /// An empty stream; heads are key heads, and the lists of the options are copied. Throws std::invalid_argument for
+  /// options that do not fit or sizes no memory can hold.
   explicit sliding_window_cache(const state_extents& extents, const sliding_window_cache_options& options = {})
-      : extents_(detail::check_state_extents(detail::validator("sliding_window_cache"), extents)), left_(options.left) {
+      : token_state("sliding_window_cache", extents), left_(options.left) {
     const detail::validator check("sliding_window_cache");
     check.at_least("left", 0, left_);
     index widest = 1, furthest = 0;
@@ -76,16 +69,9 @@ class sliding_window_cache {
     values_.resize(static_cast<std::size_t>(check.fits("values", {rows, value_dim()})));
   }
 
-  /// Tokens fed so far.
-  index tokens() const { return tokens_; }
   /// Tokens the ring holds.
   index capacity() const { return capacity_; }
-  index batch() const { return extents_.batch; }
-  index heads() const { return extents_.heads; }
-  index dim() const { return extents_.dim; }
-  index value_dim() const { return extents_.value_dim; }
   std::size_t bytes() const { return (keys_.size() + values_.size()) * sizeof(S); }
-
   /// Back to the start of a stream.
   void reset() { tokens_ = 0; }
 
@@ -104,8 +90,10 @@ class sliding_window_cache {
   // For the step ------------------------------------------------------------------------------------------------------
 
   const std::vector<index>& globals() const { return globals_; }
+  void check_heads(const detail::validator& check, index query_heads) const {
+    if (!one_dilation()) check.equal("query heads = dilations of the cache", std::ssize(dilation_), query_heads);
+  }
   bool one_dilation() const { return dilation_.size() <= 1; }
-  index dilations() const { return static_cast<index>(dilation_.size()); }
   index dilation(index query_head) const {
     return dilation_.empty() ? 1 : dilation_[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
   }
@@ -118,11 +106,6 @@ class sliding_window_cache {
   }
   detail::matrix_view<const S> values(index b, index h) const {
     return {values_.data() + (b * heads() + h) * head_rows() * value_dim(), head_rows(), value_dim(), value_dim(), 1};
-  }
-
-  void check_tokens(const detail::validator& check, const tensor_view<const S>& k,
-                    const tensor_view<const S>& v) const {
-    detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
   }
 
   /// Token t of a chunk goes to its place in the ring and, if global, among the global ones.
@@ -145,35 +128,28 @@ class sliding_window_cache {
  private:
   index head_rows() const { return capacity_ + static_cast<index>(globals_.size()); }
 
-  state_extents extents_;
-  index left_, capacity_ = 0, tokens_ = 0;
+  index left_, capacity_ = 0;
   std::vector<index> dilation_, globals_;
   std::vector<S> keys_, values_;
 };
 
 namespace detail {
 
-/// One call of sliding_window_step, after its checks.
 template <class S, class Score>
 struct window_step {
   using T = compute_type<S>;
 
+  const softmax_call<S, Score>& in;
   sliding_window_cache<S>& cache;
-  tensor_view<const S> q, k, v;
-  tensor_view<S> out;
-  const sliding_window_step_options<S>& options;
-  attention_shape shape;
-  score_terms<T, Score> terms;
+  const attention_shape& shape = in.shape;
 
   struct scratch {
     stream_queries<T> rows;
-    stream_scratch<T> tile;
     online_softmax<T> state;
   };
   scratch layout(arena& memory) const {
-    return {stream_queries<T>::layout(memory, shape.group(), cache.dim()),
-            stream_scratch<T>::layout(memory, shape.group(), cache.dim(), cache.value_dim()),
-            online_softmax<T>::layout(memory, shape.group(), cache.value_dim())};
+    return {stream_queries<T>::layout(memory, shape.group(), shape.dim, shape.dim_v),
+            online_softmax<T>::layout(memory, shape.group(), shape.dim_v)};
   }
 
   /// Attends token t of the chunk, of the `count` query heads from `head` on, which share a dilation.
@@ -183,16 +159,15 @@ struct window_step {
     const index known = std::upper_bound(globals.begin(), globals.end(), p) - globals.begin();
     const bool global_query = known > 0 && globals[static_cast<std::size_t>(known - 1)] == p;
     const index step = global_query ? 1 : d, first = global_query ? 0 : p - std::min(cache.left(), p / d) * d;
-    s.rows.begin(q.slice(2, t, 1), b, head, count, 1, terms.query_factor());
+    s.rows.begin(in.q.slice(2, t, 1), b, head, count, 1, in.terms.query_factor());
     s.state.rows = count;
     s.state.clear();
     const auto keys = cache.keys(b, kv), values = cache.values(b, kv);
-    const auto token_terms = terms.for_head(b, head, p);
+    const auto token_terms = in.terms.for_head(b, head, p);
     const auto take = [&](index row, index stride, index rows, const index_map& positions) {
       const matrix_view<const S> some_keys{keys.row(row), rows, keys.cols, keys.row_stride * stride, 1};
       const matrix_view<const S> some_values{values.row(row), rows, values.cols, values.row_stride * stride, 1};
-      attend_stream(s.rows, some_keys, some_values, positions, 0, rows, token_terms, stream_limit{rows}, s.tile,
-                    s.state);
+      attend_stream(s.rows, some_keys, some_values, positions, 0, rows, token_terms, stream_limit{rows}, s.state);
     };
     // The window lies in the ring in one run, or in two.
     for (index from = first; from <= p;) {
@@ -208,27 +183,19 @@ struct window_step {
       if (end > g) take(ring + g, 1, end - g, {0, 1, globals.data() + g});
       g = end;
     }
-    for (index r = 0; r < count; ++r) {
-      const index h = head + r;
-      const auto to = head_of(out, b, h);
-      s.state.finish_row(r, per_head(options.sinks, h), to.row(t), to.col_stride,
-                         options.lse ? &options.lse(b, h, t) : nullptr);
-    }
+    for (index r = 0; r < count; ++r) in.finish_row(s.state, r, b, head + r, t);
   }
 
-  void run(execution& exec) const {
+  void run() const {
     const index tokens = shape.queries, group = shape.group();
-    const double seen =
-        static_cast<double>(tokens) * static_cast<double>(std::min(cache.left() + 1, cache.tokens() + tokens));
-    const auto limit = exec.limit_threads(
-        {.operations = shape.operations_per_pair() * seen,
-         .bytes = static_cast<double>(shape.batch * shape.kv_heads * (shape.dim + shape.dim_v)) * seen * sizeof(S)});
+    const index seen = std::min(cache.left() + 1, cache.tokens() + tokens);
+    const auto limit = in.limit_threads(seen, static_cast<double>(tokens) * static_cast<double>(seen));
     try {
-      exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {
+      in.exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {
         const index b = task / shape.kv_heads, kv = task % shape.kv_heads, heads = cache.one_dilation() ? group : 1;
-        scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+        scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
         for (index t = 0; t < tokens; ++t) {
-          cache.put(k, v, b, kv, t);
+          cache.put(in.k, in.v, b, kv, t);
           for (index h = kv * group; h < (kv + 1) * group; h += heads) attend_token(b, kv, t, h, heads, s);
         }
       });
@@ -239,6 +206,8 @@ struct window_step {
     cache.advance(tokens);
   }
 };
+template <class S, class Score>
+window_step(const softmax_call<S, Score>&, sliding_window_cache<S>&) -> window_step<S, Score>;
 
 }  // namespace detail
 
@@ -247,30 +216,14 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Optio
           class Score = detail::no_score>
 void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
                          Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
-  using T = compute_type<S>;
-  const sliding_window_step_options<S>& chosen = detail::options_or_default<sliding_window_step_options<S>>(options);
-  auto&& scored = detail::callable_or_default<detail::no_score>(score);
-  detail::require_score<decltype(scored), T>();
-  const detail::validator check("sliding_window_step");
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
-  const detail::attention_shape shape = detail::check_attention(check, queries, keys, values, to);
-  cache.check_tokens(check, keys, values);
-  check.equal("query length = key length", shape.keys, shape.queries);
-  detail::check_softmax_options(check, shape, chosen, queries, keys, values, to);
-  if (!cache.one_dilation()) check.equal("query heads = dilations of the cache", cache.dilations(), shape.heads);
-  detail::window_step<S, std::remove_reference_t<decltype(scored)>>{
-      .cache = cache,
-      .q = queries,
-      .k = keys,
-      .v = values,
-      .out = to,
-      .options = chosen,
-      .shape = shape,
-      .terms = detail::terms_of<T>(chosen, shape.dim, &scored)}
-      .run(detail::execution_of(exec, options, score));
+  detail::call_softmax<sliding_window_step_options>(
+      "sliding_window_step", q, k, v, out, options, score, exec, [&](const auto& call, const auto&) {
+        cache.check_tokens(call.check, call.k, call.v);
+        cache.check_heads(call.check, call.shape.heads);
+        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
+        detail::window_step{call, cache}.run();
+      });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -29,19 +29,17 @@ template <class T>
 struct row_block {
   T* queries = nullptr;         // per tile [dim][tile_rows]
   T* scores = nullptr;          // [tile_rows][score_stride]
-  key_range* ranges = nullptr;  // [max_rows]: slots a row sees
   online_softmax<T, width<T>> state;
+  key_range* ranges = nullptr;  // [max_rows]: slots a row sees
   index dim = 0, rows = 0;
-  index_map positions;  // which query a row is
+  index_map positions{};  // which query a row is
 
   static row_block layout(arena& memory, index dim, index dim_v) {
-    row_block block;
-    block.dim = dim;
-    block.queries = memory.allocate<T>(max_rows * dim + width<T>);
-    block.scores = memory.allocate<T>(tile_rows * score_stride);
-    block.state = online_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>);
-    block.ranges = memory.allocate<key_range>(max_rows);
-    return block;
+    return {.queries = memory.allocate<T>(max_rows * dim + width<T>),
+            .scores = memory.allocate<T>(tile_rows * score_stride),
+            .state = online_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),
+            .ranges = memory.allocate<key_range>(max_rows),
+            .dim = dim};
   }
 
   /// Takes `count` queries, rows which[...] of q, that have seen nothing yet.
@@ -131,10 +129,10 @@ ATTN_INLINE T row_maximum(const T* row, index count, T& maximum, T& reference) {
 
 /// One tile of work: some rows of a block and the slots any of them sees.
 struct tile {
-  index row, rows;     // the first of at most tile_rows rows
-  index low, high;     // slots seen
-  index first, count;  // the same in whole vectors
-  bool masked;         // are there slots among them that a row does not see?
+  index row, rows;             // the first of at most tile_rows rows
+  index low, high;             // slots seen
+  index first = 0, count = 0;  // the same in whole vectors
+  bool masked = false;         // are there slots among them that a row does not see?
 };
 
 /// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. What works tile by
@@ -150,13 +148,7 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
   for (index from = begin / panel_width<T> * panel_width<T>; from < end; from += key_block) {
     const index to = std::min(from + key_block, end);
     for (index row = 0; row < rows; row += tile_rows) {
-      tile t{.row = row,
-             .rows = std::min<index>(tile_rows, rows - row),
-             .low = to,
-             .high = from,
-             .first = 0,
-             .count = 0,
-             .masked = false};
+      tile t{.row = row, .rows = std::min<index>(tile_rows, rows - row), .low = to, .high = from};
       index all_from = from, all_to = to;
       for (index r = row; r < row + t.rows; ++r) {
         all_from = std::max(all_from, ranges[r].begin);
@@ -222,23 +214,18 @@ template <class T, class Score>
     careful_output(weights, rescale, keys, t.low, t.high, rows, out, state.stride);
 }
 
-/// Takes the block through the slots of `keys` its rows' ranges name.
-template <class T, class Score>
-void attend(const row_block<T>& block, const packed_keys<T>& keys, const score_terms<T, Score>& terms) {
-  visit_tiles<T>(block.ranges, block.rows, [&](const tile& t) { attend_tile(block, keys, t, terms); });
-}
+struct no_prefetch {
+  void operator()(index, index) const {}
+};
 
-/// The same; prefetch(r, n) is called once for rows r ... r + n - 1, before they are attended for the first time: it may
-/// ask for memory that will be needed when they are done.
-template <class T, class Score, class Prefetch>
+/// Takes the block through the slots of `keys` its rows' ranges name. prefetch(r, n) is called once for the rows from r
+/// to r + n - 1, before they are first attended: it may ask for memory that will be needed when they are done.
+template <class T, class Score, class Prefetch = no_prefetch>
 void attend(const row_block<T>& block, const packed_keys<T>& keys, const score_terms<T, Score>& terms,
-            const Prefetch& prefetch) {
+            const Prefetch& prefetch = {}) {
   index asked = 0;
   visit_tiles<T>(block.ranges, block.rows, [&](const tile& t) {
-    if (const index end = t.row + t.rows; end > asked) {
-      prefetch(asked, end - asked);
-      asked = end;
-    }
+    if (const index end = t.row + t.rows; end > asked) prefetch(asked, end - std::exchange(asked, end));
     attend_tile(block, keys, t, terms);
   });
 }

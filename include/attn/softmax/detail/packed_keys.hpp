@@ -32,22 +32,16 @@ template <class T>
 struct packed_keys {
   static constexpr index wide = panel_width<T>;
 
-  T* keys = nullptr;
-  T* values = nullptr;
+  T *keys = nullptr, *values = nullptr;
   bool* finite = nullptr;
   index capacity = 0, dim = 0, dim_v = 0;
-  index_map positions;
+  index_map positions{};
 
   /// Memory for `slots` slots; (slots + panel) * (dim + dim_v + panel) numbers at most.
   static packed_keys layout(arena& memory, index slots, index dim, index dim_v) {
-    packed_keys packed;
-    packed.capacity = round_up(slots, wide);
-    packed.dim = dim;
-    packed.dim_v = dim_v;
-    packed.keys = memory.allocate<T>(packed.capacity * dim);
-    packed.values = memory.allocate<T>(packed.capacity * round_up(dim_v, wide));
-    packed.finite = memory.allocate<bool>(packed.capacity / wide);
-    return packed;
+    const index capacity = round_up(slots, wide);
+    return {.keys = memory.allocate<T>(capacity * dim), .values = memory.allocate<T>(capacity * round_up(dim_v, wide)),
+            .finite = memory.allocate<bool>(capacity / wide), .capacity = capacity, .dim = dim, .dim_v = dim_v};
   }
 
   /// Fills slots [begin, end) from the rows `positions` names; begin is a multiple of the panel width.

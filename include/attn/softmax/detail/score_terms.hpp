@@ -17,11 +17,6 @@ namespace detail {
 /// In place of a score function where there is none.
 struct no_score {};
 
-template <class F, class T>
-concept score_function = requires(F& f, T s, index i) {
-  { f(s, i, i, i, i) } -> std::convertible_to<T>;
-};
-
 /// Keys a query does not see though they lie in its range of slots: its own, or its own and all later ones.
 struct excluded_keys {
   enum class kind { none, own, own_and_later };
@@ -199,7 +194,8 @@ void check_softmax_options(const validator& check, const attention_shape& s, con
 /// What the caller gives as a score function, or nothing.
 template <class Score, class T>
 constexpr void require_score() {
-  static_assert(score_function<std::remove_reference_t<Score>, T> || std::same_as<std::remove_cvref_t<Score>, no_score>,
+  static_assert(std::is_invocable_r_v<T, Score&, T, index, index, index, index> ||
+                    std::same_as<std::remove_cvref_t<Score>, no_score>,
                 "attn: score must be callable as score(s, batch, head, i, j) and return a number");
 }
 

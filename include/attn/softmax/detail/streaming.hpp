@@ -20,15 +20,20 @@ namespace attn::inline ATTN_ISA::detail {
 inline constexpr index stream_chunk = 2048;  // keys with a softmax of their own
 inline constexpr index stream_tile = 64;     // keys between two looks at the maximum
 
-/// The queries of one key head: row r is query r % queries of the query head first_head + r / queries.
+/// The queries of one key head, and memory to attend them: row r is query r % queries of the query head first_head +
+/// r / queries.
 template <class T>
 struct stream_queries {
   index rows = 0, dim = 0, stride = 0, queries = 0, first_head = 0;
-  T* data = nullptr;  // [rows][stride], scaled, padded with zeros
+  T* data = nullptr;                     // [rows][stride], scaled, padded with zeros
+  T* scores = nullptr;                   // [rows][stream_tile]
+  T *keys = nullptr, *values = nullptr;  // a tile in T, padded, where it cannot be read in place
 
-  static stream_queries layout(arena& memory, index rows, index dim) {
+  static stream_queries layout(arena& memory, index rows, index dim, index dim_v) {
     const index stride = round_up(dim, width<T>);
-    return {rows, dim, stride, 0, 0, memory.allocate<T>(rows * stride)};
+    return {.rows = rows, .dim = dim, .stride = stride, .data = memory.allocate<T>(rows * stride),
+            .scores = memory.allocate<T>(rows * stream_tile), .keys = memory.allocate<T>(stream_tile * stride),
+            .values = memory.allocate<T>(stream_tile * round_up(dim_v, width<T>))};
   }
 
   /// Takes `count` rows: the first `per_head` queries of the query heads from `head` on, times `factor`.
@@ -43,18 +48,6 @@ struct stream_queries {
         store<T>(data + r * stride + d,
                  mul(load_part<T>(x.row(r % queries) + d * x.col_stride, x.col_stride, dim - d), broadcast<T>(factor)));
     }
-  }
-};
-
-/// Memory of one worker.
-template <class T>
-struct stream_scratch {
-  T* scores = nullptr;                   // [rows][stream_tile]
-  T *keys = nullptr, *values = nullptr;  // a tile in T, padded, where it cannot be read in place
-
-  static stream_scratch layout(arena& memory, index rows, index dim, index dim_v) {
-    return {memory.allocate<T>(rows * stream_tile), memory.allocate<T>(stream_tile * round_up(dim, width<T>)),
-            memory.allocate<T>(stream_tile * round_up(dim_v, width<T>))};
   }
 };
 
@@ -147,21 +140,21 @@ struct stream_limit {
 template <class T, class S, class Score>
 void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, const matrix_view<const S>& v,
                    const index_map& positions, index begin, index end, const score_terms<T, Score>& terms,
-                   const stream_limit& limit, const stream_scratch<T>& scratch, const online_softmax<T>& state) {
+                   const stream_limit& limit, const online_softmax<T>& state) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   for (; begin < end; begin += stream_tile) {
     const index count = std::min(stream_tile, end - begin), padded = round_up(count, width<T>);
-    const auto keys = whole_packets<T>(k, begin, count, scratch.keys);
+    const auto keys = whole_packets<T>(k, begin, count, q.keys);
     by_rows<T>(q.rows, [&](index r, auto R) {
-      stream_scores<T, R.value>(q.data + r * q.stride, q.stride, keys, scratch.scores + r * stream_tile,
+      stream_scores<T, R.value>(q.data + r * q.stride, q.stride, keys, q.scores + r * stream_tile,
                                 r == 0 ? stream_prefetcher(v, begin, begin + count) : stream_prefetcher());
     });
-    const auto values = whole_packets<T>(v, begin, count, scratch.values);
+    const auto values = whole_packets<T>(v, begin, count, q.values);
     by_rows<T>(q.rows, [&](index r0, auto R) {
       T rescale[R.value];
       bool zeros = false;
       for (index r = r0; r < r0 + R.value; ++r) {
-        T* const s = scratch.scores + r * stream_tile;
+        T* const s = q.scores + r * stream_tile;
         const index i = r % q.queries, seen = std::clamp(limit(i) - begin, index(0), count);
         if (terms.any() && seen > 0)
           terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
@@ -184,7 +177,7 @@ void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, co
         state.sum[r] = state.sum[r] * rescale[r - r0] + sum_lanes(sum);
       }
       const index next = begin + count, next_end = r0 == 0 ? std::min(next + stream_tile, end) : next;
-      stream_output<T, R.value>(scratch.scores + r0 * stream_tile, zeros, rescale, values, state.row(r0), state.stride,
+      stream_output<T, R.value>(q.scores + r0 * stream_tile, zeros, rescale, values, state.row(r0), state.stride,
                                 stream_prefetcher(k, next, next_end));
     });
   }

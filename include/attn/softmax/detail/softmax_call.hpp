@@ -1,0 +1,97 @@
+// attn: what the operators of exact softmax attention do with their arguments, and what their kernels see of them.
+//
+//   template <viewable Q, ..., class Options = NAME_options<element_of<const Q&>>, class Score = detail::no_score>
+//   void NAME(const Q& q, ..., O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
+//     detail::call_softmax<NAME_options>("NAME", q, k, v, out, options, score, exec,
+//                                        [](auto& call, const auto& given) { /* own checks; attend */ });
+#pragma once
+
+#include <attn/core/detail/arguments.hpp>
+#include <attn/softmax/detail/blockwise.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The views of a call, and what all its kernels know of the options.
+template <class S>
+struct softmax_inputs {
+  using T = compute_type<S>;
+
+  tensor_view<const S> q, k, v;
+  tensor_view<S> out;
+  attention_shape shape{};
+  sequence_lengths lengths{};
+  bool causal = false;
+  list_view<T> sinks{};
+  tensor_view<T, 3> lse{};
+
+  /// What query head h reads and writes.
+  matrix_view<const S> query(index b, index h) const { return head_of(q, b, h); }
+  matrix_view<const S> key(index b, index h) const { return head_of(k, b, h / shape.group()); }
+  matrix_view<const S> value(index b, index h) const { return head_of(v, b, h / shape.group()); }
+  matrix_view<S> result(index b, index h) const { return head_of(out, b, h); }
+
+  /// The position of the first query.
+  index shift(index b) const { return lengths.keys(b) - lengths.queries(b); }
+
+  /// Row r of the state is the result of query i.
+  template <int Lanes>
+  void finish_row(const online_softmax<T, Lanes>& state, index r, index b, index h, index i) const {
+    const matrix_view<S> to = result(b, h);
+    T* const log_sum = row_of(lse, b, h);
+    state.finish_row(r, per_head(sinks, h), to.row(i), to.col_stride, log_sum ? log_sum + i * lse.stride(2) : nullptr);
+  }
+  void finish(const row_block<T>& block, index b, index h) const {
+    for (index r = 0; r < block.rows; ++r) finish_row(block.state, r, b, h, block.positions[r]);
+  }
+  /// Rows of padding in [begin, end).
+  void clear_padding(index b, index h, index begin = 0, index end = std::numeric_limits<index>::max()) const {
+    clear_rows(result(b, h), std::max(begin, lengths.queries(b)), std::min(end, shape.queries), row_of(lse, b, h),
+               lse.stride(2));
+  }
+};
+
+/// A call after the checks that all operators share.
+template <class S, class Score>
+struct softmax_call : softmax_inputs<S> {
+  validator check;
+  score_terms<compute_type<S>, Score> terms;
+  execution& exec;
+
+  /// Views the operator's own options add: they can be read, and what is written does not overlap them.
+  void check_read(const char* name, const memory_layout& view) const {
+    check.memory({{"out", this->out}, {"lse", this->lse}}, {{name, view}});
+  }
+  /// For queries that see `seen` keys each; `read` keys of every key head are read.
+  [[nodiscard]] auto limit_threads(index seen, double read) const {
+    const attention_shape& s = this->shape;
+    const double queries = static_cast<double>(s.queries), per_key = static_cast<double>((s.dim + s.dim_v) * sizeof(S));
+    return exec.limit_threads({.operations = s.operations_per_pair() * queries * static_cast<double>(seen),
+                               .bytes = static_cast<double>(s.batch * s.kv_heads) * per_key * read});
+  }
+};
+
+/// Checks the arguments and what all options have in common, then calls body(softmax_call, options).
+template <template <class> class Options, class Q, class K, class V, class O, class Given, class Score, class Body>
+void call_softmax(const char* name, const Q& q, const K& k, const V& v, O&& out, Given& options, Score& score,
+                  execution_ref& exec, const Body& body) {
+  require_one_element_type<const Q&, const K&, const V&, O>();
+  using S = element_of<const Q&>;
+  using T = compute_type<S>;
+  const Options<S>& given = options_or_default<Options<S>>(options);
+  auto&& function = callable_or_default<no_score>(score);
+  require_score<decltype(function), T>();
+  softmax_call<S, std::remove_reference_t<decltype(function)>> call{
+      {.q = as_view(q), .k = as_view(k), .v = as_view(v), .out = as_view(out), .sinks = given.sinks, .lse = given.lse},
+      validator(name), {}, execution_of(exec, options, score)};
+  call.shape = check_attention(call.check, call.q, call.k, call.v, call.out);
+  call.lengths = {.full_queries = call.shape.queries, .full_keys = call.shape.keys};
+  if constexpr (requires { given.lengths; }) {
+    call.lengths = check_lengths(call.check, call.shape, given);
+    call.causal = given.causal;
+  }
+  check_softmax_options(call.check, call.shape, given, call.q, call.k, call.v, call.out);
+  call.terms = terms_of<T>(given, call.shape.dim, &function);
+  body(call, given);
+}
+
+}  // namespace attn::inline ATTN_ISA::detail
