@@ -42,6 +42,12 @@ struct pattern_shape {
 
   /// The position of the first query.
   index first_position() const { return keys - queries; }
+
+  /// For patterns of blocks: a size clamped to the sequence, beyond which it means the same and might overflow.
+  index clamped(index size) const { return std::clamp<index>(size, 1, std::max<index>(1, queries + keys)); }
+  index first_block(index size) const { return detail::floor_div(first_position(), size); }
+  /// Blocks of keys.
+  index blocks(index size) const { return detail::ceil_div(keys, size); }
 };
 
 /// Positions begin, begin + step, ... below end.
@@ -111,46 +117,37 @@ struct key_set {
 using visit_keys = function_ref<void(const key_set&, const query_range&)>;
 
 /// The `see` of a pattern.
-class key_visitor {
- public:
-  key_visitor(const pattern_shape& s, const visit_keys& visit) : keys_(s.keys), visit_(visit) {}
+struct key_visitor {
+  index keys;
+  const visit_keys& visit;
 
-  void operator()(const position_range& range, const query_range& of_query = {}) const { give(range, of_query); }
-  void operator()(std::span<const index> list, const query_range& of_query = {}) const { give(list, of_query); }
+  void operator()(const position_range& range, const query_range& of_query = {}) const { give(range, of_query, true); }
+  void operator()(std::span<const index> list, const query_range& of_query = {}) const { give(list, of_query, true); }
   void except_self(const position_range& range) const { give(range, {}, false); }
   void except_self(std::span<const index> list) const { give(list, {}, false); }
 
  private:
-  void give(const position_range& range, const query_range& of_query, bool self = true) const {
-    const position_range r = clip(range, 0, keys_);
-    visit({.positions = {r.begin, r.step, nullptr}, .count = count_of(r), .self = self}, of_query);
+  void give(const position_range& range, const query_range& of_query, bool self) const {
+    const position_range r = clip(range, 0, keys);
+    const key_set set{.positions = {r.begin, r.step, nullptr}, .count = count_of(r), .self = self};
+    if (set.count > 0) visit(set, of_query);
   }
-  void give(std::span<const index> list, const query_range& of_query, bool self = true) const {
-    const index count = std::lower_bound(list.begin(), list.end(), keys_) - list.begin();
-    visit({.positions = {0, 1, list.data()}, .count = count, .self = self, .listed = list}, of_query);
+  void give(std::span<const index> list, const query_range& of_query, bool self) const {
+    const index count = std::lower_bound(list.begin(), list.end(), keys) - list.begin();
+    if (count > 0) visit({.positions = {0, 1, list.data()}, .count = count, .self = self, .listed = list}, of_query);
   }
-  void visit(const key_set& set, const query_range& of_query) const {
-    if (set.count > 0) visit_(set, of_query);
-  }
-
-  index keys_;
-  visit_keys visit_;
 };
 
+/// Patterns that are joined in one, a lone one being 1; 0: this is no pattern.
 template <class P>
-inline constexpr bool is_pattern = requires(const P& p, const pattern_shape& s, index set, const key_visitor& see) {
+inline constexpr int patterns_in = requires(const P& p, const pattern_shape& s, index set, const key_visitor& see) {
   { p.query_sets(s) } -> std::convertible_to<index>;
   { p.queries(s, set) } -> std::convertible_to<position_range>;
   p.keys(s, set, see);
 };
 template <class A, class B>
-inline constexpr bool is_pattern<joined_patterns<A, B>> = is_pattern<A> && is_pattern<B>;
-
-/// Patterns that are not joined, in one.
-template <class P>
-inline constexpr std::size_t patterns_in = 1;
-template <class A, class B>
-inline constexpr std::size_t patterns_in<joined_patterns<A, B>> = patterns_in<A> + patterns_in<B>;
+inline constexpr int patterns_in<joined_patterns<A, B>> =
+    patterns_in<A> && patterns_in<B> ? patterns_in<A> + patterns_in<B> : 0;
 
 /// A pattern without its type: everything that attends by patterns is compiled once for all of them.
 class pattern_ref {
@@ -159,13 +156,9 @@ class pattern_ref {
   template <class P>
   explicit pattern_ref(const P& pattern)
       : pattern_(&pattern),
-        query_sets_([](const void* p, const pattern_shape& s) -> index { return to<P>(p).query_sets(s); }),
-        queries_([](const void* p, const pattern_shape& s, index set) -> position_range {
-          return to<P>(p).queries(s, set);
-        }),
-        keys_([](const void* p, const pattern_shape& s, index set, const key_visitor& see) {
-          to<P>(p).keys(s, set, see);
-        }) {}
+        query_sets_([](auto* p, auto& s) -> index { return to<P>(p).query_sets(s); }),
+        queries_([](auto* p, auto& s, index set) -> position_range { return to<P>(p).queries(s, set); }),
+        keys_([](auto* p, auto& s, index set, auto& see) { to<P>(p).keys(s, set, see); }) {}
 
   index query_sets(const pattern_shape& s) const { return query_sets_(pattern_, s); }
 
@@ -176,7 +169,7 @@ class pattern_ref {
 
   /// visit(key set, query_range) for the keys of a query set.
   void keys(const pattern_shape& s, index set, const visit_keys& visit) const {
-    keys_(pattern_, s, set, key_visitor(s, visit));
+    keys_(pattern_, s, set, {s.keys, visit});
   }
 
  private:
@@ -191,20 +184,16 @@ class pattern_ref {
   void (*keys_)(const void*, const pattern_shape&, index, const key_visitor&) = nullptr;
 };
 
+/// The patterns that are joined in one.
 template <class P>
-pattern_ref* add_patterns(const P& pattern, pattern_ref* to) {
+std::array<pattern_ref, patterns_in<P>> patterns_of(const P& pattern) {
   if constexpr (patterns_in<P> == 1) {
-    *to = pattern_ref(pattern);
-    return to + 1;
+    return {pattern_ref(pattern)};
   } else {
-    return add_patterns(pattern.second, add_patterns(pattern.first, to));
+    std::array<pattern_ref, patterns_in<P>> all;
+    std::ranges::copy(patterns_of(pattern.second), std::ranges::copy(patterns_of(pattern.first), all.begin()).out);
+    return all;
   }
-}
-template <class P>
-auto patterns_of(const P& pattern) {
-  std::array<pattern_ref, patterns_in<P>> all;
-  add_patterns(pattern, all.data());
-  return all;
 }
 
 /// visit(position of a query, key set, slots it sees) for every query and key set.
@@ -224,7 +213,7 @@ inline void for_each_query(std::span<const pattern_ref> patterns, const pattern_
 
 /// What says which query sees which keys.
 template <class P>
-concept key_pattern = detail::is_pattern<P>;
+concept key_pattern = (detail::patterns_in<P> > 0);
 
 /// The keys from `left` before to `right` after the query.
 struct window_pattern {

@@ -44,8 +44,7 @@ struct pattern_softmax_options {
   tensor_view<real, 3> lse{};
 };
 
-/// Attention by a pattern; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the key
-/// at position j, after every other term; -infinity masks the key.
+/// Attention by a pattern; score as in full_softmax.hpp.
 template <viewable Q, viewable K, viewable V, viewable O, class Pattern,
           class Options = pattern_softmax_options<element_of<const Q&>>, class Score = detail::no_score>
 void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern& pattern, Options&& options = {},
@@ -53,7 +52,7 @@ void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern&
   static_assert(key_pattern<Pattern>,
                 "attn: a pattern has query_sets(shape), queries(shape, set) and keys(shape, set, see): pattern.hpp");
   detail::call_by_pattern<pattern_softmax_options>("pattern_softmax", q, k, v, out, options, score, exec,
-                                                   [&](const auto& call, const auto&) { call.attend(pattern); });
+                                                   [&](auto& call, const auto&) { call.attend_by(pattern); });
 }
 
 }  // namespace attn::inline ATTN_ISA
