@@ -7,7 +7,6 @@
 
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/waves.hpp>
-#include <attn/softmax/detail/lsh_chunks.hpp>
 #include <attn/softmax/detail/lsh_hashing.hpp>
 #include <attn/softmax/detail/row_states.hpp>
 
@@ -17,6 +16,47 @@ template <class S>
 struct lsh_options;  // lsh.hpp
 
 namespace detail {
+
+/// The chunks of one round over n sorted tokens, and the packed slots their queries see: before() slots of earlier
+/// rounds' chunks, the n tokens, then those of later rounds' chunks. Without `wrap` there are only the n tokens.
+struct lsh_chunks {
+  index n, chunk, chunks, rounds, lookback, lookahead;
+  bool wrap;
+
+  lsh_chunks(index n_, index rounds_, index chunk_, index back, index ahead, bool wrap_)
+      : n(n_),
+        chunk(std::clamp<index>(chunk_, 1, std::max<index>(1, n))),
+        chunks(ceil_div(n, chunk)),
+        rounds(rounds_),
+        wrap(wrap_) {
+    const index others = std::max<index>(0, (wrap ? chunks * rounds : chunks) - 1);
+    lookback = std::min(back, others);
+    lookahead = std::min(ahead, wrap ? others - lookback : others);
+  }
+
+  /// Tokens before chunk c, counted from chunk 0 of this round; c may lie in another round.
+  index tokens_before(index c) const {
+    const index round = floor_div(c, chunks);
+    return round * n + (c - round * chunks) * chunk;
+  }
+  index before() const { return wrap && n ? -tokens_before(-lookback) : 0; }
+  /// Slots of this or any shorter length.
+  index most_slots() const { return n + (wrap ? (lookback + lookahead) * chunk : 0); }
+
+  /// The slots the sorted token t sees.
+  key_range slots_of(index t) const {
+    const index own = t / chunk;
+    index first = own - lookback, last = own + lookahead;
+    if (!wrap) first = std::max<index>(first, 0), last = std::min(last, chunks - 1);
+    return {before() + tokens_before(first), before() + tokens_before(last + 1)};
+  }
+
+  /// The round and the rank in its order of a slot of round r.
+  std::pair<index, index> source(index r, index slot) const {
+    const index at = slot - before(), turn = floor_div(at, n), round = r + turn;
+    return {round - floor_div(round, rounds) * rounds, at - turn * n};
+  }
+};
 
 template <class S, class Score>
 struct lsh_driver {
@@ -32,7 +72,7 @@ struct lsh_driver {
 
   /// What the threads share of one head.
   struct head_scratch {
-    T* rotations;  // packed: lsh_hashes
+    T* rotations;  // packed: pack_rotations
     T* factor;     // [L]: of q, to make it a key
     index* rank;   // [rounds][L]: the bucket of a token; after the sort, its rank in the order
     index* order;  // [rounds][L]: tokens by (bucket, position)
@@ -40,7 +80,7 @@ struct lsh_driver {
   };
   head_scratch layout(arena& memory) const {
     const index all = options.rounds * shape.keys;
-    return {.rotations = memory.allocate<T>(lsh_hashes<T>::packed_size(options.rounds, half(), shape.dim)),
+    return {.rotations = memory.allocate<T>(options.rounds * round_up(half(), tile_rows) * shape.dim + width<T>),
             .factor = memory.allocate<T>(shape.keys),
             .rank = memory.allocate<index>(all),
             .order = memory.allocate<index>(all),
@@ -72,13 +112,13 @@ struct lsh_driver {
 
   /// One head of one batch item.
   struct head_view {
-    index batch, head;
+    index batch, head, length;
     matrix_view<const S> query, value;
     const head_scratch& scratch;
   };
   head_view head(index n, const head_scratch& s) const {
     const index b = n / shape.heads, h = n % shape.heads;
-    return {.batch = b, .head = h, .query = head_of(q, b, h), .value = head_of(v, b, h / shape.group()), .scratch = s};
+    return {b, h, lengths.keys(b), head_of(q, b, h), head_of(v, b, h / shape.group()), s};
   }
 
   index half() const { return options.buckets / 2; }
@@ -91,29 +131,34 @@ struct lsh_driver {
     return c.chunk * std::max<index>(ceil_div(segment, c.chunk), 2 * (c.lookback + c.lookahead));
   }
 
-  void make_key_of(const head_view& h, index i, T* key) const {
-    make_key(h.query.row(i), h.query.col_stride, shape.dim, h.scratch.factor[i], key);
+  void make_key(const head_view& h, index i, T* key) const {
+    const S* const x = h.query.row(i);
+    const T factor = h.scratch.factor[i];
+    if (const index stride = h.query.col_stride; stride == 1)
+      for (index d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d]) * factor;
+    else
+      for (index d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d * stride]) * factor;
   }
 
   /// Factors and buckets of tokens [begin, end).
   void hash(const head_view& h, index begin, index end, const thread_scratch& s) const {
-    const lsh_hashes<T> hashes{
-        .rotations = h.scratch.rotations, .rounds = options.rounds, .half = half(), .dim = shape.dim};
     const auto key = [&](index n) { return s.keys + n * shape.dim; };
     for (index i = begin; i < end; i += panel_width<T>) {
       const index count = std::min<index>(panel_width<T>, end - i);
       for (index n = 0; n < count; ++n) {
         h.scratch.factor[i + n] = key_factor<T>(h.query.row(i + n), h.query.col_stride, shape.dim, options.norm_eps);
-        make_key_of(h, i + n, key(n));
+        make_key(h, i + n, key(n));
       }
       pack_panels_across<T>(key, count, shape.dim, 1, s.panel);
-      hashes.hash(s.panel, count, h.scratch.rank + i, shape.keys);
+      for (index round = 0; round < options.rounds; ++round)
+        hash_panel(h.scratch.rotations + round * round_up(half(), tile_rows) * shape.dim, half(), shape.dim, s.panel,
+                   count, h.scratch.rank + round * shape.keys + i);
     }
   }
 
   /// Tokens of one round by (bucket, position).
   void sort(const head_view& h, index round, index* bucket_begin) const {
-    const index n = lengths.keys(h.batch);
+    const index n = h.length;
     index *const rank = h.scratch.rank + round * shape.keys, *const order = h.scratch.order + round * shape.keys;
     std::fill_n(bucket_begin, options.buckets + 1, index(0));
     for (index i = 0; i < n; ++i) ++bucket_begin[rank[i] + 1];
@@ -137,7 +182,7 @@ struct lsh_driver {
     const index count = slots.end - slots.begin;
     for (index slot = 0; slot < count; slot += panel_width<T>) {
       const index some = std::min<index>(panel_width<T>, count - slot);
-      for (index n = 0; n < some; ++n) make_key_of(h, s.token[slot + n], s.keys + n * shape.dim);
+      for (index n = 0; n < some; ++n) make_key(h, s.token[slot + n], s.keys + n * shape.dim);
       packed.pack_keys([&](index n) { return s.keys + n * shape.dim; }, 1, slot, slot + some);
       packed.pack_values(h.value, slot, slot + some);
     }
@@ -146,7 +191,7 @@ struct lsh_driver {
 
   /// Sorted tokens [begin, end) of one round, whole chunks.
   void attend_chunks(const head_view& h, index round, index begin, index end, const thread_scratch& s) const {
-    const lsh_chunks chunks = chunks_of(lengths.keys(h.batch));
+    const lsh_chunks chunks = chunks_of(h.length);
     const key_range slots{chunks.slots_of(begin).begin, chunks.slots_of(end - 1).end};
     const packed_keys<T> keys = pack(h, chunks, round, slots, s);
     const index* const order = h.scratch.order + round * shape.keys;
@@ -221,24 +266,24 @@ struct lsh_driver {
   };
 
   void attend_heads(const wave<head_scratch>& heads, const tensor_view<const T>& rotations) const {
-    execution& exec = heads.exec;
     const index segments = ceil_div(shape.keys, segment);
+    const auto for_each = [&](index steps, const auto& body) {
+      heads.for_each(steps, [&](index n, const head_scratch& s, index step, int worker) {
+        body(head(n, s), step, scratch(heads.exec, worker));
+      });
+    };
     heads.for_each(1, [&](index n, const head_scratch& s, index, int) {
-      lsh_hashes<T>::pack(rotations, rotations.extent(0) == 1 ? 0 : n % shape.heads, s.rotations);
+      pack_rotations<T>(rotations, rotations.extent(0) == 1 ? 0 : n % shape.heads, s.rotations);
     });
-    heads.for_each(segments, [&](index n, const head_scratch& s, index part, int worker) {
-      const head_view h = head(n, s);
-      const index length = lengths.keys(h.batch);
-      hash(h, std::min(part * segment, length), std::min((part + 1) * segment, length), scratch(exec, worker));
+    for_each(segments, [&](const head_view& h, index part, const thread_scratch& s) {
+      hash(h, std::min(part * segment, h.length), std::min((part + 1) * segment, h.length), s);
     });
-    heads.for_each(options.rounds, [&](index n, const head_scratch& s, index round, int worker) {
-      sort(head(n, s), round, scratch(exec, worker).bucket_begin);
-    });
+    for_each(options.rounds,
+             [&](const head_view& h, index round, const thread_scratch& s) { sort(h, round, s.bucket_begin); });
     for (index round = 0; round < options.rounds; ++round)
-      heads.for_each(segments, [&](index n, const head_scratch& s, index part, int worker) {
-        const head_view h = head(n, s);
-        const index length = lengths.keys(h.batch), step = tokens_per_task(chunks_of(length)), begin = part * step;
-        if (begin < length) attend_chunks(h, round, begin, std::min(begin + step, length), scratch(exec, worker));
+      for_each(segments, [&](const head_view& h, index part, const thread_scratch& s) {
+        const index step = tokens_per_task(chunks_of(h.length)), begin = part * step;
+        if (begin < h.length) attend_chunks(h, round, begin, std::min(begin + step, h.length), s);
       });
     heads.for_each(1, [&](index n, const head_scratch&, index, int) {
       const index b = n / shape.heads, h = n % shape.heads;
@@ -246,17 +291,13 @@ struct lsh_driver {
     });
   }
 
-  work_estimate work() const {
+  void run(execution& exec) const {
     const lsh_chunks c = chunks_of(shape.keys);
     const double keys = static_cast<double>((c.lookback + 1 + c.lookahead) * c.chunk),
                  per_token =
                      keys * static_cast<double>(shape.dim + shape.dim_v) + static_cast<double>(shape.dim * half());
-    return {.operations = 2 * per_token * static_cast<double>(shape.batch * shape.heads) *
-                          static_cast<double>(shape.keys * options.rounds)};
-  }
-
-  void run(execution& exec) const {
-    const auto limit = exec.limit_threads(work());
+    const auto limit = exec.limit_threads({.operations = 2 * per_token * static_cast<double>(shape.batch * shape.heads) *
+                                                         static_cast<double>(shape.keys * options.rounds)});
     const index drawn = options.rotations ? 0 : options.rounds * shape.dim * half();
     auto numbers = exec.workspace([&](arena& memory) { return memory.allocate<T>(drawn); });
     tensor_view<const T> rotations = options.rotations;
