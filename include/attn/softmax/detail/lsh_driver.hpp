@@ -203,20 +203,20 @@ struct lsh_driver {
                            .offset = h.scratch.rank + round * shape.keys,
                            .known = {own, own + chunks.n}};
     row_block<T> block = s.block;
-    const row_blocks blocks(chunks.chunk);
-    for (index part = 0; part < blocks.count(end - begin); ++part) {
-      const auto [from, to] = blocks.rows(part, end - begin);
-      if (from >= to) continue;
-      const index first = begin + from;
-      block.begin(h.query, {0, 1, order + first}, to - from, terms.query_factor());
+    // Row blocks: whole chunks where several fit, else a chunk in equal parts.
+    const index unit = std::max<index>(1, max_rows / chunks.chunk) * chunks.chunk,
+                step = round_up(ceil_div(unit, ceil_div(unit, max_rows)), tile_rows);
+    for (index first = begin, last; first < end; first = last) {
+      last = std::min({first + step, first + unit - (first - begin) % unit, end});
+      block.begin(h.query, {0, 1, order + first}, last - first, terms.query_factor());
       if (round > 0) states.resume(block);
-      for (index t = from; t < to; ++t) {
-        const key_range seen = chunks.slots_of(begin + t);
-        block.ranges[t - from] = {seen.begin - slots.begin, seen.end - slots.begin};
+      for (index t = first; t < last; ++t) {
+        const key_range seen = chunks.slots_of(t);
+        block.ranges[t - first] = {seen.begin - slots.begin, seen.end - slots.begin};
       }
       attend(block, keys, head_terms, [&](index r, index n) {  // rows that come next, sorted, lie anywhere in memory
         for (index t = first + r; t < first + r + n; ++t) {
-          if (const index next = round > 0 ? t + blocks.unit : t; next < chunks.n)
+          if (const index next = round > 0 ? t + unit : t; next < chunks.n)
             prefetch_row(state_rows, order[next]);
           if (const index next = t + tokens_per_task(chunks); next < chunks.n) {
             prefetch_row(h.query, order[next]);
@@ -250,20 +250,6 @@ struct lsh_driver {
     block.state.sum[row * width<T>] = T(1) + (score - score);  // not a number where the score is not finite
     for (index d = 0; d < shape.dim_v; ++d) block.state.row(row)[d] = static_cast<T>(value[d * h.value.col_stride]);
   }
-
-  /// Row blocks: whole chunks where several fit, else a chunk in equal parts.
-  struct row_blocks {
-    index unit, parts, step;
-    explicit row_blocks(index chunk)
-        : unit(std::max<index>(1, max_rows / chunk) * chunk),
-          parts(ceil_div(unit, max_rows)),
-          step(parts == 1 ? unit : round_up(ceil_div(unit, parts), tile_rows)) {}
-    index count(index n) const { return ceil_div(n, unit) * parts; }
-    key_range rows(index task, index n) const {
-      const index begin = task / parts * unit + task % parts * step;
-      return {begin, std::min({begin + step, (task / parts + 1) * unit, n})};
-    }
-  };
 
   void attend_heads(const wave<head_scratch>& heads, const tensor_view<const T>& rotations) const {
     const index segments = ceil_div(shape.keys, segment);

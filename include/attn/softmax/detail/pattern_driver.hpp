@@ -160,9 +160,7 @@ struct pattern_driver {
   void attend_pairs(const wave<pair_scratch>& pairs) const {
     const index group = shape.group();
     if (plan.shared) {
-      for (index n = 0; n < pairs.count; ++n)
-        plan.mark_needed((pairs.first + n) / shape.kv_heads, (pairs.first + n) % shape.kv_heads,
-                         pairs.scratch[n].needed);
+      for (index n = 0; n < pairs.count; ++n) plan.mark_needed(pairs.first + n, pairs.scratch[n].needed);
       pairs.for_each(ceil_div(shape.keys, plan.pack_step), [&](index pair, const pair_scratch& p, index step, int) {
         const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads;
         const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
@@ -170,23 +168,17 @@ struct pattern_driver {
         if (begin < end && p.needed[step]) keys.pack(head_of(k, b, kv), head_of(v, b, kv), begin, end);
       });
     }
-    const auto shape_of = [&](index pair, index n) {  // of its query head n
-      return plan.shape_of(pair / shape.kv_heads, pair % shape.kv_heads * group + n);
-    };
     for (const pattern_ref& pattern : plan.patterns) {
       index sets = 0;  // of the head that has most
-      for (index n = 0; n < pairs.count * group; ++n)
-        sets = std::max(sets, pattern.query_sets(shape_of(pairs.first + n / group, n % group)));
+      for (index x = pairs.first * group; x < (pairs.first + pairs.count) * group; ++x)
+        sets = std::max(sets, pattern.query_sets(plan.shape_of(x)));
       pairs.for_each(sets * group, [&](index pair, const pair_scratch& p, index step, int worker) {
-        const pattern_shape s = shape_of(pair, step % group);
+        const pattern_shape s = plan.shape_of(pair * group + step % group);
         if (step / group >= pattern.query_sets(s)) return;
-        const query_set set{.pattern = pattern,
-                            .first = &pattern == &plan.patterns.front(),
-                            .last = &pattern == &plan.patterns.back(),
-                            .shape = s,
-                            .number = step / group,
-                            .shared = p.keys,
-                            .states = p.states ? p.states[step % group].of(out, s.batch, s.head) : row_states<T>{}};
+        const query_set set{
+            .pattern = pattern, .first = &pattern == &plan.patterns.front(), .last = &pattern == &plan.patterns.back(),
+            .shape = s, .number = step / group, .shared = p.keys,
+            .states = p.states ? p.states[step % group].of(out, s.batch, s.head) : row_states<T>{}};
         attend_query_set(set, scratch(worker));
       });
     }
@@ -202,9 +194,10 @@ struct pattern_driver {
     for_each_wave(
         exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
         [&](const wave<pair_scratch>& w) { attend_pairs(w); });
-    for (index b = 0; b < shape.batch; ++b)
-      for (index h = 0; h < shape.heads; ++h)
-        clear_rows(head_of(out, b, h), plan.lengths.queries(b), shape.queries, row_of(lse, b, h), lse.stride(2));
+    for (index x = 0; x < shape.batch * shape.heads; ++x) {
+      const pattern_shape s = plan.shape_of(x);
+      clear_rows(head_of(out, s.batch, s.head), s.queries, shape.queries, row_of(lse, s.batch, s.head), lse.stride(2));
+    }
   }
 
   // What an operator calls:

@@ -24,16 +24,19 @@ struct pattern_plan {
   double pairs = 0;        // of query and key, at most
 
   bool joined() const { return patterns.size() > 1; }
-  pattern_shape shape_of(index b, index h) const { return {b, h, lengths.queries(b), lengths.keys(b), causal}; }
+  /// Head x of all batch items' heads.
+  pattern_shape shape_of(index x) const {
+    const index b = x / shape.heads;
+    return {b, x % shape.heads, lengths.queries(b), lengths.keys(b), causal};
+  }
 
   /// Evaluates the patterns for every query set once. Throws std::invalid_argument for what cannot be attended.
   void examine(const validator& check, execution& exec) {
     bool* const found = exec.shared_scratch([&](arena& memory) { return memory.allocate<bool>(shape.queries); });
     index keys = 0;
-    for (index b = 0; b < shape.batch; ++b) {
-      keys += shape.kv_heads * lengths.keys(b);
-      for (index h = 0; h < shape.heads; ++h)
-        for (const pattern_ref& pattern : patterns) examine(check, pattern, shape_of(b, h), found);
+    for (index x = 0; x < shape.batch * shape.heads; ++x) {
+      if (x % shape.group() == 0) keys += shape_of(x).keys;
+      for (const pattern_ref& pattern : patterns) examine(check, pattern, shape_of(x), found);
     }
     shared = contiguous > keys + keys / 2;
     if (shared) gathered = not_in_place;
@@ -48,11 +51,11 @@ struct pattern_plan {
     return !set.contiguous() ? 0 : shared ? set.positions.first : set.positions.first % panel;
   }
 
-  /// Marks the blocks of pack_step keys of batch item b that the query sets of the heads of key head kv read in place.
-  void mark_needed(index b, index kv, bool* needed) const {
+  /// Marks the blocks of pack_step keys of a pair of batch item and key head that its query sets read in place.
+  void mark_needed(index pair, bool* needed) const {
     std::fill_n(needed, ceil_div(shape.keys, pack_step), false);
-    for (index h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h) {
-      const pattern_shape s = shape_of(b, h);
+    for (index x = pair * shape.group(); x < (pair + 1) * shape.group(); ++x) {
+      const pattern_shape s = shape_of(x);
       for (const pattern_ref& pattern : patterns)
         for (index n = 0, sets = pattern.query_sets(s); n < sets; ++n)
           pattern.keys(s, n, [&](const key_set& set, const query_range&) {
