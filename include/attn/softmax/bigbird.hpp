@@ -44,12 +44,9 @@ struct bigbird_pattern {
     // Window and global blocks in ascending order, each once.
     const index low = std::max(block - reach, first), high = std::min(block + reach + 1, last);
     const auto see_blocks = [&](index from, index to) { see(position_range{from * b, to * b}); };
-    if (low < high && low == first) {
-      see_blocks(0, high);
-    } else {
-      see_blocks(0, first);
-      if (low < high) see_blocks(low, high);
-    }
+    const bool adjacent = low == first && low < high;
+    see_blocks(0, adjacent ? high : first);
+    if (low < high && !adjacent) see_blocks(low, high);
     see_blocks(std::max(last, first), count);
     if (!random || block < 0 || block >= random.extent(1)) return;
     const auto entry = [&, h = random.extent(0) == 1 ? 0 : s.head](index n) { return random(h, block, n); };
@@ -158,9 +155,9 @@ void bigbird(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
       "bigbird", q, k, v, out, options, score, exec, [](auto& call, const auto& o) {
         const bigbird_pattern pattern{
             .size = o.size, .window_blocks = o.window_blocks, .global_blocks = o.global_blocks, .random = o.random};
-        call.check_table("random", pattern.random);
+        call.check.memory({{"out", call.out}, {"lse", call.lse}}, {{"random", pattern.random}});
         detail::check_bigbird(call.check, call.shape, pattern);
-        call.attend_by(pattern);
+        call.attend_by(detail::patterns_of(pattern));
       });
 }
 

@@ -96,9 +96,9 @@ void block(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, 
   detail::call_by_pattern<block_options>(
       "block", q, k, v, out, options, score, exec, [](auto& call, const auto& o) {
         const block_pattern pattern{.size = o.size, .neighbours = o.neighbours, .permutation = o.permutation};
-        call.check_table("permutation", pattern.permutation);
+        call.check.memory({{"out", call.out}, {"lse", call.lse}}, {{"permutation", pattern.permutation}});
         detail::check_block(call.check, call.shape, pattern);
-        call.attend_by(pattern);
+        call.attend_by(detail::patterns_of(pattern));
       });
 }
 

@@ -62,7 +62,6 @@ struct lsh_options {
   /// Factor of q.k: `scale` if given, else 1 / sqrt(D), or 1 unless `scaled`, as in the original.
   std::optional<real> scale{};
   bool causal = false;
-  /// One per batch item.
   list_view<index> lengths{};
   /// Hashes of every token, >= 1: more find more of the keys that matter.
   index rounds = 4;
@@ -132,11 +131,11 @@ void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score 
   const tensor_view<const S> queries = as_view(q), values = as_view(v);
   const tensor_view<S> to = as_view(out);
   const auto shape = detail::check_lsh(detail::validator("lsh"), queries, values, to, given);
-  const detail::lsh_driver<S, function_type> driver{
+  detail::lsh_driver<S, lsh_options<S>, function_type>{
       .q = queries, .v = values, .out = to, .options = given, .shape = shape,
       .lengths = {shape.queries, shape.keys, given.lengths, given.lengths},
-      .terms = detail::terms_of<T>(given, given.scaled ? shape.dim : 1, &function)};
-  driver.run(detail::execution_of(exec, options, score));
+      .terms = detail::terms_of<T>(given, given.scaled ? shape.dim : 1, &function)}
+      .run(detail::execution_of(exec, options, score));
 }
 
 }  // namespace attn::inline ATTN_ISA

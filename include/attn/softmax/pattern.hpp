@@ -176,9 +176,9 @@ class pattern_ref {
   template <class P>
   explicit pattern_ref(const P& pattern)
       : pattern_(&pattern),
-        query_sets_([](auto* p, auto& s) -> index { return to<P>(p).query_sets(s); }),
-        queries_([](auto* p, auto& s, index set) -> position_range { return to<P>(p).queries(s, set); }),
-        keys_([](auto* p, auto& s, index set, auto& see) { to<P>(p).keys(s, set, see); }) {}
+        query_sets_([](auto* p, auto& s) -> index { return static_cast<const P*>(p)->query_sets(s); }),
+        queries_([](auto* p, auto& s, index set) -> position_range { return static_cast<const P*>(p)->queries(s, set); }),
+        keys_([](auto* p, auto& s, index set, auto& see) { static_cast<const P*>(p)->keys(s, set, see); }) {}
 
   index query_sets(const pattern_shape& s) const { return query_sets_(pattern_, s); }
 
@@ -193,11 +193,6 @@ class pattern_ref {
   }
 
  private:
-  template <class P>
-  static const P& to(const void* p) {
-    return *static_cast<const P*>(p);
-  }
-
   const void* pattern_ = nullptr;
   index (*query_sets_)(const void*, const pattern_shape&) = nullptr;
   position_range (*queries_)(const void*, const pattern_shape&, index) = nullptr;
@@ -262,9 +257,8 @@ index count_pairs(const P& pattern, const pattern_shape& s) {
   detail::for_each_query(detail::patterns_of(pattern), s, detail::validator("count_pairs"),
                          [&](index p, const detail::key_set& set, const detail::key_range& slots) {
                            if (slots.begin >= slots.end) return;
-                           const index own = set.slots_before(p);
                            pairs += slots.end - slots.begin;
-                           if (!set.self && own >= slots.begin && own < slots.end && set.positions[own] == p) --pairs;
+                           if (!set.self && set.positions.find(p, slots.begin, slots.end) >= 0) --pairs;
                          });
   return pairs;
 }
@@ -273,15 +267,13 @@ index count_pairs(const P& pattern, const pattern_shape& s) {
 template <key_pattern P>
 std::string pattern_text(const P& pattern, index length, bool causal = false, index head = 0) {
   const pattern_shape s{.head = head, .queries = length, .keys = length, .causal = causal};
-  const auto width = static_cast<std::size_t>(length + 1);
   std::string rows;
-  for (index i = 0; i < length; ++i) rows += std::string(width - 1, '.') + '\n';
+  for (index i = 0; i < length; ++i) rows += std::string(static_cast<std::size_t>(length), '.') + '\n';
   detail::for_each_query(detail::patterns_of(pattern), s, detail::validator("pattern_text"),
                          [&](index p, const detail::key_set& set, const detail::key_range& slots) {
                            for (index slot = slots.begin; slot < slots.end; ++slot) {
                              const index key = set.positions[slot];
-                             if (set.self || key != p)
-                               rows[static_cast<std::size_t>(p) * width + static_cast<std::size_t>(key)] = '#';
+                             if (set.self || key != p) rows[static_cast<std::size_t>(p * (length + 1) + key)] = '#';
                            }
                          });
   return rows;

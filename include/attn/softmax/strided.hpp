@@ -96,10 +96,10 @@ void strided(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
   detail::call_by_pattern<strided_options>(
       "strided", q, k, v, out, options, score, exec, [](auto& call, const auto& o) {
         call.check.at_least("stride", 1, o.stride);
-        if (o.kind == strided_kind::strided) return call.attend_by(strided_pattern(o.stride));
+        if (o.kind == strided_kind::strided) return call.attend_by(detail::patterns_of(strided_pattern(o.stride)));
         call.check.at_least("summary", 0, o.summary);
         if (o.summary > o.stride) call.check.fail(detail::text({"summary <= stride ", o.stride}), o.summary);
-        call.attend_by(fixed_pattern{.stride = o.stride, .summary = o.summary});
+        call.attend_by(detail::patterns_of(fixed_pattern{.stride = o.stride, .summary = o.summary}));
       });
 }
 

@@ -10,12 +10,7 @@
 #include <attn/softmax/detail/lsh_hashing.hpp>
 #include <attn/softmax/detail/row_states.hpp>
 
-namespace attn::inline ATTN_ISA {
-
-template <class S>
-struct lsh_options;  // lsh.hpp
-
-namespace detail {
+namespace attn::inline ATTN_ISA::detail {
 
 /// The chunks of one round over n sorted tokens, and the packed slots their queries see: before() slots of earlier
 /// rounds' chunks, the n tokens, then those of later rounds' chunks. Without `wrap` there are only the n tokens.
@@ -23,15 +18,13 @@ struct lsh_chunks {
   index n, chunk, chunks, rounds, lookback, lookahead;
   bool wrap;
 
-  lsh_chunks(index n_, index rounds_, index chunk_, index back, index ahead, bool wrap_)
-      : n(n_),
-        chunk(std::clamp<index>(chunk_, 1, std::max<index>(1, n))),
-        chunks(ceil_div(n, chunk)),
-        rounds(rounds_),
-        wrap(wrap_) {
+  template <class Options>
+  lsh_chunks(index n_, const Options& o) : n(n_), rounds(o.rounds), wrap(o.wrap) {
+    chunk = std::clamp<index>(o.chunk, 1, std::max<index>(1, n));
+    chunks = ceil_div(n, chunk);
     const index others = std::max<index>(0, (wrap ? chunks * rounds : chunks) - 1);
-    lookback = std::min(back, others);
-    lookahead = std::min(ahead, wrap ? others - lookback : others);
+    lookback = std::min(o.lookback, others);
+    lookahead = std::min(o.lookahead, wrap ? others - lookback : others);
   }
 
   /// Tokens before chunk c, counted from chunk 0 of this round; c may lie in another round.
@@ -58,14 +51,14 @@ struct lsh_chunks {
   }
 };
 
-template <class S, class Score>
+template <class S, class Options, class Score>
 struct lsh_driver {
   using T = compute_type<S>;
   static constexpr index segment = 512;  // tokens of a task
 
   const tensor_view<const S>&q, &v;
   const tensor_view<S>& out;
-  const lsh_options<S>& options;
+  const Options& options;
   attention_shape shape;
   sequence_lengths lengths;
   score_terms<T, Score> terms;
@@ -81,10 +74,8 @@ struct lsh_driver {
   head_scratch layout(arena& memory) const {
     const index all = options.rounds * shape.keys;
     return {.rotations = memory.allocate<T>(options.rounds * round_up(half(), tile_rows) * shape.dim + width<T>),
-            .factor = memory.allocate<T>(shape.keys),
-            .rank = memory.allocate<index>(all),
-            .order = memory.allocate<index>(all),
-            .states = row_states<T>::layout(memory, out)};
+            .factor = memory.allocate<T>(shape.keys), .rank = memory.allocate<index>(all),
+            .order = memory.allocate<index>(all), .states = row_states<T>::layout(memory, out)};
   }
 
   /// Scratch of one thread: a block of rows, and the keys they see.
@@ -97,7 +88,7 @@ struct lsh_driver {
     index* bucket_begin;  // [buckets + 1]: where the next token of a bucket goes
   };
   thread_scratch scratch(execution& exec, int worker) const {
-    const lsh_chunks chunks = chunks_of(shape.keys);
+    const lsh_chunks chunks(shape.keys, options);
     const index slots =
         std::min(chunks.most_slots(), tokens_per_task(chunks) + (chunks.lookback + chunks.lookahead) * chunks.chunk);
     return exec.scratch(worker, [&](arena& memory) {
@@ -122,15 +113,17 @@ struct lsh_driver {
   }
 
   index half() const { return options.buckets / 2; }
-  lsh_chunks chunks_of(index n) const {
-    return {n, options.rounds, options.chunk, options.lookback, options.lookahead, options.wrap};
-  }
   /// Sorted tokens a task attends: whole chunks, so many that what it packs is mostly seen by its own queries, yet
   /// stays in the second-level cache.
   static index tokens_per_task(const lsh_chunks& c) {
     return c.chunk * std::max<index>(ceil_div(segment, c.chunk), 2 * (c.lookback + c.lookahead));
   }
 
+  struct key_rows {
+    T* keys;
+    index dim;
+    T* operator()(index n) const { return keys + n * dim; }
+  };
   void make_key(const head_view& h, index i, T* key) const {
     const S* const x = h.query.row(i);
     const T factor = h.scratch.factor[i];
@@ -142,7 +135,7 @@ struct lsh_driver {
 
   /// Factors and buckets of tokens [begin, end).
   void hash(const head_view& h, index begin, index end, const thread_scratch& s) const {
-    const auto key = [&](index n) { return s.keys + n * shape.dim; };
+    const key_rows key{s.keys, shape.dim};
     for (index i = begin; i < end; i += panel_width<T>) {
       const index count = std::min<index>(panel_width<T>, end - i);
       for (index n = 0; n < count; ++n) {
@@ -173,6 +166,7 @@ struct lsh_driver {
   /// Packs the slots [begin, end) of one round.
   packed_keys<T> pack(const head_view& h, const lsh_chunks& chunks, index round, key_range slots,
                       const thread_scratch& s) const {
+    const key_rows key{s.keys, shape.dim};
     packed_keys<T> packed = s.packed;
     packed.positions = {0, 1, s.token};
     for (index slot = slots.begin; slot < slots.end; ++slot) {
@@ -182,8 +176,8 @@ struct lsh_driver {
     const index count = slots.end - slots.begin;
     for (index slot = 0; slot < count; slot += panel_width<T>) {
       const index some = std::min<index>(panel_width<T>, count - slot);
-      for (index n = 0; n < some; ++n) make_key(h, s.token[slot + n], s.keys + n * shape.dim);
-      packed.pack_keys([&](index n) { return s.keys + n * shape.dim; }, 1, slot, slot + some);
+      for (index n = 0; n < some; ++n) make_key(h, s.token[slot + n], key(n));
+      packed.pack_keys(key, 1, slot, slot + some);
       packed.pack_values(h.value, slot, slot + some);
     }
     return packed;
@@ -191,7 +185,7 @@ struct lsh_driver {
 
   /// Sorted tokens [begin, end) of one round, whole chunks.
   void attend_chunks(const head_view& h, index round, index begin, index end, const thread_scratch& s) const {
-    const lsh_chunks chunks = chunks_of(h.length);
+    const lsh_chunks chunks(h.length, options);
     const key_range slots{chunks.slots_of(begin).begin, chunks.slots_of(end - 1).end};
     const packed_keys<T> keys = pack(h, chunks, round, slots, s);
     const index* const order = h.scratch.order + round * shape.keys;
@@ -268,17 +262,17 @@ struct lsh_driver {
              [&](const head_view& h, index round, const thread_scratch& s) { sort(h, round, s.bucket_begin); });
     for (index round = 0; round < options.rounds; ++round)
       for_each(segments, [&](const head_view& h, index part, const thread_scratch& s) {
-        const index step = tokens_per_task(chunks_of(h.length)), begin = part * step;
+        const index step = tokens_per_task({h.length, options}), begin = part * step;
         if (begin < h.length) attend_chunks(h, round, begin, std::min(begin + step, h.length), s);
       });
-    heads.for_each(1, [&](index n, const head_scratch&, index, int) {
-      const index b = n / shape.heads, h = n % shape.heads;
-      clear_rows(head_of(out, b, h), lengths.keys(b), shape.keys, row_of(options.lse, b, h), options.lse.stride(2));
+    for_each(1, [&](const head_view& h, index, const thread_scratch&) {
+      clear_rows(head_of(out, h.batch, h.head), h.length, shape.keys, row_of(options.lse, h.batch, h.head),
+                 options.lse.stride(2));
     });
   }
 
   void run(execution& exec) const {
-    const lsh_chunks c = chunks_of(shape.keys);
+    const lsh_chunks c(shape.keys, options);
     const double keys = static_cast<double>((c.lookback + 1 + c.lookahead) * c.chunk),
                  per_token =
                      keys * static_cast<double>(shape.dim + shape.dim_v) + static_cast<double>(shape.dim * half());
@@ -300,5 +294,4 @@ struct lsh_driver {
   }
 };
 
-}  // namespace detail
-}  // namespace attn::inline ATTN_ISA
+}  // namespace attn::inline ATTN_ISA::detail

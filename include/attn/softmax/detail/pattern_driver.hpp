@@ -45,7 +45,7 @@ struct pattern_driver {
       pair.keys = packed_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
       pair.needed = memory.allocate<bool>(ceil_div(shape.keys, plan.pack_step));
     }
-    if (plan.joined())
+    if (plan.patterns.size() > 1)
       pair.states = memory.allocate_list(shape.group(), [&](arena& m) { return row_states<T>::layout(m, out); });
     return pair;
   }
@@ -184,7 +184,7 @@ struct pattern_driver {
     }
   }
 
-  void run(std::span<const pattern_ref> patterns) {
+  void attend_by(std::span<const pattern_ref> patterns) {
     plan.patterns = patterns;
     plan.examine(check, exec);
     const auto limit =
@@ -198,17 +198,6 @@ struct pattern_driver {
       const pattern_shape s = plan.shape_of(x);
       clear_rows(head_of(out, s.batch, s.head), s.queries, shape.queries, row_of(lse, s.batch, s.head), lse.stride(2));
     }
-  }
-
-  // What an operator calls:
-
-  /// A table of the pattern: it can be read, and what is written does not overlap it.
-  void check_table(const char* name, const memory_layout& table) const {
-    check.memory({{"out", out}, {"lse", lse}}, {{name, table}});
-  }
-  template <class Pattern>
-  void attend_by(const Pattern& pattern) {
-    run(patterns_of(pattern));
   }
 };
 

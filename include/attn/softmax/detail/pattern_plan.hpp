@@ -23,7 +23,6 @@ struct pattern_plan {
   index contiguous = 0;    // keys in ranges of step 1
   double pairs = 0;        // of query and key, at most
 
-  bool joined() const { return patterns.size() > 1; }
   /// Head x of all batch items' heads.
   pattern_shape shape_of(index x) const {
     const index b = x / shape.heads;
