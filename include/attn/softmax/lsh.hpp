@@ -123,18 +123,17 @@ template <viewable Q, viewable V, viewable O, class Options = lsh_options<elemen
 void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const Q&, const V&, O>();
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   const auto& given = detail::options_or_default<lsh_options<S>>(options);
   auto&& function = detail::callable_or_default<detail::no_score>(score);
   using function_type = std::remove_reference_t<decltype(function)>;
-  detail::require_score<function_type, T>();
+  detail::require_score<function_type, compute_type<S>>();
   const tensor_view<const S> queries = as_view(q), values = as_view(v);
   const tensor_view<S> to = as_view(out);
   const auto shape = detail::check_lsh(detail::validator("lsh"), queries, values, to, given);
   detail::lsh_driver<S, lsh_options<S>, function_type>{
       .q = queries, .v = values, .out = to, .options = given, .shape = shape,
       .lengths = {shape.queries, shape.keys, given.lengths, given.lengths},
-      .terms = detail::terms_of<T>(given, given.scaled ? shape.dim : 1, &function)}
+      .terms = detail::terms_of<compute_type<S>>(given, given.scaled ? shape.dim : 1, &function)}
       .run(detail::execution_of(exec, options, score));
 }
 

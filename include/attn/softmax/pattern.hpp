@@ -177,8 +177,8 @@ class pattern_ref {
   explicit pattern_ref(const P& pattern)
       : pattern_(&pattern),
         query_sets_([](auto* p, auto& s) -> index { return static_cast<const P*>(p)->query_sets(s); }),
-        queries_([](auto* p, auto& s, index set) -> position_range { return static_cast<const P*>(p)->queries(s, set); }),
-        keys_([](auto* p, auto& s, index set, auto& see) { static_cast<const P*>(p)->keys(s, set, see); }) {}
+        queries_([](auto* p, auto& s, index n) -> position_range { return static_cast<const P*>(p)->queries(s, n); }),
+        keys_([](auto* p, auto& s, index n, auto& see) { static_cast<const P*>(p)->keys(s, n, see); }) {}
 
   index query_sets(const pattern_shape& s) const { return query_sets_(pattern_, s); }
 

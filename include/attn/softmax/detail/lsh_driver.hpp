@@ -273,11 +273,9 @@ struct lsh_driver {
 
   void run(execution& exec) const {
     const lsh_chunks c(shape.keys, options);
-    const double keys = static_cast<double>((c.lookback + 1 + c.lookahead) * c.chunk),
-                 per_token =
-                     keys * static_cast<double>(shape.dim + shape.dim_v) + static_cast<double>(shape.dim * half());
-    const auto limit = exec.limit_threads({.operations = 2 * per_token * static_cast<double>(shape.batch * shape.heads) *
-                                                         static_cast<double>(shape.keys * options.rounds)});
+    const index keys = (c.lookback + 1 + c.lookahead) * c.chunk, hashes = shape.batch * shape.heads * c.n * c.rounds;
+    const double per_hash = static_cast<double>(keys * (shape.dim + shape.dim_v) + shape.dim * half());
+    const auto limit = exec.limit_threads({.operations = 2 * per_hash * static_cast<double>(hashes)});
     const index drawn = options.rotations ? 0 : options.rounds * shape.dim * half();
     auto numbers = exec.workspace([&](arena& memory) { return memory.allocate<T>(drawn); });
     tensor_view<const T> rotations = options.rotations;

@@ -48,7 +48,7 @@ void pack_rotations(const tensor_view<const T>& given, index head, T* packed) {
   }
 }
 
-/// bucket[i] = argmax [x R; -x R] for the `count` keys x of a panel and the rotation R of one round; the first of equals.
+/// bucket[i] = argmax [x R; -x R], the first of equals, for `count` keys x of a panel and one round's rotation R.
 template <class T>
 void hash_panel(const T* rotation, index half, index dim, const T* panel, index count, index* bucket) {
   constexpr T infinity = std::numeric_limits<T>::infinity();
