@@ -27,37 +27,26 @@ struct bigbird_pattern {
   index size = 64, window_blocks = 3, global_blocks = 1;
   tensor_view<const index, 3> random{};
 
-  /// Sizes beyond the sequence mean the same as the sequence's own: clamped, they do not overflow.
-  index size_in(const pattern_shape& s) const {
-    return std::clamp<index>(size, 1, std::max<index>(1, s.queries + s.keys));
-  }
-  index blocks(const pattern_shape& s) const { return detail::ceil_div(s.keys, size_in(s)); }
-  index first_block(const pattern_shape& s) const { return detail::floor_div(s.first_position(), size_in(s)); }
-
   /// Query sets are blocks, from both ends in turns: the global ones, which see most, go first.
-  index query_sets(const pattern_shape& s) const { return blocks(s) - first_block(s); }
-  index block_of(const pattern_shape& s, index set) const {
-    return set % 2 == 0 ? first_block(s) + set / 2 : blocks(s) - 1 - set / 2;
+  index query_sets(const pattern_shape& s) const { return s.blocks(s.clamped(size)) - s.first_block(s.clamped(size)); }
+  static index block_of(const pattern_shape& s, index b, index set) {
+    return set % 2 == 0 ? s.first_block(b) + set / 2 : s.blocks(b) - 1 - set / 2;
   }
   position_range queries(const pattern_shape& s, index set) const {
-    const index b = size_in(s), block = block_of(s, set);
+    const index b = s.clamped(size), block = block_of(s, b, set);
     return {block * b, (block + 1) * b};
   }
-
   void keys(const pattern_shape& s, index set, auto&& see) const {
-    const index b = size_in(s), count = blocks(s), block = block_of(s, set),
+    const index b = s.clamped(size), count = s.blocks(b), block = block_of(s, b, set),
                 reach = std::min(window_blocks / 2, s.queries + s.keys);
     const index first = std::min(global_blocks, count), last = count - first;
     if (block >= 0 && (block < first || block >= last)) return see(position_range{0, s.keys});
     // Window and global blocks in ascending order, each once.
     const index low = std::max(block - reach, first), high = std::min(block + reach + 1, last);
     const auto see_blocks = [&](index from, index to) { see(position_range{from * b, to * b}); };
-    if (low < high && low == first) {
-      see_blocks(0, high);
-    } else {
-      see_blocks(0, first);
-      if (low < high) see_blocks(low, high);
-    }
+    const bool adjacent = low == first && low < high;
+    see_blocks(0, adjacent ? high : first);
+    if (low < high && !adjacent) see_blocks(low, high);
     see_blocks(std::max(last, first), count);
     if (!random || block < 0 || block >= random.extent(1)) return;
     const auto entry = [&, h = random.extent(0) == 1 ? 0 : s.head](index n) { return random(h, block, n); };
@@ -69,6 +58,31 @@ struct bigbird_pattern {
     }
   }
 };
+
+namespace detail {
+
+inline void check_bigbird_blocks(const validator& check, index window_blocks, index global_blocks) {
+  check.at_least("window blocks", 1, window_blocks);
+  if (window_blocks % 2 == 0) check.fail("an odd number of window blocks", window_blocks);
+  check.at_least("global blocks", 0, global_blocks);
+}
+
+inline void check_bigbird(const validator& check, const attention_shape& shape, const bigbird_pattern& pattern) {
+  check.at_least("block size", 1, pattern.size);
+  check_bigbird_blocks(check, pattern.window_blocks, pattern.global_blocks);
+  const auto& table = pattern.random;
+  if (!table) return;
+  const index blocks = ceil_div(shape.keys, pattern.size);
+  check.broadcasts("random heads", shape.heads, table.extent(0));
+  check.equal("random rows = key blocks", blocks, table.extent(1));
+  for (index h = 0; h < table.extent(0); ++h)
+    for (index a = 0; a < blocks; ++a)
+      for (index n = 0; n < table.extent(2); ++n)
+        if (table(h, a, n) < -1 || table(h, a, n) >= blocks)
+          check.fail(text({"random blocks from -1 to ", blocks - 1}), table(h, a, n));
+}
+
+}  // namespace detail
 
 /// Options of draw_random_blocks.
 struct random_blocks_options {
@@ -87,9 +101,7 @@ inline tensor<index, 3> draw_random_blocks(index blocks, index count, const rand
   check.at_least("heads", 0, options.heads);
   check.at_least("blocks", 0, blocks);
   check.at_least("random blocks", 0, count);
-  check.at_least("window blocks", 1, options.window_blocks);
-  if (options.window_blocks % 2 == 0) check.fail("an odd number of window blocks", options.window_blocks);
-  check.at_least("global blocks", 0, options.global_blocks);
+  detail::check_bigbird_blocks(check, options.window_blocks, options.global_blocks);
   check.fits("a table", {options.heads, blocks, count});
   tensor<index, 3> table({options.heads, blocks, count}, -1);
   const index first = std::min(options.global_blocks, blocks), last = std::max(first, blocks - options.global_blocks);
@@ -112,17 +124,14 @@ inline tensor<index, 3> draw_random_blocks(index blocks, index count, const rand
   return table;
 }
 
-/// Options of bigbird for elements of type S.
+/// Options of bigbird for elements of type S: those of pattern_softmax, and
 template <class S>
 struct bigbird_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Nothing after the query's own position, not even in a global block.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or for each. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// b, >= 1: positions [0, b) are the first block, and so on.
   index size = 64;
@@ -132,50 +141,23 @@ struct bigbird_options {
   index global_blocks = 1;
   /// Random blocks of each query block, [H or 1, blocks, r], -1 for none; those that begin beyond the length are empty.
   tensor_view<const index, 3> random{};
-  /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
-  /// ALiBi: -slope |distance of positions|, one slope per head.
-  list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value.
-  list_view<real> sinks{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
+  list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};
 };
 
-namespace detail {
-
-inline void check_bigbird(const validator& check, const attention_shape& shape, const bigbird_pattern& pattern) {
-  check.at_least("block size", 1, pattern.size);
-  check.at_least("window blocks", 1, pattern.window_blocks);
-  if (pattern.window_blocks % 2 == 0) check.fail("an odd number of window blocks", pattern.window_blocks);
-  check.at_least("global blocks", 0, pattern.global_blocks);
-  const auto& table = pattern.random;
-  if (!table) return;
-  const index blocks = ceil_div(shape.keys, pattern.size);
-  check.broadcasts("random heads", shape.heads, table.extent(0));
-  check.equal("random rows = key blocks", blocks, table.extent(1));
-  for (index h = 0; h < table.extent(0); ++h)
-    for (index a = 0; a < blocks; ++a)
-      for (index n = 0; n < table.extent(2); ++n)
-        if (table(h, a, n) < -1 || table(h, a, n) >= blocks)
-          check.fail(text({"random blocks from -1 to ", blocks - 1}), table(h, a, n));
-}
-
-}  // namespace detail
-
-/// BigBird attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the
-/// key at position j, after every other term; -infinity masks the key.
+/// BigBird attention; score as in full_softmax.hpp.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = bigbird_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void bigbird(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
              execution_ref exec = {}) {
   detail::call_by_pattern<bigbird_options>(
-      "bigbird", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
+      "bigbird", q, k, v, out, options, score, exec, [](auto& call, const auto& o) {
         const bigbird_pattern pattern{
             .size = o.size, .window_blocks = o.window_blocks, .global_blocks = o.global_blocks, .random = o.random};
-        call.check_table("random", pattern.random);
-        detail::check_bigbird(call.check, call.in.shape, pattern);
-        call.attend(pattern);
+        call.check.memory({{"out", call.out}, {"lse", call.lse}}, {{"random", pattern.random}});
+        detail::check_bigbird(call.check, call.shape, pattern);
+        call.attend_by(detail::patterns_of(pattern));
       });
 }
 

@@ -22,27 +22,20 @@ struct block_pattern {
   index size = 128, neighbours = 1;
   tensor_view<const index, 2> permutation{};
 
-  /// Sizes beyond the sequence mean the same as the sequence's own: clamped, they do not overflow.
-  index size_in(const pattern_shape& s) const {
-    return std::clamp<index>(size, 1, std::max<index>(1, s.queries + s.keys));
-  }
-  index neighbours_in(const pattern_shape& s) const { return std::clamp<index>(neighbours, 0, s.queries + s.keys); }
-
   /// Small blocks share a query set.
-  index blocks_per_set(const pattern_shape& s) const {
-    return permutation ? 1 : std::max<index>(1, detail::max_rows / size_in(s));
-  }
-  index first_block(const pattern_shape& s) const { return detail::floor_div(s.first_position(), size_in(s)); }
+  index blocks_per_set(index b) const { return permutation ? 1 : std::max<index>(1, detail::max_rows / b); }
 
   index query_sets(const pattern_shape& s) const {
-    return detail::ceil_div(detail::ceil_div(s.keys, size_in(s)) - first_block(s), blocks_per_set(s));
+    const index b = s.clamped(size);
+    return detail::ceil_div(s.blocks(b) - s.first_block(b), blocks_per_set(b));
   }
   position_range queries(const pattern_shape& s, index set) const {
-    const index b = size_in(s), m = blocks_per_set(s), block = first_block(s) + set * m;
+    const index b = s.clamped(size), m = blocks_per_set(b), block = s.first_block(b) + set * m;
     return {block * b, (block + m) * b};
   }
   void keys(const pattern_shape& s, index set, auto&& see) const {
-    const index b = size_in(s), n = neighbours_in(s), block = first_block(s) + set * blocks_per_set(s);
+    const index b = s.clamped(size), n = std::clamp<index>(neighbours, 0, s.queries + s.keys),
+                block = s.first_block(b) + set * blocks_per_set(b);
     if (!permutation) {
       const position_range own = queries(s, set);
       see(position_range{own.begin - n * b, own.end + n * b}, [b, n](index p) {
@@ -56,17 +49,14 @@ struct block_pattern {
   }
 };
 
-/// Options of block for elements of type S.
+/// Options of block for elements of type S: those of pattern_softmax, and
 template <class S>
 struct block_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Nothing after the query's own position.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or for each. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// b, >= 1: positions [0, b) are the first block, and so on.
   index size = 128;
@@ -75,13 +65,8 @@ struct block_options {
   /// Instead of them: the one key block each query block sees, [H or 1, blocks], -1 for none. One that begins beyond
   /// the length is empty.
   tensor_view<const index, 2> permutation{};
-  /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
-  /// ALiBi: -slope |distance of positions|, one slope per head.
-  list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value.
-  list_view<real> sinks{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
+  list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};
 };
 
@@ -103,18 +88,17 @@ inline void check_block(const validator& check, const attention_shape& shape, co
 
 }  // namespace detail
 
-/// Block attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the
-/// key at position j, after every other term; -infinity masks the key.
+/// Block attention; score as in full_softmax.hpp.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = block_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void block(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
            execution_ref exec = {}) {
   detail::call_by_pattern<block_options>(
-      "block", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
+      "block", q, k, v, out, options, score, exec, [](auto& call, const auto& o) {
         const block_pattern pattern{.size = o.size, .neighbours = o.neighbours, .permutation = o.permutation};
-        call.check_table("permutation", pattern.permutation);
-        detail::check_block(call.check, call.in.shape, pattern);
-        call.attend(pattern);
+        call.check.memory({{"out", call.out}, {"lse", call.lse}}, {{"permutation", pattern.permutation}});
+        detail::check_block(call.check, call.shape, pattern);
+        call.attend_by(detail::patterns_of(pattern));
       });
 }
 

@@ -53,7 +53,7 @@ tensor<T> draw_rotations(index rounds, index dim, index buckets, const rotations
   return rotations;
 }
 
-/// Options of lsh for elements of type S.
+/// Options of lsh for elements of type S: those of pattern_softmax, and
 template <class S>
 struct lsh_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
@@ -61,9 +61,7 @@ struct lsh_options {
 
   /// Factor of q.k: `scale` if given, else 1 / sqrt(D), or 1 unless `scaled`, as in the original.
   std::optional<real> scale{};
-  /// No key after the query's own position.
   bool causal = false;
-  /// True lengths, one per batch item. Rows of padding are 0 in out.
   list_view<index> lengths{};
   /// Hashes of every token, >= 1: more find more of the keys that matter.
   index rounds = 4;
@@ -81,13 +79,8 @@ struct lsh_options {
   /// Random numbers of this seed, the same for all heads, unless rotations are given.
   std::uint64_t seed = 0;
   tensor_view<const real, 4> rotations{};
-  /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
-  /// ALiBi: -slope |distance of positions|, one slope per head.
-  list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value.
-  list_view<real> sinks{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, L].
+  list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};
 };
 
@@ -124,32 +117,24 @@ attention_shape check_lsh(const validator& check, const tensor_view<const S>& q,
 
 }  // namespace detail
 
-/// Attention by locality-sensitive hashing; `score(s, batch, head, i, j)` may replace the score s of the query at
-/// position i and the key at position j, after every other term; -infinity masks the key.
+/// Attention by locality-sensitive hashing; score as in full_softmax.hpp.
 template <viewable Q, viewable V, viewable O, class Options = lsh_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const Q&, const V&, O>();
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   const auto& given = detail::options_or_default<lsh_options<S>>(options);
   auto&& function = detail::callable_or_default<detail::no_score>(score);
   using function_type = std::remove_reference_t<decltype(function)>;
-  detail::require_score<function_type, T>();
+  detail::require_score<function_type, compute_type<S>>();
   const tensor_view<const S> queries = as_view(q), values = as_view(v);
   const tensor_view<S> to = as_view(out);
   const auto shape = detail::check_lsh(detail::validator("lsh"), queries, values, to, given);
-  auto terms = detail::terms_of<T>(given, shape.dim, &function);
-  if (!given.scaled) terms.scale = T(1);
-  const detail::lsh_driver<S, function_type> driver{
-      .q = queries,
-      .v = values,
-      .out = to,
-      .options = given,
-      .shape = shape,
+  detail::lsh_driver<S, lsh_options<S>, function_type>{
+      .q = queries, .v = values, .out = to, .options = given, .shape = shape,
       .lengths = {shape.queries, shape.keys, given.lengths, given.lengths},
-      .terms = terms};
-  driver.run(detail::execution_of(exec, options, score));
+      .terms = detail::terms_of<compute_type<S>>(given, given.scaled ? shape.dim : 1, &function)}
+      .run(detail::execution_of(exec, options, score));
 }
 
 }  // namespace attn::inline ATTN_ISA

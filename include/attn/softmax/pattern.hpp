@@ -25,7 +25,6 @@
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
-#include <attn/core/detail/function_ref.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
 
 #include <algorithm>
@@ -42,6 +41,12 @@ struct pattern_shape {
 
   /// The position of the first query.
   index first_position() const { return keys - queries; }
+
+  /// For patterns of blocks: a size clamped to the sequence, beyond which it means the same and might overflow.
+  index clamped(index size) const { return std::clamp<index>(size, 1, std::max<index>(1, queries + keys)); }
+  index first_block(index size) const { return detail::floor_div(first_position(), size); }
+  /// Blocks of keys.
+  index blocks(index size) const { return detail::ceil_div(keys, size); }
 };
 
 /// Positions begin, begin + step, ... below end.
@@ -57,6 +62,27 @@ struct joined_patterns {
 };
 
 namespace detail {
+
+/// A callable without its type, which must outlive it: what is called through it is compiled once. Null unless given.
+template <class Signature>
+class function_ref;
+template <class Result, class... Args>
+class function_ref<Result(Args...)> {
+ public:
+  function_ref() = default;
+  template <class F>
+    requires(!std::same_as<std::remove_cvref_t<F>, function_ref> && std::is_invocable_r_v<Result, const F&, Args...>)
+  function_ref(const F& f)
+      : function_(&f),
+        call_([](const void* g, Args... args) -> Result { return (*static_cast<const F*>(g))(args...); }) {}
+
+  explicit operator bool() const { return call_ != nullptr; }
+  Result operator()(Args... args) const { return call_(function_, args...); }
+
+ private:
+  const void* function_ = nullptr;
+  Result (*call_)(const void*, Args...) = nullptr;
+};
 
 /// Those of the positions that lie in [low, high).
 inline position_range clip(position_range r, index low, index high) {
@@ -111,46 +137,37 @@ struct key_set {
 using visit_keys = function_ref<void(const key_set&, const query_range&)>;
 
 /// The `see` of a pattern.
-class key_visitor {
- public:
-  key_visitor(const pattern_shape& s, const visit_keys& visit) : keys_(s.keys), visit_(visit) {}
+struct key_visitor {
+  index keys;
+  const visit_keys& visit;
 
-  void operator()(const position_range& range, const query_range& of_query = {}) const { give(range, of_query); }
-  void operator()(std::span<const index> list, const query_range& of_query = {}) const { give(list, of_query); }
+  void operator()(const position_range& range, const query_range& of_query = {}) const { give(range, of_query, true); }
+  void operator()(std::span<const index> list, const query_range& of_query = {}) const { give(list, of_query, true); }
   void except_self(const position_range& range) const { give(range, {}, false); }
   void except_self(std::span<const index> list) const { give(list, {}, false); }
 
  private:
-  void give(const position_range& range, const query_range& of_query, bool self = true) const {
-    const position_range r = clip(range, 0, keys_);
-    visit({.positions = {r.begin, r.step, nullptr}, .count = count_of(r), .self = self}, of_query);
+  void give(const position_range& range, const query_range& of_query, bool self) const {
+    const position_range r = clip(range, 0, keys);
+    const key_set set{.positions = {r.begin, r.step, nullptr}, .count = count_of(r), .self = self};
+    if (set.count > 0) visit(set, of_query);
   }
-  void give(std::span<const index> list, const query_range& of_query, bool self = true) const {
-    const index count = std::lower_bound(list.begin(), list.end(), keys_) - list.begin();
-    visit({.positions = {0, 1, list.data()}, .count = count, .self = self, .listed = list}, of_query);
+  void give(std::span<const index> list, const query_range& of_query, bool self) const {
+    const index count = std::lower_bound(list.begin(), list.end(), keys) - list.begin();
+    if (count > 0) visit({.positions = {0, 1, list.data()}, .count = count, .self = self, .listed = list}, of_query);
   }
-  void visit(const key_set& set, const query_range& of_query) const {
-    if (set.count > 0) visit_(set, of_query);
-  }
-
-  index keys_;
-  visit_keys visit_;
 };
 
+/// Patterns that are joined in one, a lone one being 1; 0: this is no pattern.
 template <class P>
-inline constexpr bool is_pattern = requires(const P& p, const pattern_shape& s, index set, const key_visitor& see) {
+inline constexpr int patterns_in = requires(const P& p, const pattern_shape& s, index set, const key_visitor& see) {
   { p.query_sets(s) } -> std::convertible_to<index>;
   { p.queries(s, set) } -> std::convertible_to<position_range>;
   p.keys(s, set, see);
 };
 template <class A, class B>
-inline constexpr bool is_pattern<joined_patterns<A, B>> = is_pattern<A> && is_pattern<B>;
-
-/// Patterns that are not joined, in one.
-template <class P>
-inline constexpr std::size_t patterns_in = 1;
-template <class A, class B>
-inline constexpr std::size_t patterns_in<joined_patterns<A, B>> = patterns_in<A> + patterns_in<B>;
+inline constexpr int patterns_in<joined_patterns<A, B>> =
+    patterns_in<A> && patterns_in<B> ? patterns_in<A> + patterns_in<B> : 0;
 
 /// A pattern without its type: everything that attends by patterns is compiled once for all of them.
 class pattern_ref {
@@ -159,13 +176,9 @@ class pattern_ref {
   template <class P>
   explicit pattern_ref(const P& pattern)
       : pattern_(&pattern),
-        query_sets_([](const void* p, const pattern_shape& s) -> index { return to<P>(p).query_sets(s); }),
-        queries_([](const void* p, const pattern_shape& s, index set) -> position_range {
-          return to<P>(p).queries(s, set);
-        }),
-        keys_([](const void* p, const pattern_shape& s, index set, const key_visitor& see) {
-          to<P>(p).keys(s, set, see);
-        }) {}
+        query_sets_([](auto* p, auto& s) -> index { return static_cast<const P*>(p)->query_sets(s); }),
+        queries_([](auto* p, auto& s, index n) -> position_range { return static_cast<const P*>(p)->queries(s, n); }),
+        keys_([](auto* p, auto& s, index n, auto& see) { static_cast<const P*>(p)->keys(s, n, see); }) {}
 
   index query_sets(const pattern_shape& s) const { return query_sets_(pattern_, s); }
 
@@ -176,35 +189,26 @@ class pattern_ref {
 
   /// visit(key set, query_range) for the keys of a query set.
   void keys(const pattern_shape& s, index set, const visit_keys& visit) const {
-    keys_(pattern_, s, set, key_visitor(s, visit));
+    keys_(pattern_, s, set, {s.keys, visit});
   }
 
  private:
-  template <class P>
-  static const P& to(const void* p) {
-    return *static_cast<const P*>(p);
-  }
-
   const void* pattern_ = nullptr;
   index (*query_sets_)(const void*, const pattern_shape&) = nullptr;
   position_range (*queries_)(const void*, const pattern_shape&, index) = nullptr;
   void (*keys_)(const void*, const pattern_shape&, index, const key_visitor&) = nullptr;
 };
 
+/// The patterns that are joined in one.
 template <class P>
-pattern_ref* add_patterns(const P& pattern, pattern_ref* to) {
+std::array<pattern_ref, patterns_in<P>> patterns_of(const P& pattern) {
   if constexpr (patterns_in<P> == 1) {
-    *to = pattern_ref(pattern);
-    return to + 1;
+    return {pattern_ref(pattern)};
   } else {
-    return add_patterns(pattern.second, add_patterns(pattern.first, to));
+    std::array<pattern_ref, patterns_in<P>> all;
+    std::ranges::copy(patterns_of(pattern.second), std::ranges::copy(patterns_of(pattern.first), all.begin()).out);
+    return all;
   }
-}
-template <class P>
-auto patterns_of(const P& pattern) {
-  std::array<pattern_ref, patterns_in<P>> all;
-  add_patterns(pattern, all.data());
-  return all;
 }
 
 /// visit(position of a query, key set, slots it sees) for every query and key set.
@@ -224,7 +228,7 @@ inline void for_each_query(std::span<const pattern_ref> patterns, const pattern_
 
 /// What says which query sees which keys.
 template <class P>
-concept key_pattern = detail::is_pattern<P>;
+concept key_pattern = (detail::patterns_in<P> > 0);
 
 /// The keys from `left` before to `right` after the query.
 struct window_pattern {
@@ -253,9 +257,8 @@ index count_pairs(const P& pattern, const pattern_shape& s) {
   detail::for_each_query(detail::patterns_of(pattern), s, detail::validator("count_pairs"),
                          [&](index p, const detail::key_set& set, const detail::key_range& slots) {
                            if (slots.begin >= slots.end) return;
-                           const index own = set.slots_before(p);
                            pairs += slots.end - slots.begin;
-                           if (!set.self && own >= slots.begin && own < slots.end && set.positions[own] == p) --pairs;
+                           if (!set.self && set.positions.find(p, slots.begin, slots.end) >= 0) --pairs;
                          });
   return pairs;
 }
@@ -264,15 +267,13 @@ index count_pairs(const P& pattern, const pattern_shape& s) {
 template <key_pattern P>
 std::string pattern_text(const P& pattern, index length, bool causal = false, index head = 0) {
   const pattern_shape s{.head = head, .queries = length, .keys = length, .causal = causal};
-  const auto width = static_cast<std::size_t>(length + 1);
   std::string rows;
-  for (index i = 0; i < length; ++i) rows += std::string(width - 1, '.') + '\n';
+  for (index i = 0; i < length; ++i) rows += std::string(static_cast<std::size_t>(length), '.') + '\n';
   detail::for_each_query(detail::patterns_of(pattern), s, detail::validator("pattern_text"),
                          [&](index p, const detail::key_set& set, const detail::key_range& slots) {
                            for (index slot = slots.begin; slot < slots.end; ++slot) {
                              const index key = set.positions[slot];
-                             if (set.self || key != p)
-                               rows[static_cast<std::size_t>(p) * width + static_cast<std::size_t>(key)] = '#';
+                             if (set.self || key != p) rows[static_cast<std::size_t>(p * (length + 1) + key)] = '#';
                            }
                          });
   return rows;

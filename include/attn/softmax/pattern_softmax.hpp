@@ -44,16 +44,16 @@ struct pattern_softmax_options {
   tensor_view<real, 3> lse{};
 };
 
-/// Attention by a pattern; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the key
-/// at position j, after every other term; -infinity masks the key.
+/// Attention by a pattern; score as in full_softmax.hpp.
 template <viewable Q, viewable K, viewable V, viewable O, class Pattern,
           class Options = pattern_softmax_options<element_of<const Q&>>, class Score = detail::no_score>
 void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern& pattern, Options&& options = {},
                      Score&& score = {}, execution_ref exec = {}) {
   static_assert(key_pattern<Pattern>,
                 "attn: a pattern has query_sets(shape), queries(shape, set) and keys(shape, set, see): pattern.hpp");
-  detail::call_by_pattern<pattern_softmax_options>("pattern_softmax", q, k, v, out, options, score, exec,
-                                                   [&](const auto& call, const auto&) { call.attend(pattern); });
+  detail::call_by_pattern<pattern_softmax_options>(
+      "pattern_softmax", q, k, v, out, options, score, exec,
+      [&](auto& call, const auto&) { call.attend_by(detail::patterns_of(pattern)); });
 }
 
 }  // namespace attn::inline ATTN_ISA

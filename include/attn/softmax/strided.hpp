@@ -35,26 +35,22 @@ struct residue_pattern {
 struct fixed_pattern {
   index stride = 64, summary = 1;
 
-  /// A stride beyond the sequence means the same as the sequence's own length.
-  index stride_in(const pattern_shape& s) const { return std::max<index>(1, std::min(stride, s.queries + s.keys)); }
-  /// Keys of a block that only its own queries see.
-  index own_in(const pattern_shape& s) const { return std::min(stride - summary, stride_in(s)); }
-
   /// Rows of several blocks share the summaries, which are gathered once per query set.
-  index blocks_per_set(const pattern_shape& s) const { return std::max<index>(1, 4 * detail::max_rows / stride_in(s)); }
-  index first_block(const pattern_shape& s) const { return detail::floor_div(s.first_position(), stride_in(s)); }
+  static index blocks_per_set(index l) { return std::max<index>(1, 4 * detail::max_rows / l); }
 
   index query_sets(const pattern_shape& s) const {
-    return detail::ceil_div(detail::ceil_div(s.keys, stride_in(s)) - first_block(s), blocks_per_set(s));
+    const index l = s.clamped(stride);
+    return detail::ceil_div(s.blocks(l) - s.first_block(l), blocks_per_set(l));
   }
   /// The last rows see most when causal: they go first.
   position_range queries(const pattern_shape& s, index set) const {
-    const index l = stride_in(s), m = blocks_per_set(s);
-    const index block = first_block(s) + (query_sets(s) - 1 - set) * m;
+    const index l = s.clamped(stride), m = blocks_per_set(l);
+    const index block = s.first_block(l) + (query_sets(s) - 1 - set) * m;
     return {block * l, (block + m) * l};
   }
   void keys(const pattern_shape& s, index set, auto&& see) const {
-    const index l = stride_in(s), own = own_in(s), blocks = detail::ceil_div(s.keys, l);
+    const index l = s.clamped(stride), blocks = s.blocks(l);
+    const index own = std::min(stride - summary, l);  // keys of a block that only its own queries see
     see(queries(s, set), [l, own](index p) {
       const index begin = detail::floor_div(p, l) * l;
       return position_range{begin, begin + own};
@@ -73,46 +69,37 @@ constexpr auto strided_pattern(index stride) {
 
 enum class strided_kind { strided, fixed };
 
-/// Options of strided for elements of type S.
+/// Options of strided for elements of type S: those of pattern_softmax, and
 template <class S>
 struct strided_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Nothing after the query's own position.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or for each. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   strided_kind kind = strided_kind::strided;
   /// l, >= 1.
   index stride = 64;
   /// c of fixed, from 0 to l.
   index summary = 1;
-  /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
-  /// ALiBi: -slope |distance of positions|, one slope per head.
-  list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value.
-  list_view<real> sinks{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
+  list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};
 };
 
-/// Strided or fixed attention; `score(s, batch, head, i, j)` may replace the score s of the query at position i and the
-/// key at position j, after every other term; -infinity masks the key.
+/// Strided or fixed attention; score as in full_softmax.hpp.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = strided_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void strided(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
              execution_ref exec = {}) {
   detail::call_by_pattern<strided_options>(
-      "strided", q, k, v, out, options, score, exec, [](const auto& call, const auto& o) {
+      "strided", q, k, v, out, options, score, exec, [](auto& call, const auto& o) {
         call.check.at_least("stride", 1, o.stride);
-        if (o.kind == strided_kind::strided) return call.attend(strided_pattern(o.stride));
+        if (o.kind == strided_kind::strided) return call.attend_by(detail::patterns_of(strided_pattern(o.stride)));
         call.check.at_least("summary", 0, o.summary);
         if (o.summary > o.stride) call.check.fail(detail::text({"summary <= stride ", o.stride}), o.summary);
-        call.attend(fixed_pattern{.stride = o.stride, .summary = o.summary});
+        call.attend_by(detail::patterns_of(fixed_pattern{.stride = o.stride, .summary = o.summary}));
       });
 }
 

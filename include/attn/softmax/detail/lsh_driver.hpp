@@ -7,32 +7,65 @@
 
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/waves.hpp>
-#include <attn/softmax/detail/lsh_chunks.hpp>
 #include <attn/softmax/detail/lsh_hashing.hpp>
 #include <attn/softmax/detail/row_states.hpp>
 
-namespace attn::inline ATTN_ISA {
+namespace attn::inline ATTN_ISA::detail {
 
-template <class S>
-struct lsh_options;  // lsh.hpp
+/// The chunks of one round over n sorted tokens, and the packed slots their queries see: before() slots of earlier
+/// rounds' chunks, the n tokens, then those of later rounds' chunks. Without `wrap` there are only the n tokens.
+struct lsh_chunks {
+  index n, chunk, chunks, rounds, lookback, lookahead;
+  bool wrap;
 
-namespace detail {
+  template <class Options>
+  lsh_chunks(index n_, const Options& o) : n(n_), rounds(o.rounds), wrap(o.wrap) {
+    chunk = std::clamp<index>(o.chunk, 1, std::max<index>(1, n));
+    chunks = ceil_div(n, chunk);
+    const index others = std::max<index>(0, (wrap ? chunks * rounds : chunks) - 1);
+    lookback = std::min(o.lookback, others);
+    lookahead = std::min(o.lookahead, wrap ? others - lookback : others);
+  }
 
-template <class S, class Score>
+  /// Tokens before chunk c, counted from chunk 0 of this round; c may lie in another round.
+  index tokens_before(index c) const {
+    const index round = floor_div(c, chunks);
+    return round * n + (c - round * chunks) * chunk;
+  }
+  index before() const { return wrap && n ? -tokens_before(-lookback) : 0; }
+  /// Slots of this or any shorter length.
+  index most_slots() const { return n + (wrap ? (lookback + lookahead) * chunk : 0); }
+
+  /// The slots the sorted token t sees.
+  key_range slots_of(index t) const {
+    const index own = t / chunk;
+    index first = own - lookback, last = own + lookahead;
+    if (!wrap) first = std::max<index>(first, 0), last = std::min(last, chunks - 1);
+    return {before() + tokens_before(first), before() + tokens_before(last + 1)};
+  }
+
+  /// The round and the rank in its order of a slot of round r.
+  std::pair<index, index> source(index r, index slot) const {
+    const index at = slot - before(), turn = floor_div(at, n), round = r + turn;
+    return {round - floor_div(round, rounds) * rounds, at - turn * n};
+  }
+};
+
+template <class S, class Options, class Score>
 struct lsh_driver {
   using T = compute_type<S>;
   static constexpr index segment = 512;  // tokens of a task
 
   const tensor_view<const S>&q, &v;
   const tensor_view<S>& out;
-  const lsh_options<S>& options;
+  const Options& options;
   attention_shape shape;
   sequence_lengths lengths;
   score_terms<T, Score> terms;
 
   /// What the threads share of one head.
   struct head_scratch {
-    T* rotations;  // packed: lsh_hashes
+    T* rotations;  // packed: pack_rotations
     T* factor;     // [L]: of q, to make it a key
     index* rank;   // [rounds][L]: the bucket of a token; after the sort, its rank in the order
     index* order;  // [rounds][L]: tokens by (bucket, position)
@@ -40,11 +73,9 @@ struct lsh_driver {
   };
   head_scratch layout(arena& memory) const {
     const index all = options.rounds * shape.keys;
-    return {.rotations = memory.allocate<T>(lsh_hashes<T>::packed_size(options.rounds, half(), shape.dim)),
-            .factor = memory.allocate<T>(shape.keys),
-            .rank = memory.allocate<index>(all),
-            .order = memory.allocate<index>(all),
-            .states = row_states<T>::layout(memory, out)};
+    return {.rotations = memory.allocate<T>(options.rounds * round_up(half(), tile_rows) * shape.dim + width<T>),
+            .factor = memory.allocate<T>(shape.keys), .rank = memory.allocate<index>(all),
+            .order = memory.allocate<index>(all), .states = row_states<T>::layout(memory, out)};
   }
 
   /// Scratch of one thread: a block of rows, and the keys they see.
@@ -57,7 +88,7 @@ struct lsh_driver {
     index* bucket_begin;  // [buckets + 1]: where the next token of a bucket goes
   };
   thread_scratch scratch(execution& exec, int worker) const {
-    const lsh_chunks chunks = chunks_of(shape.keys);
+    const lsh_chunks chunks(shape.keys, options);
     const index slots =
         std::min(chunks.most_slots(), tokens_per_task(chunks) + (chunks.lookback + chunks.lookahead) * chunks.chunk);
     return exec.scratch(worker, [&](arena& memory) {
@@ -72,48 +103,55 @@ struct lsh_driver {
 
   /// One head of one batch item.
   struct head_view {
-    index batch, head;
+    index batch, head, length;
     matrix_view<const S> query, value;
     const head_scratch& scratch;
   };
   head_view head(index n, const head_scratch& s) const {
     const index b = n / shape.heads, h = n % shape.heads;
-    return {.batch = b, .head = h, .query = head_of(q, b, h), .value = head_of(v, b, h / shape.group()), .scratch = s};
+    return {b, h, lengths.keys(b), head_of(q, b, h), head_of(v, b, h / shape.group()), s};
   }
 
   index half() const { return options.buckets / 2; }
-  lsh_chunks chunks_of(index n) const {
-    return {n, options.rounds, options.chunk, options.lookback, options.lookahead, options.wrap};
-  }
   /// Sorted tokens a task attends: whole chunks, so many that what it packs is mostly seen by its own queries, yet
   /// stays in the second-level cache.
   static index tokens_per_task(const lsh_chunks& c) {
     return c.chunk * std::max<index>(ceil_div(segment, c.chunk), 2 * (c.lookback + c.lookahead));
   }
 
-  void make_key_of(const head_view& h, index i, T* key) const {
-    make_key(h.query.row(i), h.query.col_stride, shape.dim, h.scratch.factor[i], key);
+  struct key_rows {
+    T* keys;
+    index dim;
+    T* operator()(index n) const { return keys + n * dim; }
+  };
+  void make_key(const head_view& h, index i, T* key) const {
+    const S* const x = h.query.row(i);
+    const T factor = h.scratch.factor[i];
+    if (const index stride = h.query.col_stride; stride == 1)
+      for (index d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d]) * factor;
+    else
+      for (index d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d * stride]) * factor;
   }
 
   /// Factors and buckets of tokens [begin, end).
   void hash(const head_view& h, index begin, index end, const thread_scratch& s) const {
-    const lsh_hashes<T> hashes{
-        .rotations = h.scratch.rotations, .rounds = options.rounds, .half = half(), .dim = shape.dim};
-    const auto key = [&](index n) { return s.keys + n * shape.dim; };
+    const key_rows key{s.keys, shape.dim};
     for (index i = begin; i < end; i += panel_width<T>) {
       const index count = std::min<index>(panel_width<T>, end - i);
       for (index n = 0; n < count; ++n) {
         h.scratch.factor[i + n] = key_factor<T>(h.query.row(i + n), h.query.col_stride, shape.dim, options.norm_eps);
-        make_key_of(h, i + n, key(n));
+        make_key(h, i + n, key(n));
       }
       pack_panels_across<T>(key, count, shape.dim, 1, s.panel);
-      hashes.hash(s.panel, count, h.scratch.rank + i, shape.keys);
+      for (index round = 0; round < options.rounds; ++round)
+        hash_panel(h.scratch.rotations + round * round_up(half(), tile_rows) * shape.dim, half(), shape.dim, s.panel,
+                   count, h.scratch.rank + round * shape.keys + i);
     }
   }
 
   /// Tokens of one round by (bucket, position).
   void sort(const head_view& h, index round, index* bucket_begin) const {
-    const index n = lengths.keys(h.batch);
+    const index n = h.length;
     index *const rank = h.scratch.rank + round * shape.keys, *const order = h.scratch.order + round * shape.keys;
     std::fill_n(bucket_begin, options.buckets + 1, index(0));
     for (index i = 0; i < n; ++i) ++bucket_begin[rank[i] + 1];
@@ -128,6 +166,7 @@ struct lsh_driver {
   /// Packs the slots [begin, end) of one round.
   packed_keys<T> pack(const head_view& h, const lsh_chunks& chunks, index round, key_range slots,
                       const thread_scratch& s) const {
+    const key_rows key{s.keys, shape.dim};
     packed_keys<T> packed = s.packed;
     packed.positions = {0, 1, s.token};
     for (index slot = slots.begin; slot < slots.end; ++slot) {
@@ -137,8 +176,8 @@ struct lsh_driver {
     const index count = slots.end - slots.begin;
     for (index slot = 0; slot < count; slot += panel_width<T>) {
       const index some = std::min<index>(panel_width<T>, count - slot);
-      for (index n = 0; n < some; ++n) make_key_of(h, s.token[slot + n], s.keys + n * shape.dim);
-      packed.pack_keys([&](index n) { return s.keys + n * shape.dim; }, 1, slot, slot + some);
+      for (index n = 0; n < some; ++n) make_key(h, s.token[slot + n], key(n));
+      packed.pack_keys(key, 1, slot, slot + some);
       packed.pack_values(h.value, slot, slot + some);
     }
     return packed;
@@ -146,7 +185,7 @@ struct lsh_driver {
 
   /// Sorted tokens [begin, end) of one round, whole chunks.
   void attend_chunks(const head_view& h, index round, index begin, index end, const thread_scratch& s) const {
-    const lsh_chunks chunks = chunks_of(lengths.keys(h.batch));
+    const lsh_chunks chunks(h.length, options);
     const key_range slots{chunks.slots_of(begin).begin, chunks.slots_of(end - 1).end};
     const packed_keys<T> keys = pack(h, chunks, round, slots, s);
     const index* const order = h.scratch.order + round * shape.keys;
@@ -158,20 +197,20 @@ struct lsh_driver {
                            .offset = h.scratch.rank + round * shape.keys,
                            .known = {own, own + chunks.n}};
     row_block<T> block = s.block;
-    const row_blocks blocks(chunks.chunk);
-    for (index part = 0; part < blocks.count(end - begin); ++part) {
-      const auto [from, to] = blocks.rows(part, end - begin);
-      if (from >= to) continue;
-      const index first = begin + from;
-      block.begin(h.query, {0, 1, order + first}, to - from, terms.query_factor());
+    // Row blocks: whole chunks where several fit, else a chunk in equal parts.
+    const index unit = std::max<index>(1, max_rows / chunks.chunk) * chunks.chunk,
+                step = round_up(ceil_div(unit, ceil_div(unit, max_rows)), tile_rows);
+    for (index first = begin, last; first < end; first = last) {
+      last = std::min({first + step, first + unit - (first - begin) % unit, end});
+      block.begin(h.query, {0, 1, order + first}, last - first, terms.query_factor());
       if (round > 0) states.resume(block);
-      for (index t = from; t < to; ++t) {
-        const key_range seen = chunks.slots_of(begin + t);
-        block.ranges[t - from] = {seen.begin - slots.begin, seen.end - slots.begin};
+      for (index t = first; t < last; ++t) {
+        const key_range seen = chunks.slots_of(t);
+        block.ranges[t - first] = {seen.begin - slots.begin, seen.end - slots.begin};
       }
       attend(block, keys, head_terms, [&](index r, index n) {  // rows that come next, sorted, lie anywhere in memory
         for (index t = first + r; t < first + r + n; ++t) {
-          if (const index next = round > 0 ? t + blocks.unit : t; next < chunks.n)
+          if (const index next = round > 0 ? t + unit : t; next < chunks.n)
             prefetch_row(state_rows, order[next]);
           if (const index next = t + tokens_per_task(chunks); next < chunks.n) {
             prefetch_row(h.query, order[next]);
@@ -206,57 +245,37 @@ struct lsh_driver {
     for (index d = 0; d < shape.dim_v; ++d) block.state.row(row)[d] = static_cast<T>(value[d * h.value.col_stride]);
   }
 
-  /// Row blocks: whole chunks where several fit, else a chunk in equal parts.
-  struct row_blocks {
-    index unit, parts, step;
-    explicit row_blocks(index chunk)
-        : unit(std::max<index>(1, max_rows / chunk) * chunk),
-          parts(ceil_div(unit, max_rows)),
-          step(parts == 1 ? unit : round_up(ceil_div(unit, parts), tile_rows)) {}
-    index count(index n) const { return ceil_div(n, unit) * parts; }
-    key_range rows(index task, index n) const {
-      const index begin = task / parts * unit + task % parts * step;
-      return {begin, std::min({begin + step, (task / parts + 1) * unit, n})};
-    }
-  };
-
   void attend_heads(const wave<head_scratch>& heads, const tensor_view<const T>& rotations) const {
-    execution& exec = heads.exec;
     const index segments = ceil_div(shape.keys, segment);
-    heads.for_each(1, [&](index n, const head_scratch& s, index, int) {
-      lsh_hashes<T>::pack(rotations, rotations.extent(0) == 1 ? 0 : n % shape.heads, s.rotations);
-    });
-    heads.for_each(segments, [&](index n, const head_scratch& s, index part, int worker) {
-      const head_view h = head(n, s);
-      const index length = lengths.keys(h.batch);
-      hash(h, std::min(part * segment, length), std::min((part + 1) * segment, length), scratch(exec, worker));
-    });
-    heads.for_each(options.rounds, [&](index n, const head_scratch& s, index round, int worker) {
-      sort(head(n, s), round, scratch(exec, worker).bucket_begin);
-    });
-    for (index round = 0; round < options.rounds; ++round)
-      heads.for_each(segments, [&](index n, const head_scratch& s, index part, int worker) {
-        const head_view h = head(n, s);
-        const index length = lengths.keys(h.batch), step = tokens_per_task(chunks_of(length)), begin = part * step;
-        if (begin < length) attend_chunks(h, round, begin, std::min(begin + step, length), scratch(exec, worker));
+    const auto for_each = [&](index steps, const auto& body) {
+      heads.for_each(steps, [&](index n, const head_scratch& s, index step, int worker) {
+        body(head(n, s), step, scratch(heads.exec, worker));
       });
-    heads.for_each(1, [&](index n, const head_scratch&, index, int) {
-      const index b = n / shape.heads, h = n % shape.heads;
-      clear_rows(head_of(out, b, h), lengths.keys(b), shape.keys, row_of(options.lse, b, h), options.lse.stride(2));
+    };
+    heads.for_each(1, [&](index n, const head_scratch& s, index, int) {
+      pack_rotations<T>(rotations, rotations.extent(0) == 1 ? 0 : n % shape.heads, s.rotations);
     });
-  }
-
-  work_estimate work() const {
-    const lsh_chunks c = chunks_of(shape.keys);
-    const double keys = static_cast<double>((c.lookback + 1 + c.lookahead) * c.chunk),
-                 per_token =
-                     keys * static_cast<double>(shape.dim + shape.dim_v) + static_cast<double>(shape.dim * half());
-    return {.operations = 2 * per_token * static_cast<double>(shape.batch * shape.heads) *
-                          static_cast<double>(shape.keys * options.rounds)};
+    for_each(segments, [&](const head_view& h, index part, const thread_scratch& s) {
+      hash(h, std::min(part * segment, h.length), std::min((part + 1) * segment, h.length), s);
+    });
+    for_each(options.rounds,
+             [&](const head_view& h, index round, const thread_scratch& s) { sort(h, round, s.bucket_begin); });
+    for (index round = 0; round < options.rounds; ++round)
+      for_each(segments, [&](const head_view& h, index part, const thread_scratch& s) {
+        const index step = tokens_per_task({h.length, options}), begin = part * step;
+        if (begin < h.length) attend_chunks(h, round, begin, std::min(begin + step, h.length), s);
+      });
+    for_each(1, [&](const head_view& h, index, const thread_scratch&) {
+      clear_rows(head_of(out, h.batch, h.head), h.length, shape.keys, row_of(options.lse, h.batch, h.head),
+                 options.lse.stride(2));
+    });
   }
 
   void run(execution& exec) const {
-    const auto limit = exec.limit_threads(work());
+    const lsh_chunks c(shape.keys, options);
+    const index keys = (c.lookback + 1 + c.lookahead) * c.chunk, hashes = shape.batch * shape.heads * c.n * c.rounds;
+    const double per_hash = static_cast<double>(keys * (shape.dim + shape.dim_v) + shape.dim * half());
+    const auto limit = exec.limit_threads({.operations = 2 * per_hash * static_cast<double>(hashes)});
     const index drawn = options.rotations ? 0 : options.rounds * shape.dim * half();
     auto numbers = exec.workspace([&](arena& memory) { return memory.allocate<T>(drawn); });
     tensor_view<const T> rotations = options.rotations;
@@ -273,5 +292,4 @@ struct lsh_driver {
   }
 };
 
-}  // namespace detail
-}  // namespace attn::inline ATTN_ISA
+}  // namespace attn::inline ATTN_ISA::detail

@@ -9,12 +9,10 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Buckets are counted in the compute type: float holds these integers.
-inline constexpr index max_buckets = index(1) << 24;
-
 inline void check_buckets(const validator& check, index buckets) {
   check.at_least("buckets", 2, buckets);
   if (buckets % 2 != 0) check.fail("an even number of buckets", buckets);
+  constexpr index max_buckets = index(1) << 24;  // they are counted in the compute type: float holds these integers
   if (buckets > max_buckets) check.fail(text({"buckets <= ", max_buckets}), buckets);
 }
 
@@ -37,70 +35,48 @@ T key_factor(const S* x, index stride, index dim, T eps) {
   return square > T(0) ? T(1) / std::sqrt(square) : square == T(0) ? T(0) : square;
 }
 
-template <class T, class S>
-void make_key(const S* x, index stride, index dim, T factor, T* key) {
-  if (stride == 1)
-    for (index d = 0; d < dim; ++d) key[d] = static_cast<T>(x[d]) * factor;
-  else
-    for (index d = 0; d < dim; ++d) key[d] = static_cast<T>(x[d * stride]) * factor;
+/// Packs the rotations of one head as rows for tile_product: [round][tile of columns][dim][tile_rows].
+template <class T>
+void pack_rotations(const tensor_view<const T>& given, index head, T* packed) {
+  const index dim = given.extent(2), half = given.extent(3);  // buckets / 2 columns per round
+  for (index round = 0; round < given.extent(1); ++round) {
+    const auto matrix = head_of(given, head, round);
+    for (index c = 0; c < half; c += tile_rows, packed += tile_rows * dim) {
+      const auto column = [&](index n) { return matrix.data + (c + n) * matrix.col_stride; };
+      pack_rows<T>(column, std::min<index>(tile_rows, half - c), dim, matrix.row_stride, T(1), packed);
+    }
+  }
 }
 
-/// The rotations of one head, packed as rows for tile_product: [round][tile of columns][dim][tile_rows].
+/// bucket[i] = argmax [x R; -x R], the first of equals, for `count` keys x of a panel and one round's rotation R.
 template <class T>
-struct lsh_hashes {
-  const T* rotations;
-  index rounds, half, dim;  // buckets / 2 columns per round
-
-  static index packed_size(index rounds, index half, index dim) {
-    return rounds * round_up(half, tile_rows) * dim + width<T>;
-  }
-
-  static void pack(const tensor_view<const T>& given, index head, T* packed) {
-    const index dim = given.extent(2), half = given.extent(3);
-    for (index round = 0; round < given.extent(1); ++round) {
-      const auto matrix = head_of(given, head, round);
-      for (index c = 0; c < half; c += tile_rows, packed += tile_rows * dim) {
-        const auto column = [&](index n) { return matrix.data + (c + n) * matrix.col_stride; };
-        pack_rows<T>(column, std::min<index>(tile_rows, half - c), dim, matrix.row_stride, T(1), packed);
-      }
-    }
-  }
-
-  /// bucket[round * stride + i] = argmax [x R; -x R] for the `count` keys x of a panel; the first of equals.
-  void hash(const T* panel, index count, index* bucket, index stride) const {
-    for (index round = 0; round < rounds; ++round)
-      hash_panel(rotations + round * round_up(half, tile_rows) * dim, panel, count, bucket + round * stride);
-  }
-
- private:
-  void hash_panel(const T* rotation, const T* panel, index count, index* bucket) const {
-    constexpr T infinity = std::numeric_limits<T>::infinity();
-    // Largest and smallest product so far, and of which column, lane by lane.
-    packet<T> high[2] = {broadcast<T>(-infinity), broadcast<T>(-infinity)}, high_at[2] = {zero<T>(), zero<T>()};
-    packet<T> low[2] = {broadcast<T>(infinity), broadcast<T>(infinity)}, low_at[2] = {zero<T>(), zero<T>()};
-    for (index c = 0; c < half; c += tile_rows)
-      with_tile_height(half - c, [&](auto M) {
-        tile_product<T, M.value, 2>(packed_rows<T>{rotation + c * dim}, panel, dim, [&](auto m, auto n, const auto& x) {
-          const packet<T> column = broadcast<T>(static_cast<T>(c + m.value));
-          high_at[n] = if_less(high[n], x, column, high_at[n]);
-          low_at[n] = if_less(x, low[n], column, low_at[n]);
-          high[n] = max(high[n], x);
-          low[n] = min(low[n], x);
-        });
+void hash_panel(const T* rotation, index half, index dim, const T* panel, index count, index* bucket) {
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  // Largest and smallest product so far, and of which column, lane by lane.
+  packet<T> high[2] = {broadcast<T>(-infinity), broadcast<T>(-infinity)}, high_at[2] = {zero<T>(), zero<T>()};
+  packet<T> low[2] = {broadcast<T>(infinity), broadcast<T>(infinity)}, low_at[2] = {zero<T>(), zero<T>()};
+  for (index c = 0; c < half; c += tile_rows)
+    with_tile_height(half - c, [&](auto M) {
+      tile_product<T, M.value, 2>(packed_rows<T>{rotation + c * dim}, panel, dim, [&](auto m, auto n, const auto& x) {
+        const packet<T> column = broadcast<T>(static_cast<T>(c + m.value));
+        high_at[n] = if_less(high[n], x, column, high_at[n]);
+        low_at[n] = if_less(x, low[n], column, low_at[n]);
+        high[n] = max(high[n], x);
+        low[n] = min(low[n], x);
       });
-    alignas(64) T best[4][panel_width<T>];
-    for (int n = 0; n < 2; ++n) {
-      store<T>(best[0] + n * width<T>, high[n]);
-      store<T>(best[1] + n * width<T>, high_at[n]);
-      store<T>(best[2] + n * width<T>, low[n]);
-      store<T>(best[3] + n * width<T>, low_at[n]);
-    }
-    for (index i = 0; i < count; ++i) {
-      const bool up = best[0][i] >= -best[2][i];
-      const auto column = static_cast<index>(best[up ? 1 : 3][i]);  // a tile repeats the last one, which is not more
-      bucket[i] = up ? column : half + column;
-    }
+    });
+  alignas(64) T best[4][panel_width<T>];
+  for (int n = 0; n < 2; ++n) {
+    store<T>(best[0] + n * width<T>, high[n]);
+    store<T>(best[1] + n * width<T>, high_at[n]);
+    store<T>(best[2] + n * width<T>, low[n]);
+    store<T>(best[3] + n * width<T>, low_at[n]);
   }
-};
+  for (index i = 0; i < count; ++i) {
+    const bool up = best[0][i] >= -best[2][i];
+    const auto column = static_cast<index>(best[up ? 1 : 3][i]);  // a tile repeats the last one, which is not more
+    bucket[i] = up ? column : half + column;
+  }
+}
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -10,52 +10,51 @@ namespace attn::inline ATTN_ISA::detail {
 struct pattern_plan {
   static constexpr index pack_step = 128;  // keys packed at a time, if any of them is seen
 
-  std::span<const pattern_ref> patterns;  // the first to the last of joined ones
   attention_shape shape;
   sequence_lengths lengths;
   bool causal;
-  index panel;  // packed keys come in panels of so many
+  index panel;                              // packed keys come in panels of so many
+  std::span<const pattern_ref> patterns{};  // the first to the last of joined ones
 
   // Found by examine():
-  bool shared = false;  // are keys packed once for all query sets? Else every query set packs what it sees.
-  index gathered = 0;   // slots of the query set that gathers most
-  double pairs = 0;     // of query and key, at most
+  bool shared = false;     // are keys packed once for all query sets? Else every query set packs what it sees.
+  index gathered = 0;      // slots of the query set that gathers most
+  index not_in_place = 0;  // those of them that are gathered in any case
+  index contiguous = 0;    // keys in ranges of step 1
+  double pairs = 0;        // of query and key, at most
 
-  bool joined() const { return patterns.size() > 1; }
-  pattern_shape shape_of(index b, index h) const { return {b, h, lengths.queries(b), lengths.keys(b), causal}; }
+  /// Head x of all batch items' heads.
+  pattern_shape shape_of(index x) const {
+    const index b = x / shape.heads;
+    return {b, x % shape.heads, lengths.queries(b), lengths.keys(b), causal};
+  }
 
-  /// Evaluates the pattern for every query set once. Throws std::invalid_argument for what cannot be attended.
+  /// Evaluates the patterns for every query set once. Throws std::invalid_argument for what cannot be attended.
   void examine(const validator& check, execution& exec) {
     bool* const found = exec.shared_scratch([&](arena& memory) { return memory.allocate<bool>(shape.queries); });
-    totals sum;
     index keys = 0;
-    for (index b = 0; b < shape.batch; ++b) {
-      keys += shape.kv_heads * lengths.keys(b);
-      for (index h = 0; h < shape.heads; ++h)
-        for (const pattern_ref& pattern : patterns) examine(check, pattern, shape_of(b, h), sum, found);
+    for (index x = 0; x < shape.batch * shape.heads; ++x) {
+      if (x % shape.group() == 0) keys += shape_of(x).keys;
+      for (const pattern_ref& pattern : patterns) examine(check, pattern, shape_of(x), found);
     }
-    shared = sum.contiguous > keys + keys / 2;
-    gathered = shared ? sum.slots_of_others : sum.slots;
-    pairs = sum.pairs;
+    shared = contiguous > keys + keys / 2;
+    if (shared) gathered = not_in_place;
   }
 
   /// Is a set read where all keys of its head lie packed? Else its query set packs it.
   bool in_place(const key_set& set) const { return shared && set.contiguous(); }
 
-  /// The set as it is packed. A contiguous one begins at a panel of its head: whoever packs it, sums come out the same.
-  key_set as_packed(key_set set) const {
-    if (!set.contiguous()) return set;
-    const index lead = lead_of(set);
-    set.positions.first -= lead;
-    set.count = shared ? shape.keys : set.count + lead;
-    return set;
+  /// Packed slots before those of the set. A contiguous one begins at a panel of its head: whoever packs it, sums come
+  /// out the same.
+  index lead_of(const key_set& set) const {
+    return !set.contiguous() ? 0 : shared ? set.positions.first : set.positions.first % panel;
   }
 
-  /// Marks the blocks of pack_step keys of batch item b that the query sets of the heads of key head kv read in place.
-  void mark_needed(index b, index kv, bool* needed) const {
+  /// Marks the blocks of pack_step keys of a pair of batch item and key head that its query sets read in place.
+  void mark_needed(index pair, bool* needed) const {
     std::fill_n(needed, ceil_div(shape.keys, pack_step), false);
-    for (index h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h) {
-      const pattern_shape s = shape_of(b, h);
+    for (index x = pair * shape.group(); x < (pair + 1) * shape.group(); ++x) {
+      const pattern_shape s = shape_of(x);
       for (const pattern_ref& pattern : patterns)
         for (index n = 0, sets = pattern.query_sets(s); n < sets; ++n)
           pattern.keys(s, n, [&](const key_set& set, const query_range&) {
@@ -67,16 +66,7 @@ struct pattern_plan {
   }
 
  private:
-  struct totals {
-    index contiguous = 0;                  // keys in ranges of step 1
-    index slots = 0, slots_of_others = 0;  // of the query set that sees most: with those ranges and without
-    double pairs = 0;
-  };
-
-  index lead_of(const key_set& set) const { return shared ? set.positions.first : set.positions.first % panel; }
-
-  void examine(const validator& check, const pattern_ref& pattern, const pattern_shape& s, totals& sum,
-               bool* found) const {
+  void examine(const validator& check, const pattern_ref& pattern, const pattern_shape& s, bool* found) {
     std::fill_n(found, s.queries, false);
     index queries_found = 0;
     for (index n = 0, sets = pattern.query_sets(s); n < sets; ++n) {
@@ -84,22 +74,20 @@ struct pattern_plan {
       for (index p = queries.begin; p < queries.end; p += queries.step, ++queries_found)
         if (std::exchange(found[p - s.first_position()], true))
           check.fail("query sets that contain each query once", text({"the one at position ", p, " twice"}));
-      index contiguous = 0, others = 0;
+      index slots = 0, others = 0;
       pattern.keys(s, n, [&](const key_set& set, const query_range& of_query) {
-        if (set.contiguous()) {
-          contiguous += round_up(set.count + set.positions.first % panel, panel);
-          sum.contiguous += set.count;
-        } else {
-          others += round_up(set.count, panel);
-        }
-        sum.pairs += static_cast<double>(set.count) * static_cast<double>(count_of(queries));
+        const bool in_range = set.contiguous();
+        if (in_range) contiguous += set.count;
+        slots += round_up(set.count + (in_range ? set.positions.first % panel : 0), panel);
+        if (!in_range) others += round_up(set.count, panel);
+        pairs += static_cast<double>(set.count) * static_cast<double>(count_of(queries));
         set.check_list(check);
         if (of_query && queries.begin < queries.end)
           if (const position_range seen = of_query(queries.begin); seen.step != 1)
             check.fail("a query's range of step 1", seen.step);
       });
-      sum.slots = std::max(sum.slots, contiguous + others);
-      sum.slots_of_others = std::max(sum.slots_of_others, others);
+      gathered = std::max(gathered, slots);
+      not_in_place = std::max(not_in_place, others);
     }
     if (queries_found != s.queries)
       check.fail(text({"query sets that contain each query once: ", s.queries, " in all"}), queries_found);
