@@ -53,6 +53,7 @@ struct kernel_sums {
 
   index rows() const { return rows(features); }
   T* panel(index col) const { return values + col * rows(); }
+  T& value(index r, index d) const { return panel(d / wide * wide)[r * wide + d % wide]; }
 
   void clear() {
     std::fill_n(values, value_count(features, dim_v), T(0));

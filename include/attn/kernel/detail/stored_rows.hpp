@@ -128,6 +128,7 @@ struct stored_tensor {
   index col_stride = 1;
   const element_access<T>* access = nullptr;
 
+  stored_tensor() = default;
   template <class S>
   stored_tensor(const tensor_view<S>& x)
       : data(reinterpret_cast<std::byte*>(const_cast<std::remove_const_t<S>*>(x.data()))),
