@@ -31,16 +31,12 @@ struct linear_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Query i is at position i + Lk - Lq (true lengths) and sees the keys up to there.
-  bool causal = false;
+  bool causal = false;  // query i is at position i + Lk - Lq (true lengths) and sees the keys up to there
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
-  /// Added to the denominator.
-  real eps = real(1e-6);
-  /// Divide by phi(q).z + eps at all?
-  bool normalise = true;
-  /// Factor of what came before, per token, from 0 to 1: [B, H or Hkv, Lk]; causal only.
-  tensor_view<const real, 3> decay{};
+  real eps = real(1e-6);  // added to the denominator
+  bool normalise = true;  // divide by phi(q).z + eps at all?
+  tensor_view<const real, 3> decay{};  // of what came before, per token, from 0 to 1: [B, H or Hkv, Lk]; causal only
 };
 
 namespace detail {

@@ -21,8 +21,7 @@ struct linear_step_options {
 
   real eps = real(1e-6);
   bool normalise = true;
-  /// [B, H or Hkv, n]
-  tensor_view<const real, 3> decay{};
+  tensor_view<const real, 3> decay{};  // [B, H or Hkv, n]
 };
 
 namespace detail {

@@ -11,9 +11,8 @@
 // What to expect: the mean is right, the spread grows like exp of the size of queries and keys. Attention close to
 // uniform is approximated well; of the peaky attention of trained models little is left. See README.md.
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features
-//          [H, Hkv or 1, m, D]; Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
-//          arithmetic.
+// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
+//          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more. Scratch: at most about
 //          16 m (Dv + 32) numbers per thread, whatever the length; that is where threads share a head. Twice all that
 //          for the kernels with two features a row.
@@ -36,20 +35,16 @@ struct performer_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Factor of q.k, >= 0; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
-  /// Query i is at position i + Lk - Lq (true lengths) and sees the keys up to there.
-  bool causal = false;
+  std::optional<real> scale{};  // factor of q.k, >= 0; 1 / sqrt(D) unless given
+  bool causal = false;  // query i is at position i + Lk - Lq (true lengths) and sees the keys up to there
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   performer_kernel kernel = performer_kernel::positive;
-  /// Added to the denominator.
-  real eps = real(0);
+  real eps = real(0);  // added to the denominator
   /// relu: added to each feature; 0.001 unless given. positive, not causal: added to exp(W x~ - |x~|^2 / 2 - max W x~),
   /// the maximum per query and over all keys, as published code does it; 0 unless given. Refused otherwise.
   std::optional<real> feature_eps{};
-  /// Subtract the mean key from all of them: softmax stays the same, the spread of the features shrinks. Not causal.
-  bool center_keys = false;
+  bool center_keys = false;  // subtract the mean key from all: same softmax, features of less spread; not causal
 };
 
 namespace detail {

@@ -24,8 +24,7 @@ struct performer_step_options {
 
   std::optional<real> scale{};
   real eps = real(0);
-  /// relu only
-  std::optional<real> feature_eps{};
+  std::optional<real> feature_eps{};  // relu only
 };
 
 namespace detail {

@@ -2,15 +2,13 @@
 //
 //   out_i = phi(q_i)^T S / (phi(q_i)^T z + eps),  phi(x) = [sin W x^, cos W x^],  x^ = x / (|x| + norm_eps)
 //                                                   Peng et al. 2021, "Random feature attention"
-//   S = sum_j phi(k_j) v_j^T, z = sum_j phi(k_j); with a gate g: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T,
-//   z likewise
+//   S, z as in linear.hpp; with a gate g: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T, z likewise
 //
 //   auto features = attn::draw_features<float>(256, 64, {.seed = 7});    // the temperature is a factor of theirs
 //   attn::rfa(q, k, v, out, features, {.causal = true, .gate = g});
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features
-//          [H, Hkv or 1, m, D]; Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
-//          arithmetic.
+// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
+//          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: at most
 //          about 32 m (Dv + 32) numbers per thread, whatever the length; that is where threads share a head.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
@@ -33,16 +31,12 @@ struct rfa_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Query i is at position i + Lk - Lq (true lengths) and sees the keys up to there.
-  bool causal = false;
+  bool causal = false;  // query i is at position i + Lk - Lq (true lengths) and sees the keys up to there
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
-  /// Added to the denominator.
-  real eps = real(0);
-  /// Added to the norm of a token before dividing by it; the original uses 0.001.
-  real norm_eps = real(0);
-  /// Per token, from 0 to 1: [B, H or Hkv, Lk]; causal only.
-  tensor_view<const real, 3> gate{};
+  real eps = real(0);  // added to the denominator
+  real norm_eps = real(0);  // added to the norm of a token before dividing by it; the original uses 0.001
+  tensor_view<const real, 3> gate{};  // per token, from 0 to 1: [B, H or Hkv, Lk]; causal only
 };
 
 namespace detail {

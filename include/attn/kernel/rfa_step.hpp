@@ -19,8 +19,7 @@ struct rfa_step_options {
   using real = compute_type<S>;
 
   real eps = real(0), norm_eps = real(0);
-  /// [B, H or Hkv, n]
-  tensor_view<const real, 3> gate{};
+  tensor_view<const real, 3> gate{};  // [B, H or Hkv, n]
 };
 
 namespace detail {

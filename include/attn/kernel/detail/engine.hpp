@@ -10,7 +10,6 @@
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/kernel/detail/features.hpp>
-#include <attn/kernel/detail/kernel_scratch.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -97,7 +96,7 @@ struct kernel_call {
       load_keys(b, h, c, count, s, s.k_phi);
       row_prefetcher<> prefetch = prefetch_keys(b, h, c + count);
       decay *= prepare_gates(b, h, c, count, s);
-      if (log_scaled()) map->scaling->keys_for_sums(s.k_phi, s.k_shift, sums.log_scale, s.row_decay, s.k_phi);
+      if (log_scaled()) map->scaling->keys_for_sums(s.k_phi, sums.log_scale, s);
       add_chunk(s, sums, count, prefetch);
     }
     return decay;
@@ -132,8 +131,8 @@ struct kernel_call {
       if (seen->empty) seen = nullptr;
       decay *= prepare_gates(b, h, c, count, s);
       if (log_scaled()) {
-        if (keep_sums) map->scaling->keys_for_sums(s.k_own, s.k_shift, own.log_scale, s.row_decay, s.k_phi);
-        map->scaling->keys_for_chunk(s.k_own, s.k_shift, count, s.k_max, s.running_max, s.pair_factor);
+        if (keep_sums) map->scaling->keys_for_sums(s.k_own, own.log_scale, s);
+        map->scaling->keys_for_chunk(count, s);
       }
       for (index g = 0; g < group() && first < count; ++g)
         attend_block(b, h, h * group() + g, c - offset, first, count, s, seen, count, finite);
@@ -149,10 +148,9 @@ struct kernel_call {
     const auto queries = q.head(b, head), to = out.head(b, head);
     map->queries(queries.block(origin, count, first, filled_lanes()), b * heads + h, s.q_own, s.q_shift, s.map);
     if (log_scaled()) {
-      if (sums) map->scaling->queries_for_sums(s.q_own, sums->log_scale, s.q_phi, s.q_max);
-      if (keys > 0) map->scaling->queries_for_chunk(s.q_own, s.own_max);
-      map->scaling->join(sums ? s.q_max : nullptr, keys > 0 ? s.own_max : nullptr, s.running_max, s.q_shift, eps,
-                        s.state_factor, s.own_factor, s.eps);
+      if (sums) map->scaling->queries_for_sums(sums->log_scale, s);
+      if (keys > 0) map->scaling->queries_for_chunk(s);
+      map->scaling->join(sums != nullptr, keys > 0, eps, s);
     } else {
       for (index t = 0; t < kernel_chunk; ++t) {
         s.state_factor[t] = gated() && keys > 0 ? s.decay[t] : T(1);
@@ -160,20 +158,8 @@ struct kernel_call {
         s.eps[t] = eps;
       }
     }
-    const chunk_view<T> view{.sums = sums,
-                             .q_state = s.q_phi,
-                             .state_factor = s.state_factor,
-                             .keys = keys,
-                             .q_own = s.q_own,
-                             .k_own = s.k_own,
-                             .own_factor = s.own_factor,
-                             .pair_factor = keys > 0 && (gated() || log_scaled()) ? s.pair_factor : nullptr,
-                             .values = s.values,
-                             .finite = finite,
-                             .eps = s.eps,
-                             .normalise = normalise,
-                             .features = map->features,
-                             .dim_v = shape.dim_v};
+    const chunk_view<T> view{.sums = sums, .keys = keys, .weighed = gated() || log_scaled(), .finite = finite,
+                             .normalise = normalise, .features = map->features, .dim_v = shape.dim_v};
     if (sums) read_weights(s.q_phi, sums->weights, view.features, round_up(count, width<T>), s.den);
     row_prefetcher<> prefetch;
     const index next = origin + kernel_chunk, after = std::min(next + kernel_chunk, lengths.queries(b));
@@ -188,7 +174,7 @@ struct kernel_call {
       T* const rows_out = direct ? reinterpret_cast<T*>(to.row(origin + r)) : s.out;
       const index stride = direct ? to.row_stride / static_cast<index>(sizeof(T)) : s.stride;
       prefetch.next(2 * rows_per_tile);
-      chunk_tile(view, s.den, r, rows, s.weights, den, rows_out, stride);
+      chunk_tile(view, s, r, rows, den, rows_out, stride);
       if (log_scaled() && keys > 0)
         for (index m = 0; m < rows; ++m)
           if (r + m >= first && map->scaling->underflowed(den[m]))
@@ -206,8 +192,7 @@ struct kernel_call {
                keys = k.head(b, kv_head(h)).block(begin, i + 1, 0, kernel_chunk);
     map->queries(query, b * heads + h, s.q_raw, s.k_max, s.map);
     map->keys(keys, b * heads + h, s.k_raw, s.k_shift, s.map);
-    map->scaling->recompute_row(view, i, s.q_raw, s.k_raw, s.k_shift, view.sums ? s.q_max[i] : no_log_scale<T>,
-                               view.sums ? s.den[i] : T(0), s.q_shift[i], eps, s.log_weights, row);
+    map->scaling->recompute_row(view, i, eps, s, row);
   }
 
   /// The sums of a worker, or of a segment of a wave.
