@@ -47,7 +47,7 @@ void run_linear(const char* name, const kernel_views<S>& x, const linear_options
                 execution& exec, const state_step<T>& step = {}) {
   if constexpr (require_feature_map<F, T>()) {
     const validator check(name);
-    kernel_call<T> call = check_kernel(check, x, options, step, options.decay);
+    kernel_call<T> call = check_kernel<false>(check, x, options, step, options.decay);
     call.normalise = options.normalise;
     const index count = features_of(map, call.shape.dim);
     check_feature_count(check, count, call.shape);

@@ -4,8 +4,7 @@
 //   attn::linear_step(state, q_t, k_t, v_t, out_t);            // what causal linear gives; one token or many
 //   state.append(k, v);                                        // the same without queries
 //
-// A million tokens in constant memory. Copies, merging, writing and reading, memory and rounding: kernel_state.hpp in
-// detail.
+// A million tokens in constant memory. Copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
 #include <attn/kernel/detail/recurrent.hpp>
@@ -54,10 +53,9 @@ class linear_state : public kernel_state<compute_type<S>> {
   }
 };
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their queries q [B, H, n, D] causally: the next
-/// n rows of one causal linear over the whole stream. One to three tokens are a pass over the state each; more go
-/// through chunks. Throws std::invalid_argument before anything, the state included, changes. Should anything else be
-/// thrown, by the caller's map or for want of memory, the state is reset.
+/// Feeds n tokens and answers their queries q [B, H, n, D]: the next n rows of one causal linear over the whole stream.
+/// One to three tokens are a pass over the state each; more go through chunks. Throws std::invalid_argument before
+/// anything, the state included, changes; whatever else is thrown, such as by the caller's map, leaves the state reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = linear_step_options<S>,
           class Map = feature_maps::elu_plus_one>
 void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},

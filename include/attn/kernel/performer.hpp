@@ -24,8 +24,11 @@
 // NaN. Token by token: performer_step.hpp.
 #pragma once
 
+#include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/performer_features.hpp>
 #include <attn/kernel/draw_features.hpp>
+
+#include <optional>
 
 namespace attn::inline ATTN_ISA {
 
@@ -69,7 +72,7 @@ template <class S, class T = compute_type<S>>
 void run_performer(const char* name, const kernel_views<S>& x, const performer_options<S>& options, execution& exec,
                    const state_step<T>& step = {}) {
   const validator check(name);
-  kernel_call<T> call = check_kernel(check, x, options, step);
+  kernel_call<T> call = check_kernel<true>(check, x, options, step);
   check_performer(check, options);
   performer_features<T> features(call, options);
   if (features.published) call.eps *= static_cast<T>(features.rows);

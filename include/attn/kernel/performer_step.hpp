@@ -33,8 +33,11 @@ template <class S>
 void run_performer_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
                         const performer_step_options<S>& options, execution& exec) {
   run_performer<S>(name, x,
-                   {.scale = options.scale, .causal = true, .kernel = static_cast<performer_kernel>(state.kind().variant),
-                    .eps = options.eps, .feature_eps = options.feature_eps},
+                   {.scale = options.scale,
+                    .causal = true,
+                    .kernel = static_cast<performer_kernel>(state.kind().variant),
+                    .eps = options.eps,
+                    .feature_eps = options.feature_eps},
                    exec, step_of(state));
 }
 
@@ -64,10 +67,9 @@ class performer_state : public kernel_state<compute_type<S>> {
   }
 };
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their queries q [B, H, n, D] causally: the next
-/// n rows of one causal performer over the whole stream, always with the same features. Throws std::invalid_argument
-/// before anything, the state included, changes. Should anything else be thrown, for want of memory, the state is
-/// reset.
+/// Feeds n tokens and answers their queries q [B, H, n, D]: the next n rows of one causal performer over the whole
+/// stream, always with the same features. Throws std::invalid_argument before anything, the state included, changes; whatever
+/// else is thrown leaves the state reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Features = performer_step_options<S>,
           class Options = performer_step_options<S>>
 void performer_step(performer_state<S>& state, const Q& q, const K& k, const V& v, O&& out,

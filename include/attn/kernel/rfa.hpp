@@ -75,7 +75,7 @@ template <class S, class T = compute_type<S>>
 void run_rfa(const char* name, const kernel_views<S>& x, const rfa_options<S>& options, execution& exec,
              const state_step<T>& step = {}) {
   const validator check(name);
-  kernel_call<T> call = check_kernel(check, x, options, step, options.gate, true);
+  kernel_call<T> call = check_kernel<true>(check, x, options, step, options.gate, true);
   check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
   rfa_features<T> features(call, options.norm_eps);
   run_kernel<T>(check, call, features, step, exec);

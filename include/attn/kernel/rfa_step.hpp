@@ -50,9 +50,9 @@ class rfa_state : public kernel_state<compute_type<S>> {
   }
 };
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their queries q [B, H, n, D] causally: the next
-/// n rows of one causal rfa over the whole stream, always with the same features. Throws std::invalid_argument before
-/// anything, the state included, changes. Should anything else be thrown, for want of memory, the state is reset.
+/// Feeds n tokens and answers their queries q [B, H, n, D]: the next n rows of one causal rfa over the whole stream,
+/// always with the same features. Throws std::invalid_argument before anything, the state included, changes; whatever
+/// else is thrown leaves the state reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Features = rfa_step_options<S>,
           class Options = rfa_step_options<S>>
 void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const Features& features = {},

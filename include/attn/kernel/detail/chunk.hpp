@@ -60,8 +60,8 @@ void add_keys(kernel_sums<T>& sums, const T* features, const T* values, index co
 template <class T>
 inline constexpr T least_denominator = 16 * std::numeric_limits<T>::min();
 
-/// Scratch memory of one worker: arrays of one number per token or query are [kernel_chunk]. Features for the sums (k_phi,
-/// q_phi) and for the chunk itself (k_own, q_own) differ where they have log scales.
+/// Scratch memory of one worker: where nothing else is said, one number per token or query of a chunk. Features for the
+/// sums (k_phi, q_phi) and for the chunk itself (k_own, q_own) differ where they have log scales.
 template <class T>
 struct kernel_scratch {
   T *k_phi, *q_phi, *k_own, *q_own, *k_raw, *q_raw;
@@ -97,7 +97,7 @@ struct kernel_scratch {
   }
 };
 
-/// Pair factors of a chunk with gates: pair_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
+/// A chunk with gates: pair_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
 template <class T>
 void gate_factors(const T* gates, index count, bool complement, T* pair_factor, T* decay) {
   for (index i = 0; i < count; ++i) {

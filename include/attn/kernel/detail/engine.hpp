@@ -19,7 +19,7 @@ inline constexpr index kernel_segment = 16 * kernel_chunk;
 template <class T>
 struct kernel_call {
   stored_tensor<T> q, k, v, out;
-  stored_tensor<T> features{};  // of performer and rfa: [1, heads, features, dim]
+  stored_tensor<T> projection{};  // of performer and rfa: [1, heads, features, dim]
   attention_shape shape;
   sequence_lengths lengths{};
   feature_map<T>* map = nullptr;
@@ -141,8 +141,7 @@ struct kernel_call {
     return decay;
   }
 
-  /// Query rows origin + [first, count) of head `head`, lanes [first, count) of the block, with `keys` keys of their
-  /// own.
+  /// Query rows origin + [first, count) of `head`, lanes [first, count) of the block, with `keys` keys of their own.
   void attend_block(index b, index h, index head, index origin, index first, index count, const kernel_scratch<T>& s,
                     const kernel_sums<T>* sums, index keys, bool finite) const {
     const auto queries = q.head(b, head), to = out.head(b, head);
@@ -184,7 +183,6 @@ struct kernel_call {
     }
   }
 
-  /// Row i of a block that underflowed.
   [[gnu::noinline]] void recompute_row(const chunk_view<T>& view, index b, index h, index head, index origin, index i,
                                        const kernel_scratch<T>& s, T* row) const {
     const index begin = origin + lengths.keys(b) - lengths.queries(b);

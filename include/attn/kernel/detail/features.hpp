@@ -41,8 +41,7 @@ struct feature_map {
 /// those of the sums.
 template <class T>
 struct log_scaling {
-  /// Raises the log scales to the keys of a chunk; s.k_phi is over the new ones, s.row_decay[r] = 2^(old - new). `raw` may
-  /// be s.k_phi.
+  /// Raises the log scales to the keys of a chunk; s.k_phi is over the new ones, s.row_decay[r] = 2^(old - new).
   virtual void keys_for_sums(const T* raw, T* log_scale, const kernel_scratch<T>& s) const = 0;
   /// s.k_own for the queries of the chunk, in place; s.pair_factor and the running maximum of their logarithms.
   virtual void keys_for_chunk(index count, const kernel_scratch<T>& s) const = 0;

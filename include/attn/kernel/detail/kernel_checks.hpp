@@ -1,10 +1,8 @@
-// attn: the road of a call of kernel attention: its views, what all operators of the family check alike, and the engine.
+// attn: a call of kernel attention: its views, what all operators of the family check alike, and how it is run.
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
 #include <attn/kernel/detail/engine.hpp>
-
-#include <optional>
 
 namespace attn::inline ATTN_ISA {
 
@@ -18,7 +16,7 @@ template <class S>
 struct kernel_views {
   tensor_view<const S> q, k, v;
   tensor_view<S> out;
-  std::optional<tensor_view<const S, 3>> features{};  // of the operators that take them
+  tensor_view<const S, 3> features{};  // of performer and rfa
 };
 
 template <class S, class Q, class K, class V, class O>
@@ -45,7 +43,6 @@ template <class T>
 struct state_step {
   kernel_state<T>* state = nullptr;
   index heads = 0;
-  memory_layout memory = tensor_view<const T, 1>{};
   void (*run)(const validator&, kernel_call<T>&, kernel_state<T>&, execution&) = nullptr;
 };
 
@@ -60,8 +57,8 @@ inline bool fits_heads(index parameter_heads, const attention_shape& s) {
   return parameter_heads == s.kv_heads || (parameter_heads == s.heads && s.heads > 0);
 }
 
-inline void check_features(const validator& check, const memory_layout& w, const attention_shape& s,
-                           const memory_layout& out) {
+[[gnu::noinline]] inline void check_features(const validator& check, const memory_layout& w, const attention_shape& s,
+                                             const memory_layout& out) {
   check.readable("features", w);
   if (w.extents[0] != 1 && !fits_heads(w.extents[0], s))
     check.fail(text({"features for 1, ", s.heads, " or ", s.kv_heads, " heads"}), w.extents[0]);
@@ -92,15 +89,14 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
   if (!(x >= 0) || x == std::numeric_limits<double>::infinity()) check.fail(text({what, " >= 0, and finite"}), x);
 }
 
-/// Checks what all operators of kernel attention check, and fills in all of the call but its map. With `complement`, keys
-/// enter with 1 - gate.
-template <class S, class Options, class T = compute_type<S>>
+/// Checks what all operators of kernel attention check, and fills in all of the call but its map. With `complement`,
+/// keys enter with 1 - gate.
+template <bool takes_features, class S, class Options, class T = compute_type<S>>
 kernel_call<T> check_kernel(const validator& check, const kernel_views<S>& x, const Options& options,
                             const state_step<T>& step, const tensor_view<const T, 3>& gate = {},
                             bool complement = false) {
-  const char* const gate_name = complement ? "gate" : "decay";
-  kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out,
-                      .shape = check_attention(check, x.q, x.k, x.v, x.out),
+  const memory_layout out = x.out;
+  kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out, .shape = check_attention(check, x.q, x.k, x.v, out),
                       .causal = options.causal, .eps = options.eps, .gate = gate, .complement = complement};
   call.lengths = check_lengths(check, call.shape, options);
   // Tokens appended without queries have as many query heads as the state.
@@ -111,23 +107,19 @@ kernel_call<T> check_kernel(const validator& check, const kernel_views<S>& x, co
   const auto own_sums = [&](index heads) {
     if (heads == s.heads && heads > s.kv_heads) call.heads = heads;
   };
-  if (x.features) {
-    const tensor_view<const S, 3>& w = *x.features;
-    check_features(check, w, s, x.out);
+  if constexpr (takes_features) {
+    const tensor_view<const S, 3>& w = x.features;
+    check_features(check, w, s, out);
     own_sums(w.extent(0));
-    call.features = tensor_view<const S>(w.data(), {1, w.extent(0), w.extent(1), w.extent(2)},
+    call.projection = tensor_view<const S>(w.data(), {1, w.extent(0), w.extent(1), w.extent(2)},
                                          {0, w.stride(0), w.stride(1), w.stride(2)});
   }
   check_finite(check, "eps", static_cast<double>(options.eps));
   if (gate) {
     if (!call.causal) check.fail(complement ? "causal with a gate" : "causal with decay", "no causal");
-    check_gates(check, gate_name, gate, s, call.lengths, x.out);
+    check_gates(check, complement ? "gate" : "decay", gate, s, call.lengths, out);
     own_sums(gate.extent(1));
   }
-  if (step.state)
-    check.memory({{"the state", step.memory}},
-                 {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"out", x.out}, {gate_name, gate},
-                  {"features", x.features.value_or(tensor_view<const S, 3>{})}});
   return call;
 }
 

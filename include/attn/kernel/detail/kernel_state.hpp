@@ -1,9 +1,7 @@
 // attn: the state of kernel attention, token by token in constant memory.
 //
-//   attn::linear_state<float> state({.heads = 8, .features = 64, .value_dim = 64});
-//   attn::linear_step(state, q_t, k_t, v_t, out_t);            // any number of tokens; performer_step, rfa_step alike
-//   state.append(k, v);                                        // without queries; performer and rfa: features, too
-//   state.merge(later);                                        // a sequence in two parts, as if fed in one
+//   auto branch = state;                  // a copy: another continuation of the same sequence
+//   state.merge(later);                   // a sequence in two parts, as if fed in one
 //   state.write(file); state.read(file);
 //
 // It has, for every batch item and head, S = sum_j phi(k_j) v_j^T [features, value dim], z = sum_j phi(k_j) [features],
@@ -183,7 +181,8 @@ class kernel_state {
     check.at_least("value dim", 0, e.value_dim);
     extents_.features = check.fits("features", {e.features, per_feature});
     // More than the numbers of one, whose paddings at most double the larger of an extent and 64.
-    const index most = check.fits("sums of a head", {std::max<index>(features(), 64), std::max<index>(e.value_dim, 64), 8});
+    const index most =
+        check.fits("sums of a head", {std::max<index>(features(), 64), std::max<index>(e.value_dim, 64), 8});
     check.fits("sums", {e.batch, e.heads, most});
     const index each = detail::kernel_sums<T>::count(features(), e.value_dim, kind.log_scaled);
     memory_.resize(static_cast<std::size_t>(pairs() * each));

@@ -23,9 +23,8 @@ template <class T>
 struct kernel_sums {
   static constexpr index wide = panel_width<T>;
 
-  T* values = nullptr;     // panels [dim_v / wide][rows][wide]
-  T* weights = nullptr;    // [round_up(features, width)]
-  T* log_scale = nullptr;  // likewise; null where features are plain numbers
+  T *values = nullptr, *weights = nullptr;  // panels [dim_v / wide][rows][wide]; [round_up(features, width)]
+  T* log_scale = nullptr;                   // as weights; null where features are plain numbers
   index features = 0, dim_v = 0;
   bool empty = true;
 
@@ -47,7 +46,7 @@ struct kernel_sums {
     if (log_scaled) sums.log_scale = sums.weights + round_up(lanes(features), 16);
     return sums;
   }
-  static kernel_sums layout(arena& memory, index features, index dim_v, bool log_scaled) {
+  [[gnu::noinline]] static kernel_sums layout(arena& memory, index features, index dim_v, bool log_scaled) {
     return over(memory.allocate<T>(count(features, dim_v, log_scaled)), features, dim_v, log_scaled);
   }
 

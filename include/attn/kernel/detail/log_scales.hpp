@@ -75,6 +75,12 @@ struct exponential_scaling final : log_scaling<T> {
   index divisor = 1;  // of phi(q).phi(k), which features leave out
   bool is_signed = false;
 
+  /// A feature over its log scale.
+  ATTN_INLINE packet<T> feature(const packet<T>& raw, const packet<T>& shift, const packet<T>& scale) const {
+    const packet<T> x = exp2_weight<T>(sub(is_signed ? shift : add(raw, shift), scale));
+    return is_signed ? mul(raw, x) : x;
+  }
+
   /// Logarithms are added up the same way for the log scale and for phi: those of long keys round to steps of hundreds,
   /// and phi must not come out above the log scale.
   void keys_for_sums(const T* raw, T* log_scale, const kernel_scratch<T>& s) const override {
@@ -96,9 +102,8 @@ struct exponential_scaling final : log_scaling<T> {
       decay[r] = log_scale[r] - raised;
       log_scale[r] = raised;
       for (index t = 0; t < kernel_chunk; t += width<T>) {
-        const packet<T> x = load<T>(from + t), y = load<T>(shift + t), over = broadcast<T>(raised);
-        store<T>(phi + r * kernel_chunk + t,
-                 is_signed ? mul(x, exp2_weight<T>(sub(y, over))) : exp2_weight<T>(sub(add(x, y), over)));
+        const packet<T> x = load<T>(from + t), y = load<T>(shift + t);
+        store<T>(phi + r * kernel_chunk + t, feature(x, y, broadcast<T>(raised)));
       }
     }
     map_packets(decay, decay, features, [](const auto& x) { return exp2_weight<T>(x); });
@@ -191,10 +196,8 @@ struct exponential_scaling final : log_scaling<T> {
       log_scale[r] = raised;
     }
     map_packets(decay, decay, features, [](const auto& x) { return exp2_weight<T>(x); });
-    for (index r = 0; r < features; r += width<T>) {  // whole packets: rows are padded
-      const packet<T> x = load<T>(raw + r), s = broadcast<T>(shift), over = load<T>(log_scale + r);
-      store<T>(raw + r, is_signed ? mul(x, exp2_weight<T>(sub(s, over))) : exp2_weight<T>(sub(add(x, s), over)));
-    }
+    for (index r = 0; r < features; r += width<T>)  // whole packets: rows are padded
+      store<T>(raw + r, feature(load<T>(raw + r), broadcast<T>(shift), load<T>(log_scale + r)));
   }
 
   /// The query's features times the scales of the sums, over the largest.

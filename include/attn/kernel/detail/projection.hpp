@@ -9,7 +9,8 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T>
 struct projected_features : feature_map<T> {
   const kernel_call<T>& call;
-  const index matrices = call.features.extents[1], rows = call.features.extents[2], dim = call.features.extents[3];
+  const stored_tensor<T>& w = call.projection;
+  const index matrices = w.extents[1], rows = w.extents[2], dim = w.extents[3];
   T* packed = nullptr;
 
   projected_features(const kernel_call<T>& c, index features_per_row) : call(c) {
@@ -28,17 +29,17 @@ struct projected_features : feature_map<T> {
   void pack(T factor) const {
     for (index h = 0; h < matrices; ++h)
       for (index r = 0; r < rows; r += tile_rows)
-        call.features.access->pack_rows(call.features.head(0, h), r, std::min<index>(tile_rows, rows - r), factor,
-                                        packed + h * matrix_size() + r * dim);
+        w.access->pack_rows(w.head(0, h), r, std::min<index>(tile_rows, rows - r), factor,
+                            packed + h * matrix_size() + r * dim);
   }
 
   /// phi[r][t] = factor W_r x_t for the lanes [0, lanes) of columns [dim][chunk]; writes up to tile_rows rows beyond.
   void project(index pair, const T* columns, index lanes, T* phi) const {
-    const T* const w = packed + pair % call.heads / (call.heads / matrices) * matrix_size();
+    const T* const matrix = packed + pair % call.heads / (call.heads / matrices) * matrix_size();
     for (index r = 0; r < rows; r += tile_rows)
       for (index t = 0; t < lanes; t += panel_width<T>)
         with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {
-          tile_product<T, M.value, 2, kernel_chunk>(packed_rows<T>{w + r * dim}, columns + t, dim,
+          tile_product<T, M.value, 2, kernel_chunk>(packed_rows<T>{matrix + r * dim}, columns + t, dim,
                                                     [&](auto m, auto half, const auto& x) {
                                                       store<T>(phi + (r + m) * kernel_chunk + t + half * width<T>, x);
                                                     });

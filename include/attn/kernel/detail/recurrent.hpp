@@ -113,6 +113,9 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
     check.fail(text({"a state of heads ", call.heads}), state.heads());
   check.extents({{"features of keys = features of the state", state.features(), call.map->features},
                  {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
+  check.memory({{"the state", state.memory()}}, {{"q", call.q.layout()}, {"k", call.k.layout()}, {"v", call.v.layout()},
+                                                 {"out", call.out.layout()}, {"features", call.projection.layout()},
+                                                 {call.complement ? "gate" : "decay", call.gate}});
   call.heads = state.heads();
   call.state = state.step_memory();
   try {
@@ -130,7 +133,7 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
 
 template <class T>
 state_step<T> step_of(kernel_state<T>& state) {
-  return {&state, state.heads(), state.memory(), &run_step<T>};
+  return {&state, state.heads(), &run_step<T>};
 }
 
 }  // namespace attn::inline ATTN_ISA::detail
