@@ -68,8 +68,8 @@ class performer_state : public kernel_state<compute_type<S>> {
 };
 
 /// Feeds n tokens and answers their queries q [B, H, n, D]: the next n rows of one causal performer over the whole
-/// stream, always with the same features. Throws std::invalid_argument before anything, the state included, changes; whatever
-/// else is thrown leaves the state reset.
+/// stream, always with the same features. Throws std::invalid_argument before anything, the state included, changes;
+/// whatever else is thrown leaves the state reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Features = performer_step_options<S>,
           class Options = performer_step_options<S>>
 void performer_step(performer_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
