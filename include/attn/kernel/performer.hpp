@@ -52,7 +52,6 @@ struct performer_options {
 
 namespace detail {
 
-/// The options that are performer's own.
 template <class S>
 void check_performer(const validator& check, const performer_options<S>& options) {
   if (options.scale) check_finite(check, "scale", static_cast<double>(*options.scale));

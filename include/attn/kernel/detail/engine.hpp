@@ -1,10 +1,10 @@
-// attn: the one engine of kernel attention, phi(q)^T sum_j phi(k_j) v_j^T, bidirectional or causal.
+// attn: the one engine of kernel attention, bidirectional or causal; a chunk of it is in chunk.hpp.
 //
-// Bidirectional: every segment of keys is summed up chunk by chunk, segments are merged in order, then blocks of
-// queries read the total. Causal: chunk by chunk, queries read what is before their chunk and see their own chunk
-// through the triangle. A segment has sums of its own, added to the total when it is complete, which keeps rounding
-// small in long sequences and lets threads share one head: a wave of segments is summed up at once, and once the sums
-// before each are known, attended at once. Segments and chunks are at fixed places, so bits do not depend on threads.
+// Bidirectional: segments of keys are summed up chunk by chunk and merged in order, then blocks of queries read the
+// total. Causal: queries read what is before their chunk and see their own chunk through the triangle. A segment has
+// sums of its own, which keeps rounding small in long sequences and lets threads share one head: a wave of segments is
+// summed up at once, and once the sums before each are known, attended at once. All that is at fixed places, so bits do
+// not depend on threads.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -58,11 +58,10 @@ struct kernel_call {
     return v.access->pack_panels(v.head(b, kv_head(h)), begin, count, s.values);
   }
 
-  static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index end) {
+  [[gnu::noinline]] static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index end) {
     prefetch.add(matrix_view<const std::byte>{x.data, x.rows, x.cols * x.access->size, x.row_stride, x.col_stride},
                  begin, end);
   }
-  /// Of the chunk of keys from `begin` on.
   row_prefetcher<> prefetch_keys(index b, index h, index begin) const {
     row_prefetcher<> prefetch;
     const index end = std::min<index>(begin + kernel_chunk, lengths.keys(b));
@@ -168,7 +167,6 @@ struct kernel_call {
     T den[tile_rows];
     for (index r = first / tile_rows * tile_rows; r < count; r += tile_rows) {
       const index rows = std::min<index>(tile_rows, count - r);
-      // Whole tiles of whole panels are written where they belong.
       const bool direct = whole_panels && rows % tile_step == 0 && r >= first;
       T* const rows_out = direct ? reinterpret_cast<T*>(to.row(origin + r)) : s.out;
       const index stride = direct ? to.row_stride / static_cast<index>(sizeof(T)) : s.stride;

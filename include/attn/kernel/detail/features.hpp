@@ -1,5 +1,4 @@
-// attn: the feature maps of kernel attention, as the engine sees them: it is compiled once for all of them. Maps are
-// called once a chunk; the call costs nothing beside the chunk.
+// attn: the feature maps of kernel attention as the engine, compiled once for all of them, calls them: once a chunk.
 #pragma once
 
 #include <attn/core/execution.hpp>

@@ -46,7 +46,7 @@ struct state_step {
   void (*run)(const validator&, kernel_call<T>&, kernel_state<T>&, execution&) = nullptr;
 };
 
-/// So many features that memory can hold their sums, for some thousand threads.
+/// No more features than memory can hold the sums of, for some thousand threads.
 inline void check_feature_count(const validator& check, index features, const attention_shape& s) {
   check.at_least("features", 0, features);
   check.fits("features", {features, std::max<index>(s.dim_v, 64), index(1) << 16});

@@ -4,8 +4,8 @@
 //   weights    z = sum_j phi(k_j)           [features]
 //   log_scale  where features are exponentials: row r of S and z is 2^log_scale[r] times what is stored
 //
-// Log scales are whole numbers, so raising one rescales exactly. There is one for each feature, not one per head:
-// features of long keys differ by hundreds of powers of two, and the query decides which of them count.
+// Log scales are whole numbers, so raising one rescales exactly; one per feature, since those of long keys differ by
+// hundreds of powers of two, and the query decides which of them count.
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
@@ -14,8 +14,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The log scale of a feature no key has had. What is smaller counts as 0: features of keys whose squared norm is about
-/// to overflow.
+/// The log scale of a feature no key has had. What is smaller counts as 0: keys whose squares are about to overflow.
 template <class T>
 inline constexpr T no_log_scale = std::numeric_limits<T>::lowest() / 2;
 

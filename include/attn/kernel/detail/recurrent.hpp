@@ -64,10 +64,10 @@ struct recurrent_steps {
     for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
     call.v.head(b, call.kv_head(h)).read_row(t, s.values);
     for (index i = 0; i < group; ++i) {
-      const T eps = scaling
-                        ? scaling->step_query(queries + i * x.stride, sums.log_scale, x.shifts[n * group + i], call.eps)
-                        : call.eps;
-      const T whole = dot_rows(queries + i * x.stride, sums.weights, m) + eps;
+      T* const query = queries + i * x.stride;
+      T eps = call.eps;
+      if (scaling) eps = scaling->step_query(query, sums.log_scale, x.shifts[n * group + i], eps);
+      const T whole = dot_rows(query, sums.weights, m) + eps;
       x.normal[i] = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
     }
     step_head(sums, key, s.row_decay, s.values, queries, x.stride, group, [&](index i, index col, T* sum) {

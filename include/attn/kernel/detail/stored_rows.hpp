@@ -1,7 +1,7 @@
 // attn: rows in memory, of any element type, and how they are read, packed and written.
 //
-// Kernel attention is compiled once for each compute type T. Only the functions below know the element type S; the rest
-// sees addresses and strides, and calls them once a chunk.
+// Kernel attention is compiled once for each compute type T: only these functions, called once a chunk, know the type S
+// of the elements.
 #pragma once
 
 #include <attn/core/detail/check.hpp>
@@ -12,7 +12,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Tokens a chunk has: enough to use the sums well once they are loaded, few enough that the triangle stays small.
+/// Tokens of a chunk: enough to use the sums well once they are loaded, few enough that the triangle stays small.
 inline constexpr int kernel_chunk = 64;
 
 /// The addresses, to be filled in, of up to a chunk of rows. Each becomes a lane; lanes [count, lanes) repeat the last
