@@ -15,8 +15,7 @@
 namespace attn::inline ATTN_ISA {
 
 enum class feature_rows {
-  orthogonal,   // blocks of orthogonal rows with the lengths of normal vectors:
-                // each row alone is N(0, 1), less variance
+  orthogonal,   // blocks of orthogonal rows with the lengths of normal vectors: each alone is N(0, 1), less variance
   equal_norms,  // blocks of orthogonal rows, all of length sqrt(dim)
   independent,  // normal numbers
 };
@@ -24,8 +23,7 @@ enum class feature_rows {
 struct draw_options {
   std::uint64_t seed = 0;
   feature_rows rows = feature_rows::orthogonal;
-  /// 1: one matrix for all heads; else one per head.
-  index heads = 1;
+  index heads = 1;  // 1: one matrix for all heads; else one per head
 };
 
 namespace detail {

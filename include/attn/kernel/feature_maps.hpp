@@ -21,26 +21,17 @@ namespace feature_maps {
 
 /// elu(x) + 1: x + 1 for x > 0, e^x below (Katharopoulos 2020).
 struct elu_plus_one {
-  template <std::floating_point T>
-  T operator()(T x) const {
-    return x > T(0) ? x + T(1) : std::exp(x);
-  }
+  auto operator()(std::floating_point auto x) const { return x > 0 ? x + 1 : std::exp(x); }
 };
 
 /// max(x, 0).
 struct relu {
-  template <std::floating_point T>
-  T operator()(T x) const {
-    return x < T(0) ? T(0) : x;
-  }
+  auto operator()(std::floating_point auto x) const { return x < 0 ? 0 : x; }
 };
 
 /// x: features computed elsewhere.
 struct identity {
-  template <std::floating_point T>
-  T operator()(T x) const {
-    return x;
-  }
+  auto operator()(std::floating_point auto x) const { return x; }
 };
 
 }  // namespace feature_maps

@@ -6,8 +6,7 @@
 //
 //   attn::linear(q, k, v, out);                                 // Eigen matrices [length, dim]: one head
 //   attn::linear(q, k, v, out, {.causal = true}, threads);
-//   attn::linear(q, k, v, out, {}, attn::feature_maps::relu{});               // another feature map: see
-//   feature_maps.hpp
+//   attn::linear(q, k, v, out, {}, attn::feature_maps::relu{});            // other feature maps: feature_maps.hpp
 //   attn::linear(q, k, v, out, {.causal = true, .decay = g}, [](float x) { return x * x; });
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
@@ -21,7 +20,6 @@
 // token: linear_step.hpp.
 #pragma once
 
-#include <attn/kernel/detail/engine.hpp>
 #include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/feature_maps.hpp>
 
@@ -33,60 +31,28 @@ struct linear_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Query i is at position i + Lk - Lq (true lengths) and sees the keys up to there.
-  bool causal = false;
+  bool causal = false;  // query i is at position i + Lk - Lq (true lengths) and sees the keys up to there
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
-  /// Added to the denominator.
-  real eps = real(1e-6);
-  /// Divide by phi(q).z + eps at all?
-  bool normalise = true;
-  /// Factor of what came before, per token, from 0 to 1: [B, H or Hkv, Lk]; causal only.
-  tensor_view<const real, 3> decay{};
+  real eps = real(1e-6);  // added to the denominator
+  bool normalise = true;  // divide by phi(q).z + eps at all?
+  tensor_view<const real, 3> decay{};  // of what came before, per token, from 0 to 1: [B, H or Hkv, Lk]; causal only
 };
 
 namespace detail {
 
-/// Everything linear refuses, it refuses here; `state` where it is a step.
-template <class S, class State>
-std::pair<attention_shape, sequence_lengths> check_linear(const validator& check, const kernel_views<S>& x,
-                                                          const linear_options<S>& options, const State* state) {
-  const attention_shape shape = check_attention(check, x.q, x.k, x.v, x.out);
-  const sequence_lengths lengths = check_lengths(check, shape, options);
-  check_eps(check, options.eps);
-  if (options.decay) {
-    if (!options.causal) check.fail("causal with decay", "no causal");
-    check.no_alias("out", x.out, "decay", options.decay);
-    check_gates(check, "decay", options.decay, shape_of_parameters(shape, state), lengths);
-  }
-  return {shape, lengths};
-}
-
-/// The whole call, or, with a state, a step.
-template <class S, class F, class State = no_state>
-void run_linear(const validator& check, const kernel_views<S>& x, const linear_options<S>& options, const F& map,
-                execution& exec, State* state = nullptr) {
-  using T = compute_type<S>;
+/// The whole call or, given one, a step.
+template <class S, class F, class T = compute_type<S>>
+void run_linear(const char* name, const kernel_views<S>& x, const linear_options<S>& options, const F& map,
+                execution& exec, const state_step<T>& step = {}) {
   if constexpr (require_feature_map<F, T>()) {
-    const auto [shape, lengths] = check_linear(check, x, options, state);
-    const index count = features_of(map, shape.dim);
-    check_feature_count(check, count, shape);
-    mapped_features<S, F> features(map, shape.dim, count);
-    const index heads = heads_of_sums(shape_of_parameters(shape, state), {options.decay ? options.decay.extent(1) : 0});
-    run_kernel(check,
-               kernel_call<T>{.q = x.q,
-                              .k = x.k,
-                              .v = x.v,
-                              .out = x.out,
-                              .shape = shape,
-                              .lengths = lengths,
-                              .map = features,
-                              .heads = heads,
-                              .causal = options.causal,
-                              .normalise = options.normalise,
-                              .eps = options.eps,
-                              .gate = options.decay},
-               state, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"out", x.out}, {"decay", options.decay}}, exec);
+    const validator check(name);
+    kernel_call<T> call = check_kernel<false>(check, x, options, step, options.decay);
+    call.normalise = options.normalise;
+    const index count = features_of(map, call.shape.dim);
+    check_feature_count(check, count, call.shape);
+    mapped_features<S, F> features(map, call.shape.dim, count);
+    run_kernel<T>(check, call, features, step, exec);
   }
 }
 
@@ -97,9 +63,8 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = linear
           class Map = feature_maps::elu_plus_one>
 void linear(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Map&& map = {},
             execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  detail::run_linear<S>(detail::validator("linear"), {as_view(q), as_view(k), as_view(v), as_view(out)},
+  detail::run_linear<S>("linear", detail::views_of<S>(q, k, v, out),
                         detail::options_or_default<linear_options<S>>(options),
                         detail::callable_or_default<feature_maps::elu_plus_one>(map),
                         detail::execution_of(exec, options, map));

@@ -4,8 +4,7 @@
 //   attn::linear_step(state, q_t, k_t, v_t, out_t);            // what causal linear gives; one token or many
 //   state.append(k, v);                                        // the same without queries
 //
-// A million tokens in constant memory. A copy is a branch of the sequence; states of parts merge: see
-// detail/kernel_state.hpp, also for writing and reading them, memory and rounding.
+// A million tokens in constant memory. Copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
 #include <attn/kernel/detail/recurrent.hpp>
@@ -21,21 +20,17 @@ struct linear_step_options {
 
   real eps = real(1e-6);
   bool normalise = true;
-  /// [B, H or Hkv, n]
-  tensor_view<const real, 3> decay{};
+  tensor_view<const real, 3> decay{};  // [B, H or Hkv, n]
 };
-
-template <element S>
-class linear_state;
 
 namespace detail {
 
 template <class S, class F>
-void run_linear_step(const char* name, linear_state<S>& state, const kernel_views<S>& x,
+void run_linear_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
                      const linear_step_options<S>& options, const F& map, execution& exec) {
-  run_linear<S>(validator(name), x,
+  run_linear<S>(name, x,
                 {.causal = true, .eps = options.eps, .normalise = options.normalise, .decay = options.decay}, map, exec,
-                static_cast<kernel_state<compute_type<S>>*>(&state));
+                step_of(state));
 }
 
 }  // namespace detail
@@ -58,15 +53,14 @@ class linear_state : public kernel_state<compute_type<S>> {
   }
 };
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their queries q [B, H, n, D] causally: the next
-/// n rows of one causal linear over the whole stream. One to three tokens are a pass over the state each; more go
-/// through chunks. Throws std::invalid_argument before anything, the state included, changes. Should anything else be
-/// thrown, by the caller's map or for want of memory, the state is reset.
+/// Feeds n tokens and answers their queries q [B, H, n, D]: the next n rows of one causal linear over the whole stream.
+/// One to three tokens are a pass over the state each; more go through chunks. Throws std::invalid_argument before
+/// anything, the state included, changes; whatever else is thrown, such as by the caller's map, leaves the state reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = linear_step_options<S>,
           class Map = feature_maps::elu_plus_one>
 void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                  Map&& map = {}, execution_ref exec = {}) {
-  detail::run_linear_step<S>("linear_step", state, detail::views_for_state<S>(q, k, v, out),
+  detail::run_linear_step<S>("linear_step", state, detail::views_of<S>(q, k, v, out),
                              detail::options_or_default<linear_step_options<S>>(options),
                              detail::callable_or_default<feature_maps::elu_plus_one>(map),
                              detail::execution_of(exec, options, map));

@@ -11,9 +11,8 @@
 // What to expect: the mean is right, the spread grows like exp of the size of queries and keys. Attention close to
 // uniform is approximated well; of the peaky attention of trained models little is left. See README.md.
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features
-//          [H, Hkv or 1, m, D]; Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
-//          arithmetic.
+// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
+//          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more. Scratch: at most about
 //          16 m (Dv + 32) numbers per thread, whatever the length; that is where threads share a head. Twice all that
 //          for the kernels with two features a row.
@@ -25,9 +24,11 @@
 // NaN. Token by token: performer_step.hpp.
 #pragma once
 
-#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/performer_features.hpp>
 #include <attn/kernel/draw_features.hpp>
+
+#include <optional>
 
 namespace attn::inline ATTN_ISA {
 
@@ -37,40 +38,25 @@ struct performer_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Factor of q.k, >= 0; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
-  /// Query i is at position i + Lk - Lq (true lengths) and sees the keys up to there.
-  bool causal = false;
+  std::optional<real> scale{};  // factor of q.k, >= 0; 1 / sqrt(D) unless given
+  bool causal = false;  // query i is at position i + Lk - Lq (true lengths) and sees the keys up to there
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   performer_kernel kernel = performer_kernel::positive;
-  /// Added to the denominator.
-  real eps = real(0);
+  real eps = real(0);  // added to the denominator
   /// relu: added to each feature; 0.001 unless given. positive, not causal: added to exp(W x~ - |x~|^2 / 2 - max W x~),
   /// the maximum per query and over all keys, as published code does it; 0 unless given. Refused otherwise.
   std::optional<real> feature_eps{};
-  /// Subtract the mean key from all of them: softmax stays the same, the spread of the features shrinks. Not causal.
-  bool center_keys = false;
+  bool center_keys = false;  // subtract the mean key from all: same softmax, features of less spread; not causal
 };
 
 namespace detail {
 
-/// Everything performer refuses, it refuses here.
-template <class S, class State>
-std::pair<attention_shape, sequence_lengths> check_performer(const validator& check, const kernel_views<S>& x,
-                                                             const tensor_view<const S, 3>& features,
-                                                             const performer_options<S>& options, const State* state) {
-  const attention_shape shape = check_attention(check, x.q, x.k, x.v, x.out);
-  const sequence_lengths lengths = check_lengths(check, shape, options);
-  check_features(check, features, shape_of_parameters(shape, state), x.out);
-  check_eps(check, options.eps);
-  if (options.scale) {
-    const auto s = static_cast<double>(*options.scale);
-    if (!(s >= 0) || s > static_cast<double>(std::numeric_limits<compute_type<S>>::max()))
-      check.fail("scale >= 0, and finite", s);
-  }
+template <class S>
+void check_performer(const validator& check, const performer_options<S>& options) {
+  if (options.scale) check_finite(check, "scale", static_cast<double>(*options.scale));
   if (options.feature_eps) {
-    check_eps(check, *options.feature_eps, "feature_eps");
+    check_finite(check, "feature_eps", static_cast<double>(*options.feature_eps));
     if (*options.feature_eps > 0 && options.kernel != performer_kernel::relu) {
       if (options.kernel != performer_kernel::positive)
         check.fail("feature_eps with kernel positive or relu", "another");
@@ -78,39 +64,18 @@ std::pair<attention_shape, sequence_lengths> check_performer(const validator& ch
     }
   }
   if (options.center_keys && options.causal) check.fail("no causal with center_keys, a mean over all keys", "causal");
-  return {shape, lengths};
 }
 
-/// The whole call, or, with a state, a step.
-template <class S, class State = no_state>
-void run_performer(const validator& check, const kernel_views<S>& x, const tensor_view<const S, 3>& w,
-                   const performer_options<S>& options, execution& exec, State* state = nullptr) {
-  using T = compute_type<S>;
-  const auto [shape, known] = check_performer(check, x, w, options, state);
-  const sequence_lengths lengths = known;
-  const index heads = heads_of_sums(shape_of_parameters(shape, state), {w.extent(0)});
-  const T dim = static_cast<T>(std::max<index>(shape.dim, 1));
-  const bool relu = options.kernel == performer_kernel::relu;
-  performer_features<T> map({.w = stored_features(w),
-                             .k = x.k,
-                             .lengths = lengths,
-                             .heads = state ? state->heads() : heads,
-                             .kernel = options.kernel,
-                             .scale = options.scale.value_or(T(1) / std::sqrt(dim)),
-                             .feature_eps = options.feature_eps.value_or(relu ? T(1e-3) : T(0)),
-                             .centred = options.center_keys});
-  run_kernel(check,
-             kernel_call<T>{.q = x.q,
-                            .k = x.k,
-                            .v = x.v,
-                            .out = x.out,
-                            .shape = shape,
-                            .lengths = lengths,
-                            .map = map,
-                            .heads = heads,
-                            .causal = options.causal,
-                            .eps = map.published ? options.eps * static_cast<T>(w.extent(1)) : options.eps},
-             state, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"out", x.out}, {"features", w}}, exec);
+/// The whole call or, given one, a step.
+template <class S, class T = compute_type<S>>
+void run_performer(const char* name, const kernel_views<S>& x, const performer_options<S>& options, execution& exec,
+                   const state_step<T>& step = {}) {
+  const validator check(name);
+  kernel_call<T> call = check_kernel<true>(check, x, options, step);
+  check_performer(check, options);
+  performer_features<T> features(call, options);
+  if (features.published) call.eps *= static_cast<T>(features.rows);
+  run_kernel<T>(check, call, features, step, exec);
 }
 
 }  // namespace detail
@@ -120,10 +85,8 @@ template <viewable Q, viewable K, viewable V, viewable O, class Features = perfo
           class Options = performer_options<element_of<const Q&>>>
 void performer(const Q& q, const K& k, const V& v, O&& out, const Features& features = {}, Options&& options = {},
                execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  detail::run_performer<S>(detail::validator("performer"), {as_view(q), as_view(k), as_view(v), as_view(out)},
-                           detail::view_of_features<S>(features),
+  detail::run_performer<S>("performer", detail::with_features(detail::views_of<S>(q, k, v, out), features),
                            detail::options_or_default<performer_options<S>>(options),
                            detail::execution_of(exec, options));
 }

@@ -1,9 +1,8 @@
 // attn: performer token by token.
 //
 //   attn::performer_state<float> state({.heads = 8, .features = 256, .value_dim = 64});   // 256 rows of W
-//   attn::performer_step(state, q_t, k_t, v_t, out_t, features);                          // what causal performer
-//   gives state.append(k, v, features);                                                         // the same without
-//   queries
+//   attn::performer_step(state, q_t, k_t, v_t, out_t, features);         // what causal performer gives
+//   state.append(k, v, features);                                        // the same without queries
 //
 // Copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
@@ -25,26 +24,21 @@ struct performer_step_options {
 
   std::optional<real> scale{};
   real eps = real(0);
-  /// relu only
-  std::optional<real> feature_eps{};
+  std::optional<real> feature_eps{};  // relu only
 };
-
-template <element S>
-class performer_state;
 
 namespace detail {
 
 template <class S>
-void run_performer_step(const char* name, performer_state<S>& state, const kernel_views<S>& x,
-                        const tensor_view<const S, 3>& features, const performer_step_options<S>& options,
-                        execution& exec) {
-  run_performer<S>(validator(name), x, features,
+void run_performer_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
+                        const performer_step_options<S>& options, execution& exec) {
+  run_performer<S>(name, x,
                    {.scale = options.scale,
                     .causal = true,
-                    .kernel = state.kernel(),
+                    .kernel = static_cast<performer_kernel>(state.kind().variant),
                     .eps = options.eps,
                     .feature_eps = options.feature_eps},
-                   exec, static_cast<kernel_state<compute_type<S>>*>(&state));
+                   exec, step_of(state));
 }
 
 }  // namespace detail
@@ -68,21 +62,20 @@ class performer_state : public kernel_state<compute_type<S>> {
             class Options = performer_step_options<S>>
   void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
     detail::run_performer_step<S>(
-        "performer_state::append", *this, detail::without_queries<S>(k, v), detail::view_of_features<S>(features),
+        "performer_state::append", *this, detail::with_features(detail::without_queries<S>(k, v), features),
         detail::options_or_default<performer_step_options<S>>(options), detail::execution_of(exec, options));
   }
 };
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their queries q [B, H, n, D] causally: the next
-/// n rows of one causal performer over the whole stream, always with the same features. Throws std::invalid_argument
-/// before anything, the state included, changes. Should anything else be thrown, for want of memory, the state is
-/// reset.
+/// Feeds n tokens and answers their queries q [B, H, n, D]: the next n rows of one causal performer over the whole
+/// stream, always with the same features. Throws std::invalid_argument before anything, the state included, changes;
+/// whatever else is thrown leaves the state reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Features = performer_step_options<S>,
           class Options = performer_step_options<S>>
 void performer_step(performer_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
                     const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
   detail::run_performer_step<S>(
-      "performer_step", state, detail::views_for_state<S>(q, k, v, out), detail::view_of_features<S>(features),
+      "performer_step", state, detail::with_features(detail::views_of<S>(q, k, v, out), features),
       detail::options_or_default<performer_step_options<S>>(options), detail::execution_of(exec, options));
 }
 

@@ -19,21 +19,16 @@ struct rfa_step_options {
   using real = compute_type<S>;
 
   real eps = real(0), norm_eps = real(0);
-  /// [B, H or Hkv, n]
-  tensor_view<const real, 3> gate{};
+  tensor_view<const real, 3> gate{};  // [B, H or Hkv, n]
 };
-
-template <element S>
-class rfa_state;
 
 namespace detail {
 
 template <class S>
-void run_rfa_step(const char* name, rfa_state<S>& state, const kernel_views<S>& x,
-                  const tensor_view<const S, 3>& features, const rfa_step_options<S>& options, execution& exec) {
-  run_rfa<S>(validator(name), x, features,
-             {.causal = true, .eps = options.eps, .norm_eps = options.norm_eps, .gate = options.gate}, exec,
-             static_cast<kernel_state<compute_type<S>>*>(&state));
+void run_rfa_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
+                  const rfa_step_options<S>& options, execution& exec) {
+  run_rfa<S>(name, x, {.causal = true, .eps = options.eps, .norm_eps = options.norm_eps, .gate = options.gate}, exec,
+             step_of(state));
 }
 
 }  // namespace detail
@@ -50,20 +45,20 @@ class rfa_state : public kernel_state<compute_type<S>> {
   template <viewable K, viewable V, class Features = rfa_step_options<S>, class Options = rfa_step_options<S>>
   void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
     detail::run_rfa_step<S>(
-        "rfa_state::append", *this, detail::without_queries<S>(k, v), detail::view_of_features<S>(features),
+        "rfa_state::append", *this, detail::with_features(detail::without_queries<S>(k, v), features),
         detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
   }
 };
 
-/// Feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and answers their queries q [B, H, n, D] causally: the next
-/// n rows of one causal rfa over the whole stream, always with the same features. Throws std::invalid_argument before
-/// anything, the state included, changes. Should anything else be thrown, for want of memory, the state is reset.
+/// Feeds n tokens and answers their queries q [B, H, n, D]: the next n rows of one causal rfa over the whole stream,
+/// always with the same features. Throws std::invalid_argument before anything, the state included, changes; whatever
+/// else is thrown leaves the state reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Features = rfa_step_options<S>,
           class Options = rfa_step_options<S>>
 void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const Features& features = {},
               Options&& options = {}, execution_ref exec = {}) {
   detail::run_rfa_step<S>(
-      "rfa_step", state, detail::views_for_state<S>(q, k, v, out), detail::view_of_features<S>(features),
+      "rfa_step", state, detail::with_features(detail::views_of<S>(q, k, v, out), features),
       detail::options_or_default<rfa_step_options<S>>(options), detail::execution_of(exec, options));
 }
 

@@ -27,7 +27,11 @@ law_operator<T> operator_of(const rfa_entry& entry) {
   op.name = entry.name;
   op.causal = entry.causal;
   op.lse = op.positive = false;
-  op.error_factor = 30;  // some weights are negative: what is left of a sum has fewer digits
+  // Sines and cosines of both signs cancel. The condition number of a row, sum |phi(q)|.|phi(k)| over
+  // |sum phi(q).phi(k)|, is 1 for a softmax. Here, measured in double on unit-normal input (64 rows of W, dims 1 to 64,
+  // lengths 7 to 257), it is 2 in the median row, 3 to 18 in the worst row of a shape, and 76 in one row of dim 1.
+  // Rounding errors add up to less than that bound: 30 holds for the worst row, too.
+  op.error_factor = 30;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
       attn::rfa_options<T> options;

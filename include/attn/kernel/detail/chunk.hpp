@@ -60,22 +60,66 @@ void add_keys(kernel_sums<T>& sums, const T* features, const T* values, index co
 template <class T>
 inline constexpr T least_denominator = 16 * std::numeric_limits<T>::min();
 
-/// What a tile of queries reads. Arrays of one number per query are [kernel_chunk].
+/// Scratch memory of one worker: where nothing else is said, one number per token or query of a chunk. Features for the
+/// sums (k_phi, q_phi) and for the chunk itself (k_own, q_own) differ where they have log scales.
+template <class T>
+struct kernel_scratch {
+  T *k_phi, *q_phi, *k_own, *q_own, *k_raw, *q_raw;
+  T* values;       // panels [kernel_chunk][panel_width]
+  T* pair_factor;  // [query][key]
+  T *weights, *out;  // of a tile: [tile_rows][kernel_chunk], [tile_rows][stride]
+  T *row_decay, *factors, *map;
+  T *k_shift, *k_max, *running_max, *gates, *decay, *q_shift, *q_max, *own_max, *den, *state_factor, *own_factor, *eps;
+  T* log_weights;
+  index stride;
+
+  static kernel_scratch layout(arena& memory, index features, index dim_v, index map_work, bool log_scaled) {
+    kernel_scratch s;
+    const index phi = (features + tile_rows) * kernel_chunk, lanes = kernel_sums<T>::lanes(features);
+    s.stride = round_up(dim_v, panel_width<T>);
+    const auto allocate = [&](index count, std::initializer_list<T**> arrays) {
+      for (T** each : arrays) *each = memory.allocate<T>(count);
+    };
+    allocate(phi, {&s.k_phi, &s.q_phi});
+    s.k_own = s.k_phi, s.q_own = s.q_phi;
+    if (log_scaled) allocate(phi, {&s.k_own, &s.q_own, &s.k_raw, &s.q_raw});
+    allocate(kernel_chunk * s.stride, {&s.values});
+    allocate(kernel_chunk * kernel_chunk, {&s.pair_factor});
+    allocate(tile_rows * kernel_chunk, {&s.weights});
+    allocate(tile_rows * s.stride, {&s.out});
+    allocate(lanes, {&s.row_decay});
+    allocate(2 * lanes, {&s.factors});
+    allocate(map_work, {&s.map});
+    allocate(kernel_chunk, {&s.k_shift, &s.k_max, &s.running_max, &s.gates, &s.decay, &s.q_shift, &s.q_max, &s.own_max,
+                            &s.den, &s.state_factor, &s.own_factor, &s.eps});
+    s.log_weights = s.gates;  // features with log scales have no gates
+    return s;
+  }
+};
+
+/// A chunk with gates: pair_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
+template <class T>
+void gate_factors(const T* gates, index count, bool complement, T* pair_factor, T* decay) {
+  for (index i = 0; i < count; ++i) {
+    T* const row = pair_factor + i * kernel_chunk;
+    if (i == 0) std::fill_n(row, kernel_chunk, T(0));
+    const packet<T> g = broadcast<T>(gates[i]);
+    for (index n = 0; i > 0 && n < kernel_chunk; n += width<T>)
+      store<T>(row + n, mul(g, load<T>(row + n - kernel_chunk)));
+    row[i] = complement ? T(1) - gates[i] : T(1);
+    decay[i] = i > 0 ? decay[i - 1] * gates[i] : gates[i];
+  }
+}
+
+/// What a tile of queries reads beside the scratch memory.
 template <class T>
 struct chunk_view {
-  const kernel_sums<T>* sums = nullptr;  // null: nothing came before
-  const T* q_state = nullptr;            // features of the queries, for the sums
-  const T* state_factor = nullptr;
-  index keys = 0;            // of the chunk itself; 0: no triangle
-  const T* q_own = nullptr;  // features of the queries, for the keys of the chunk
-  const T* k_own = nullptr;  // and of those keys
-  const T* own_factor = nullptr;
-  const T* pair_factor = nullptr;  // [query][key], null: all 1
-  const T* values = nullptr;       // panels [kernel_chunk][panel_width]
-  bool finite = true;              // every value is
-  const T* eps = nullptr;          // added to the denominator
-  bool normalise = true;
-  index features = 0, dim_v = 0;
+  const kernel_sums<T>* sums;  // null: nothing came before
+  index keys;                  // of the chunk itself; 0: no triangle
+  bool weighed;                // the triangle, by pair_factor
+  bool finite;                 // every value is
+  bool normalise;
+  index features, dim_v;
 };
 
 /// den[i] = sum over r of features[r][i] z[r] for i < lanes.
@@ -94,21 +138,22 @@ void read_weights(const T* features, const T* z, index count, index lanes, T* de
 
 /// weights[m] = pair_factor * (row r0 + m of q_own).(keys up to it), 0 beyond, and their sums.
 template <class T>
-void own_weights(const chunk_view<T>& c, index r0, index rows, T* weights, T* sums) {
+void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, index rows, T* sums) {
   const index limit = std::min(r0 + rows, c.keys);
+  T *const weights = s.weights, *const pair_factor = s.pair_factor;
   for (index n = 0; n < limit; n += panel_width<T>)
     with_tile_height(rows, [&](auto M) {
       tile_product<T, M.value, 2, kernel_chunk>(
-          left_operand<T, 1, kernel_chunk>{c.q_own + r0}, c.k_own + n, c.features,
+          left_operand<T, 1, kernel_chunk>{s.q_own + r0}, s.k_own + n, c.features,
           [&](auto m, auto half, const auto& x) { store<T>(weights + m * kernel_chunk + n + half * width<T>, x); });
     });
   const index padded = round_up(limit, width<T>);
   for (index m = 0; m < rows; ++m) {
     T* const row = weights + m * kernel_chunk;
     const index seen = std::min(r0 + m + 1, c.keys);
-    if (c.pair_factor)
+    if (c.weighed)
       for (index n = 0; n < seen; n += width<T>)
-        store<T>(row + n, mul(load<T>(row + n), load<T>(c.pair_factor + (r0 + m) * kernel_chunk + n)));
+        store<T>(row + n, mul(load<T>(row + n), load<T>(pair_factor + (r0 + m) * kernel_chunk + n)));
     std::fill(row + seen, row + padded, T(0));
     packet<T> sum = zero<T>();
     for (index n = 0; n < seen; n += width<T>) sum = add(sum, load<T>(row + n));
@@ -117,17 +162,17 @@ void own_weights(const chunk_view<T>& c, index r0, index rows, T* weights, T* su
 }
 
 /// Rows [r0, r0 + rows) of the chunk, rows <= tile_rows, into out [tile_rows][stride], and their denominators den[m].
-/// `weights` is a scratch tile [tile_rows][kernel_chunk].
 template <class T>
-void chunk_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows, T* weights, T* den, T* out,
+void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, index rows, T* den, T* out,
                 index stride) {
   alignas(64) T own_sum[tile_rows] = {}, state_part[tile_rows] = {}, own_part[tile_rows] = {};
   const index limit = std::min(r0 + rows, c.keys);
-  if (c.keys > 0) own_weights(c, r0, rows, weights, own_sum);
+  const T *const weights = s.weights, *const values = s.values;
+  if (c.keys > 0) own_weights(c, s, r0, rows, own_sum);
   for (index m = 0; m < rows; ++m) {
-    const T a = c.sums ? c.state_factor[r0 + m] : T(0), b = c.keys > 0 ? c.own_factor[r0 + m] : T(0);
-    den[m] = (c.sums ? a * state_den[r0 + m] : T(0)) + (c.keys > 0 ? b * own_sum[m] : T(0));
-    const T whole = den[m] + c.eps[r0 + m];
+    const T a = c.sums ? s.state_factor[r0 + m] : T(0), b = c.keys > 0 ? s.own_factor[r0 + m] : T(0);
+    den[m] = (c.sums ? a * s.den[r0 + m] : T(0)) + (c.keys > 0 ? b * own_sum[m] : T(0));
+    const T whole = den[m] + s.eps[r0 + m];
     const T normal = !c.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
     state_part[m] = a * normal;
     own_part[m] = b * normal;
@@ -135,7 +180,7 @@ void chunk_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows
   for (index col = 0; col < c.dim_v; col += panel_width<T>) {
     with_tile_height(rows, [&](auto M) {
       if (c.sums)
-        tile_product<T, M.value, 2>(left_operand<T, 1, kernel_chunk>{c.q_state + r0}, c.sums->panel(col), c.features,
+        tile_product<T, M.value, 2>(left_operand<T, 1, kernel_chunk>{s.q_phi + r0}, c.sums->panel(col), c.features,
                                     [&](auto m, auto half, const auto& x) {
                                       store<T>(out + m * stride + col + half * width<T>,
                                                mul(x, broadcast<T>(state_part[m])));
@@ -143,7 +188,7 @@ void chunk_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows
       else
         for (index m = 0; m < rows; ++m) std::fill_n(out + m * stride + col, panel_width<T>, T(0));
       if (limit > 0 && c.finite)
-        tile_product<T, M.value, 2>(left_operand<T, kernel_chunk, 1>{weights}, c.values + col * kernel_chunk, limit,
+        tile_product<T, M.value, 2>(left_operand<T, kernel_chunk, 1>{weights}, values + col * kernel_chunk, limit,
                                     [&](auto m, auto half, const auto& x) {
                                       T* const o = out + m * stride + col + half * width<T>;
                                       store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
@@ -155,7 +200,7 @@ void chunk_tile(const chunk_view<T>& c, const T* state_den, index r0, index rows
           packet<T> x = zero<T>();
           for (index n = 0; n < std::min(r0 + m + 1, c.keys); ++n)
             x = fma(broadcast<T>(weights[m * kernel_chunk + n]),
-                    load<T>(c.values + col * kernel_chunk + n * panel_width<T> + half * width<T>), x);
+                    load<T>(values + col * kernel_chunk + n * panel_width<T> + half * width<T>), x);
           T* const o = out + m * stride + col + half * width<T>;
           store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
         });

@@ -1,17 +1,15 @@
-// attn: the one engine of kernel attention, phi(q)^T sum_j phi(k_j) v_j^T, bidirectional or causal.
+// attn: the one engine of kernel attention, bidirectional or causal; a chunk of it is in chunk.hpp.
 //
-// Bidirectional: every segment of keys is summed up chunk by chunk, segments are merged in order, then blocks of
-// queries read the total. Causal: chunk by chunk, queries read what is before their chunk and see their own chunk
-// through the triangle. A segment has sums of its own, added to the total when it is complete, which keeps rounding
-// small in long
-// sequences and lets threads share one head: a wave of segments is summed up at once, and once the sums before each are
-// known, attended at once. Segments and chunks are at fixed places, so bits do not depend on threads.
+// Bidirectional: segments of keys are summed up chunk by chunk and merged in order, then blocks of queries read the
+// total. Causal: queries read what is before their chunk and see their own chunk through the triangle. A segment has
+// sums of its own, which keeps rounding small in long sequences and lets threads share one head: a wave of segments is
+// summed up at once, and once the sums before each are known, attended at once. All that is at fixed places, so bits do
+// not depend on threads.
 #pragma once
 
+#include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/kernel/detail/features.hpp>
-#include <attn/kernel/detail/kernel_checks.hpp>
-#include <attn/kernel/detail/kernel_scratch.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -21,10 +19,12 @@ inline constexpr index kernel_segment = 16 * kernel_chunk;
 template <class T>
 struct kernel_call {
   stored_tensor<T> q, k, v, out;
+  stored_tensor<T> projection{};  // of performer and rfa: [1, heads, features, dim]
   attention_shape shape;
-  sequence_lengths lengths;
-  feature_map<T>& map;
+  sequence_lengths lengths{};
+  feature_map<T>* map = nullptr;
   index heads = 0;  // of sums: as many as key heads, or, where features or gates differ between query heads, as those
+  index query_heads = 0;  // of parameters: shape.heads, but those of the state for tokens without queries
   bool causal = false, normalise = true;
   T eps = T(0);
   tensor_view<const T, 3> gate{};
@@ -32,7 +32,7 @@ struct kernel_call {
   state_memory<T> state{};  // where given, what came before, and then what comes after
 
   bool gated() const { return gate.data() != nullptr; }
-  bool log_scaled() const { return map.scaling != nullptr; }
+  bool log_scaled() const { return map->scaling != nullptr; }
   index group() const { return heads > 0 ? shape.heads / heads : 0; }
   index kv_head(index h) const { return h / (heads / shape.kv_heads); }
   T gate_at(index b, index h, index t) const {
@@ -42,27 +42,26 @@ struct kernel_call {
   index filled_lanes() const { return log_scaled() ? kernel_chunk : 1; }
 
   kernel_scratch<T> scratch(arena& memory) const {
-    return kernel_scratch<T>::layout(memory, map.features, shape.dim_v, map.scratch_size, log_scaled());
+    return kernel_scratch<T>::layout(memory, map->features, shape.dim_v, map->scratch_size, log_scaled());
   }
   kernel_scratch<T> scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return scratch(memory); });
   }
   kernel_sums<T> state_sums(index b, index h) const {
-    return state.sums_of(b * heads + h, map.features, shape.dim_v, log_scaled());
+    return state.sums_of(b * heads + h, map->features, shape.dim_v, log_scaled());
   }
 
   /// Features of keys [begin, begin + count), and their values; tells whether those are finite.
   bool load_keys(index b, index h, index begin, index count, const kernel_scratch<T>& s, T* phi) const {
     const auto rows = k.head(b, kv_head(h)).block(begin, count, 0, filled_lanes());
-    map.keys(rows, b * heads + h, phi, s.k_shift, s.map);
+    map->keys(rows, b * heads + h, phi, s.k_shift, s.map);
     return v.access->pack_panels(v.head(b, kv_head(h)), begin, count, s.values);
   }
 
-  static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index end) {
+  [[gnu::noinline]] static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index end) {
     prefetch.add(matrix_view<const std::byte>{x.data, x.rows, x.cols * x.access->size, x.row_stride, x.col_stride},
                  begin, end);
   }
-  /// Of the chunk of keys from `begin` on.
   row_prefetcher<> prefetch_keys(index b, index h, index begin) const {
     row_prefetcher<> prefetch;
     const index end = std::min<index>(begin + kernel_chunk, lengths.keys(b));
@@ -73,7 +72,7 @@ struct kernel_call {
 
   /// Adds the keys whose features are in s.k_phi; with gates they decay up to the end of the chunk.
   void add_chunk(const kernel_scratch<T>& s, kernel_sums<T>& sums, index count, row_prefetcher<>& prefetch) const {
-    const index m = map.features, lanes = round_up(count, width<T>);
+    const index m = map->features, lanes = round_up(count, width<T>);
     if (gated()) {
       const T* last = s.pair_factor + (count - 1) * kernel_chunk;
       for (index r = 0; r < m; ++r)
@@ -96,7 +95,7 @@ struct kernel_call {
       load_keys(b, h, c, count, s, s.k_phi);
       row_prefetcher<> prefetch = prefetch_keys(b, h, c + count);
       decay *= prepare_gates(b, h, c, count, s);
-      if (log_scaled()) map.scaling->keys_for_sums(s.k_phi, s.k_shift, sums.log_scale, s.row_decay, s.k_phi);
+      if (log_scaled()) map->scaling->keys_for_sums(s.k_phi, sums.log_scale, s);
       add_chunk(s, sums, count, prefetch);
     }
     return decay;
@@ -131,8 +130,8 @@ struct kernel_call {
       if (seen->empty) seen = nullptr;
       decay *= prepare_gates(b, h, c, count, s);
       if (log_scaled()) {
-        if (keep_sums) map.scaling->keys_for_sums(s.k_own, s.k_shift, own.log_scale, s.row_decay, s.k_phi);
-        map.scaling->keys_for_chunk(s.k_own, s.k_shift, count, s.k_max, s.running_max, s.pair_factor);
+        if (keep_sums) map->scaling->keys_for_sums(s.k_own, own.log_scale, s);
+        map->scaling->keys_for_chunk(count, s);
       }
       for (index g = 0; g < group() && first < count; ++g)
         attend_block(b, h, h * group() + g, c - offset, first, count, s, seen, count, finite);
@@ -141,17 +140,15 @@ struct kernel_call {
     return decay;
   }
 
-  /// Query rows origin + [first, count) of head `head`, lanes [first, count) of the block, with `keys` keys of their
-  /// own.
+  /// Query rows origin + [first, count) of `head`, lanes [first, count) of the block, with `keys` keys of their own.
   void attend_block(index b, index h, index head, index origin, index first, index count, const kernel_scratch<T>& s,
                     const kernel_sums<T>* sums, index keys, bool finite) const {
     const auto queries = q.head(b, head), to = out.head(b, head);
-    map.queries(queries.block(origin, count, first, filled_lanes()), b * heads + h, s.q_own, s.q_shift, s.map);
+    map->queries(queries.block(origin, count, first, filled_lanes()), b * heads + h, s.q_own, s.q_shift, s.map);
     if (log_scaled()) {
-      if (sums) map.scaling->queries_for_sums(s.q_own, sums->log_scale, s.q_phi, s.q_max);
-      if (keys > 0) map.scaling->queries_for_chunk(s.q_own, s.own_max);
-      map.scaling->join(sums ? s.q_max : nullptr, keys > 0 ? s.own_max : nullptr, s.running_max, s.q_shift, eps,
-                        s.state_factor, s.own_factor, s.eps);
+      if (sums) map->scaling->queries_for_sums(sums->log_scale, s);
+      if (keys > 0) map->scaling->queries_for_chunk(s);
+      map->scaling->join(sums != nullptr, keys > 0, eps, s);
     } else {
       for (index t = 0; t < kernel_chunk; ++t) {
         s.state_factor[t] = gated() && keys > 0 ? s.decay[t] : T(1);
@@ -159,20 +156,8 @@ struct kernel_call {
         s.eps[t] = eps;
       }
     }
-    const chunk_view<T> view{.sums = sums,
-                             .q_state = s.q_phi,
-                             .state_factor = s.state_factor,
-                             .keys = keys,
-                             .q_own = s.q_own,
-                             .k_own = s.k_own,
-                             .own_factor = s.own_factor,
-                             .pair_factor = keys > 0 && (gated() || log_scaled()) ? s.pair_factor : nullptr,
-                             .values = s.values,
-                             .finite = finite,
-                             .eps = s.eps,
-                             .normalise = normalise,
-                             .features = map.features,
-                             .dim_v = shape.dim_v};
+    const chunk_view<T> view{.sums = sums, .keys = keys, .weighed = gated() || log_scaled(), .finite = finite,
+                             .normalise = normalise, .features = map->features, .dim_v = shape.dim_v};
     if (sums) read_weights(s.q_phi, sums->weights, view.features, round_up(count, width<T>), s.den);
     row_prefetcher<> prefetch;
     const index next = origin + kernel_chunk, after = std::min(next + kernel_chunk, lengths.queries(b));
@@ -182,31 +167,28 @@ struct kernel_call {
     T den[tile_rows];
     for (index r = first / tile_rows * tile_rows; r < count; r += tile_rows) {
       const index rows = std::min<index>(tile_rows, count - r);
-      // Whole tiles of whole panels are written where they belong.
       const bool direct = whole_panels && rows % tile_step == 0 && r >= first;
       T* const rows_out = direct ? reinterpret_cast<T*>(to.row(origin + r)) : s.out;
       const index stride = direct ? to.row_stride / static_cast<index>(sizeof(T)) : s.stride;
       prefetch.next(2 * rows_per_tile);
-      chunk_tile(view, s.den, r, rows, s.weights, den, rows_out, stride);
+      chunk_tile(view, s, r, rows, den, rows_out, stride);
       if (log_scaled() && keys > 0)
         for (index m = 0; m < rows; ++m)
-          if (r + m >= first && map.scaling->underflowed(den[m]))
+          if (r + m >= first && map->scaling->underflowed(den[m]))
             recompute_row(view, b, h, head, origin, r + m, s, rows_out + m * stride);
       for (index m = 0; m < rows && !direct; ++m)
         if (r + m >= first) to.write_row(s.out + m * s.stride, origin + r + m);
     }
   }
 
-  /// Row i of a block that underflowed.
   [[gnu::noinline]] void recompute_row(const chunk_view<T>& view, index b, index h, index head, index origin, index i,
                                        const kernel_scratch<T>& s, T* row) const {
     const index begin = origin + lengths.keys(b) - lengths.queries(b);
     const auto query = q.head(b, head).block(origin + i, 1, 0, kernel_chunk),
                keys = k.head(b, kv_head(h)).block(begin, i + 1, 0, kernel_chunk);
-    map.queries(query, b * heads + h, s.q_raw, s.k_max, s.map);
-    map.keys(keys, b * heads + h, s.k_raw, s.k_shift, s.map);
-    map.scaling->recompute_row(view, i, s.q_raw, s.k_raw, s.k_shift, view.sums ? s.q_max[i] : no_log_scale<T>,
-                               view.sums ? s.den[i] : T(0), s.q_shift[i], eps, s.log_weights, row);
+    map->queries(query, b * heads + h, s.q_raw, s.k_max, s.map);
+    map->keys(keys, b * heads + h, s.k_raw, s.k_shift, s.map);
+    map->scaling->recompute_row(view, i, eps, s, row);
   }
 
   /// The sums of a worker, or of a segment of a wave.
@@ -216,7 +198,7 @@ struct kernel_call {
   };
   segment_sums layout_sums(arena& memory, bool with_total) const {
     const auto one = [&](bool needed) {
-      return needed ? kernel_sums<T>::layout(memory, map.features, shape.dim_v, log_scaled()) : kernel_sums<T>{};
+      return needed ? kernel_sums<T>::layout(memory, map->features, shape.dim_v, log_scaled()) : kernel_sums<T>{};
     };
     return {one(with_total), one(true), one(causal), T(1)};
   }
@@ -306,10 +288,10 @@ struct kernel_call {
 
   work_estimate work() const {
     const auto tokens = static_cast<double>(shape.batch * (shape.heads * shape.queries + heads * shape.keys));
-    const auto features = static_cast<double>(map.features), dim_v = static_cast<double>(shape.dim_v);
+    const auto features = static_cast<double>(map->features), dim_v = static_cast<double>(shape.dim_v);
     const double triangle = causal ? kernel_chunk * (features + dim_v) : 0;
     const double sums = state ? static_cast<double>(shape.batch * heads) * features * dim_v : 0;
-    return {.operations = tokens * (2 * features * dim_v + triangle + static_cast<double>(map.operations)),
+    return {.operations = tokens * (2 * features * dim_v + triangle + static_cast<double>(map->operations)),
             .bytes = tokens * (static_cast<double>(shape.dim) + dim_v) * static_cast<double>(q.access->size) +
                      2 * sums * sizeof(T)};
   }
@@ -321,7 +303,7 @@ struct kernel_call {
     // Waves are long, since threads meet at their ends; causal ones have three sums per segment.
     const index most = share ? (causal ? 4 : 16) * threads : threads - 1;
     auto* const list = exec.shared_scratch([&](arena& memory) {
-      map.layout(memory, pairs);
+      map->layout(memory, pairs);
       auto* const sums = memory.allocate<segment_sums>(most + 1);
       for (index n = 0; n <= most; ++n) {
         const segment_sums x = layout_sums(memory, causal || !share || n == most);
@@ -329,7 +311,7 @@ struct kernel_call {
       }
       return sums;
     });
-    map.prepare(exec);
+    map->prepare(exec);
     if (share)
       for (index pair = 0; pair < pairs; ++pair) share_head(pair / heads, pair % heads, exec, list, most);
     else
@@ -338,16 +320,5 @@ struct kernel_call {
       });
   }
 };
-
-/// Runs the call, as a step where there is a state (run_step, recurrent.hpp). `views` are those a state must not
-/// overlap.
-template <class T, class State>
-void run_kernel(const validator& check, const kernel_call<T>& call, State* state,
-                std::initializer_list<validator::named_view> views, execution& exec) {
-  if constexpr (std::same_as<State, no_state>)
-    call.run(exec);
-  else
-    run_step(check, call, *state, views, exec);
-}
 
 }  // namespace attn::inline ATTN_ISA::detail

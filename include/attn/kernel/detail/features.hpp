@@ -1,5 +1,4 @@
-// attn: the feature maps of kernel attention, as the engine sees them: it is compiled once for all of them. Maps are
-// called once a chunk; the call costs nothing beside the chunk.
+// attn: the feature maps of kernel attention as the engine, compiled once for all of them, calls them: once a chunk.
 #pragma once
 
 #include <attn/core/execution.hpp>
@@ -41,25 +40,20 @@ struct feature_map {
 /// those of the sums.
 template <class T>
 struct log_scaling {
-  /// Raises the log scales to the keys of a chunk; phi is over the new ones, decay[r] = 2^(old - new). `phi` may be
-  /// `raw`.
-  virtual void keys_for_sums(const T* raw, const T* shift, T* log_scale, T* decay, T* phi) const = 0;
-  /// Keys for the queries of their own chunk, in place: pair_factor and the running maximum of their logarithms.
-  virtual void keys_for_chunk(T* raw, const T* shift, index count, T* maximum, T* running_max,
-                              T* pair_factor) const = 0;
-  /// Queries for the sums, and for the keys of their own chunk (in place); the logarithms of their largest feature.
-  virtual void queries_for_sums(const T* raw, const T* log_scale, T* phi, T* maximum) const = 0;
-  virtual void queries_for_chunk(T* raw, T* maximum) const = 0;
-  /// The factors that bring the two parts of a row to the scale of the larger one, and eps over that scale. Maxima of a
-  /// part that is absent are null.
-  virtual void join(const T* sums_max, const T* chunk_max, const T* running_max, const T* shift, T eps, T* sums_factor,
-                    T* chunk_factor, T* eps_of) const = 0;
+  /// Raises the log scales to the keys of a chunk; s.k_phi is over the new ones, s.row_decay[r] = 2^(old - new).
+  virtual void keys_for_sums(const T* raw, T* log_scale, const kernel_scratch<T>& s) const = 0;
+  /// s.k_own for the queries of the chunk, in place; s.pair_factor and the running maximum of their logarithms.
+  virtual void keys_for_chunk(index count, const kernel_scratch<T>& s) const = 0;
+  /// s.q_own for the sums (into q_phi, q_max), and for the keys of the chunk (in place, own_max); the maxima are the
+  /// logarithms of the largest feature.
+  virtual void queries_for_sums(const T* log_scale, const kernel_scratch<T>& s) const = 0;
+  virtual void queries_for_chunk(const kernel_scratch<T>& s) const = 0;
+  /// The factors that bring the two parts of a row to the scale of the larger one, and eps over that scale.
+  virtual void join(bool of_sums, bool of_chunk, T eps, const kernel_scratch<T>& s) const = 0;
   /// Has a row of this denominator underflowed, so that it must be recomputed?
   virtual bool underflowed(T denominator) const = 0;
-  /// Row i of a chunk, recomputed: its keys weighed by logarithms. `query` and `keys` are their raw features; `weights`
-  /// [kernel_chunk] is scratch.
-  virtual void recompute_row(const chunk_view<T>&, index i, const T* query, const T* keys, const T* key_shift,
-                             T sums_max, T sums_denominator, T query_shift, T eps, T* weights, T* out) const = 0;
+  /// Row i of a chunk, recomputed from s.q_raw and s.k_raw: its keys weighed by logarithms.
+  virtual void recompute_row(const chunk_view<T>&, index i, T eps, const kernel_scratch<T>& s, T* out) const = 0;
   /// One token, features contiguous, in place.
   virtual void step_key(T* raw, T shift, T* log_scale, T* decay) const = 0;
   /// Returns eps over the scale of the query.

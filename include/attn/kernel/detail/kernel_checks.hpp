@@ -1,31 +1,55 @@
-// attn: what the operators of kernel attention take and check alike.
+// attn: a call of kernel attention: its views, what all operators of the family check alike, and how it is run.
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
-#include <attn/core/detail/attention_shape.hpp>
-#include <attn/kernel/detail/stored_rows.hpp>
+#include <attn/kernel/detail/engine.hpp>
 
-#include <optional>
+namespace attn::inline ATTN_ISA {
 
-namespace attn::inline ATTN_ISA::detail {
+template <class T>
+class kernel_state;
+
+namespace detail {
 
 /// The arguments of a call as views.
 template <class S>
 struct kernel_views {
   tensor_view<const S> q, k, v;
   tensor_view<S> out;
+  tensor_view<const S, 3> features{};  // of performer and rfa
 };
 
-/// What stands for the state of a call without one.
-struct no_state {
-  index heads() const { return 0; }
+template <class S, class Q, class K, class V, class O>
+kernel_views<S> views_of(const Q& q, const K& k, const V& v, O& out) {
+  require_one_element_type<const Q&, const K&, const V&, O&>();
+  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
+  return {as_view(q), as_view(k), as_view(v), as_view(out)};
+}
+
+/// The same with the caller's features [H, Hkv or 1, count, dim].
+template <class S, class W>
+kernel_views<S> with_features(kernel_views<S> x, const W& w) {
+  constexpr bool fits = std::convertible_to<const W&, tensor_view<const S, 3>>;
+  static_assert(
+      fits,
+      "attn: performer and rfa take random features after out: a view [heads or 1, features, dim] or an Eigen "
+      "matrix [features, dim] of the element type of q, such as attn::draw_features<float>(256, 64)");
+  if constexpr (fits) x.features = w;
+  return x;
+}
+
+/// What makes a call a step: the state, and how it is run (recurrent.hpp).
+template <class T>
+struct state_step {
+  kernel_state<T>* state = nullptr;
+  index heads = 0;
+  void (*run)(const validator&, kernel_call<T>&, kernel_state<T>&, execution&) = nullptr;
 };
 
-/// The shape parameters are checked against: tokens appended without queries have as many query heads as the state.
-template <class State>
-attention_shape shape_of_parameters(attention_shape s, const State* state) {
-  if (state && s.heads == 0 && s.kv_heads > 0 && state->heads() % s.kv_heads == 0) s.heads = state->heads();
-  return s;
+/// No more features than memory can hold the sums of, for some thousand threads.
+inline void check_feature_count(const validator& check, index features, const attention_shape& s) {
+  check.at_least("features", 0, features);
+  check.fits("features", {features, std::max<index>(s.dim_v, 64), index(1) << 16});
 }
 
 /// Is a parameter there for every query head, or for every key head?
@@ -33,49 +57,22 @@ inline bool fits_heads(index parameter_heads, const attention_shape& s) {
   return parameter_heads == s.kv_heads || (parameter_heads == s.heads && s.heads > 0);
 }
 
-/// So many features that memory can hold their sums, for some thousand threads.
-inline void check_feature_count(const validator& check, index features, const attention_shape& s) {
-  check.at_least("features", 0, features);
-  check.fits("features", {features, std::max<index>(s.dim_v, 64), index(1) << 16});
-}
-
-/// Features [H, Hkv or 1, count, dim] of the caller as a view.
-template <class S, class W>
-tensor_view<const S, 3> view_of_features(const W& w) {
-  constexpr bool fits = std::convertible_to<const W&, tensor_view<const S, 3>>;
-  static_assert(
-      fits,
-      "attn: performer and rfa take random features after out: a view [heads or 1, features, dim] or an Eigen "
-      "matrix [features, dim] of the element type of q, such as attn::draw_features<float>(256, 64)");
-  if constexpr (fits)
-    return w;
-  else
-    return {};
-}
-
-template <class S>
-void check_features(const validator& check, const tensor_view<const S, 3>& w, const attention_shape& s,
-                    const tensor_view<S>& out) {
+[[gnu::noinline]] inline void check_features(const validator& check, const memory_layout& w, const attention_shape& s,
+                                             const memory_layout& out) {
   check.readable("features", w);
-  if (w.extent(0) != 1 && !fits_heads(w.extent(0), s))
-    check.fail(text({"features for 1, ", s.heads, " or ", s.kv_heads, " heads"}), w.extent(0));
-  check.at_least("features", 1, w.extent(1));
-  check_feature_count(check, w.extent(1), s);
-  check.equal("feature columns = query dim", s.dim, w.extent(2));
+  if (w.extents[0] != 1 && !fits_heads(w.extents[0], s))
+    check.fail(text({"features for 1, ", s.heads, " or ", s.kv_heads, " heads"}), w.extents[0]);
+  check.at_least("features", 1, w.extents[1]);
+  check_feature_count(check, w.extents[1], s);
+  check.equal("feature columns = query dim", s.dim, w.extents[2]);
   check.no_alias("out", out, "features", w);
-}
-
-/// The same as one tensor [1, heads, count, dim].
-template <class S>
-stored_tensor<compute_type<S>> stored_features(const tensor_view<const S, 3>& w) {
-  return tensor_view<const S>(w.data(), {1, w.extent(0), w.extent(1), w.extent(2)},
-                              {0, w.stride(0), w.stride(1), w.stride(2)});
 }
 
 /// Gates [B, H or Hkv, L]: from 0 to 1 for every real token.
 template <class T>
 void check_gates(const validator& check, const char* what, const tensor_view<const T, 3>& gate,
-                 const attention_shape& s, const sequence_lengths& lengths) {
+                 const attention_shape& s, const sequence_lengths& lengths, const memory_layout& out) {
+  check.no_alias("out", out, what, gate);
   check.readable(what, gate);
   if (gate.extent(0) != s.batch) check.fail(text({what, " batch = query batch ", s.batch}), gate.extent(0));
   if (!fits_heads(gate.extent(1), s))
@@ -88,17 +85,54 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
           check.fail(text({what, " from 0 to 1"}), static_cast<double>(g));
 }
 
+[[gnu::noinline]] inline void check_finite(const validator& check, const char* what, double x) {
+  if (!(x >= 0) || x == std::numeric_limits<double>::infinity()) check.fail(text({what, " >= 0, and finite"}), x);
+}
+
+/// Checks what all operators of kernel attention check, and fills in all of the call but its map. With `complement`,
+/// keys enter with 1 - gate.
+template <bool takes_features, class S, class Options, class T = compute_type<S>>
+kernel_call<T> check_kernel(const validator& check, const kernel_views<S>& x, const Options& options,
+                            const state_step<T>& step, const tensor_view<const T, 3>& gate = {},
+                            bool complement = false) {
+  const memory_layout out = x.out;
+  kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out, .shape = check_attention(check, x.q, x.k, x.v, out),
+                      .causal = options.causal, .eps = options.eps, .gate = gate, .complement = complement};
+  call.lengths = check_lengths(check, call.shape, options);
+  // Tokens appended without queries have as many query heads as the state.
+  attention_shape s = call.shape;
+  if (s.heads == 0 && s.kv_heads > 0 && step.heads % s.kv_heads == 0) s.heads = step.heads;
+  call.query_heads = s.heads;
+  call.heads = s.kv_heads;
+  const auto own_sums = [&](index heads) {
+    if (heads == s.heads && heads > s.kv_heads) call.heads = heads;
+  };
+  if constexpr (takes_features) {
+    const tensor_view<const S, 3>& w = x.features;
+    check_features(check, w, s, out);
+    own_sums(w.extent(0));
+    call.projection = tensor_view<const S>(w.data(), {1, w.extent(0), w.extent(1), w.extent(2)},
+                                         {0, w.stride(0), w.stride(1), w.stride(2)});
+  }
+  check_finite(check, "eps", static_cast<double>(options.eps));
+  if (gate) {
+    if (!call.causal) check.fail(complement ? "causal with a gate" : "causal with decay", "no causal");
+    check_gates(check, complement ? "gate" : "decay", gate, s, call.lengths, out);
+    own_sums(gate.extent(1));
+  }
+  return call;
+}
+
+/// Runs a checked call.
 template <class T>
-void check_eps(const validator& check, T eps, const char* what = "eps") {
-  if (!(eps >= T(0)) || eps == std::numeric_limits<T>::infinity())
-    check.fail(text({what, " >= 0, and finite"}), static_cast<double>(eps));
+void run_kernel(const validator& check, kernel_call<T>& call, feature_map<T>& map, const state_step<T>& step,
+                execution& exec) {
+  call.map = &map;
+  if (step.state)
+    step.run(check, call, *step.state, exec);
+  else
+    call.run(exec);
 }
 
-/// Heads of sums a call needs: as the key heads, or one per query head where a parameter differs between those.
-inline index heads_of_sums(const attention_shape& s, std::initializer_list<index> parameter_heads) {
-  for (index heads : parameter_heads)
-    if (heads == s.heads && heads > s.kv_heads) return s.heads;
-  return s.kv_heads;
-}
-
-}  // namespace attn::inline ATTN_ISA::detail
+}  // namespace detail
+}  // namespace attn::inline ATTN_ISA

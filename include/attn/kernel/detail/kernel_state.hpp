@@ -1,9 +1,7 @@
 // attn: the state of kernel attention, token by token in constant memory.
 //
-//   attn::linear_state<float> state({.heads = 8, .features = 64, .value_dim = 64});
-//   attn::linear_step(state, q_t, k_t, v_t, out_t);            // any number of tokens; performer_step, rfa_step alike
-//   state.append(k, v);                                        // the same without queries; performer, rfa: features,
-//   too state.merge(later);                                        // a sequence in two parts, as if fed in one
+//   auto branch = state;                  // a copy: another continuation of the same sequence
+//   state.merge(later);                   // a sequence in two parts, as if fed in one
 //   state.write(file); state.read(file);
 //
 // It has, for every batch item and head, S = sum_j phi(k_j) v_j^T [features, value dim], z = sum_j phi(k_j) [features],
@@ -25,7 +23,6 @@
 #include <attn/kernel/detail/kernel_sums.hpp>
 
 #include <bit>
-#include <cstring>
 #include <istream>
 #include <ostream>
 #include <vector>
@@ -40,45 +37,29 @@ struct state_kind {
   bool operator==(const state_kind&) const = default;
 };
 
-class byte_writer {
- public:
-  template <class N>
-  void put(N number) {
-    using bits = std::conditional_t<sizeof(N) == 8, std::uint64_t, std::uint32_t>;
-    bits value = std::bit_cast<bits>(number);
-    for (std::size_t n = 0; n < sizeof value; ++n, value >>= 4, value >>= 4)
-      bytes_.push_back(static_cast<char>(value & 255));
-  }
-  void text(const char* letters) { bytes_.append(letters); }
-  const std::string& bytes() const { return bytes_; }
+template <class N>
+using bits_of = std::conditional_t<sizeof(N) == 8, std::uint64_t, std::uint32_t>;
 
- private:
-  std::string bytes_;
-};
+template <class N>
+void put_number(std::string& bytes, N number) {
+  const std::uint64_t value = std::bit_cast<bits_of<N>>(number);
+  for (std::size_t n = 0; n < sizeof(N); ++n) bytes.push_back(static_cast<char>(value >> 8 * n & 255));
+}
+
+/// Reads from `at` on, which moves; the bytes are known to be long enough.
+template <class N>
+N get_number(const std::string& bytes, std::size_t& at) {
+  bits_of<N> value = 0;
+  for (std::size_t n = 0; n < sizeof(N); ++n)
+    value |= static_cast<bits_of<N>>(static_cast<unsigned char>(bytes[at++])) << (8 * n);
+  return std::bit_cast<N>(value);
+}
 
 inline std::uint64_t fnv_1a(const std::string& bytes) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   return hash;
 }
-
-/// Reads from a string that is known to be long enough.
-class byte_reader {
- public:
-  explicit byte_reader(const std::string& bytes, std::size_t at = 0) : bytes_(bytes), at_(at) {}
-  template <class N>
-  N read() {
-    using bits = std::conditional_t<sizeof(N) == 8, std::uint64_t, std::uint32_t>;
-    bits value = 0;
-    for (std::size_t n = 0; n < sizeof value; ++n)
-      value |= static_cast<bits>(static_cast<unsigned char>(bytes_[at_++])) << (8 * n);
-    return std::bit_cast<N>(value);
-  }
-
- private:
-  const std::string& bytes_;
-  std::size_t at_;
-};
 
 }  // namespace detail
 
@@ -89,22 +70,21 @@ class kernel_state {
   static_assert(std::same_as<T, float> || std::same_as<T, double>);
 
  public:
-  index batch() const { return batch_; }
-  index heads() const { return heads_; }
-  index features() const { return features_; }
-  index value_dim() const { return dim_v_; }
+  index batch() const { return extents_.batch; }
+  index heads() const { return extents_.heads; }
+  index features() const { return extents_.features; }
+  index value_dim() const { return extents_.value_dim; }
   /// Fed so far.
   index tokens() const { return tokens_; }
   std::size_t bytes() const { return (memory_.size() + gates_.size()) * sizeof(T); }
 
   /// Element (r, d) of S, and r of z, of one head; with log scales, times 2^log_scale(r).
   T sum(index b, index h, index r, index d) const {
-    const auto s = sums(b, h);
-    return s.panel(d / s.wide * s.wide)[r * s.wide + d % s.wide];
+    return sums(b * heads() + h).value(r, d);
   }
-  T weight(index b, index h, index r) const { return sums(b, h).weights[r]; }
+  T weight(index b, index h, index r) const { return sums(b * heads() + h).weights[r]; }
   T log_scale(index b, index h, index r) const {
-    const auto s = sums(b, h);
+    const auto s = sums(b * heads() + h);
     return s.log_scale && s.log_scale[r] > detail::no_log_scale<T> ? s.log_scale[r] : T(0);
   }
 
@@ -112,15 +92,20 @@ class kernel_state {
   void reset() {
     tokens_ = 0;
     std::fill(gates_.begin(), gates_.end(), T(1));
-    for (index n = 0; n < batch_ * heads_; ++n) sums(n).clear();
+    for (index n = 0; n < pairs(); ++n) sums(n).clear();
   }
 
   /// Takes in what followed: `later` was fed the tokens after those fed to *this. Without gates the order does not
   /// matter. Throws std::invalid_argument for a state of another kind or shape.
   void merge(const kernel_state& later) {
-    check_same(later);
-    std::vector<T> factors(static_cast<std::size_t>(2 * lanes()));
-    for (index n = 0; n < batch_ * heads_; ++n) {
+    const detail::validator check(name_);
+    if (later.kind_ != kind_) check.fail("a state of the same kind and feature kernel", "another");
+    check.extents({{"batch of the other state =", batch(), later.batch()},
+                   {"heads of the other state =", heads(), later.heads()},
+                   {"features of the other state =", features(), later.features()},
+                   {"value dim of the other state =", value_dim(), later.value_dim()}});
+    std::vector<T> factors(static_cast<std::size_t>(2 * detail::kernel_sums<T>::lanes(features())));
+    for (index n = 0; n < pairs(); ++n) {
       auto mine = sums(n);
       const T gate = later.gates_[static_cast<std::size_t>(n)];
       detail::combine(mine, gate, later.sums(n), mine, factors.data());
@@ -131,19 +116,14 @@ class kernel_state {
 
   /// Throws std::runtime_error if the stream does not read it.
   void write(std::ostream& stream) const {
-    detail::byte_writer to = header();
-    for (index n = 0; n < batch_ * heads_; ++n) {
-      to.put(gates_[static_cast<std::size_t>(n)]);
-      const auto s = sums(n);
-      for (index r = 0; r < features_; ++r) to.put(s.weights[r]);
-      for (index r = 0; r < features_; ++r)
-        for (index d = 0; d < dim_v_; ++d) to.put(s.panel(d / s.wide * s.wide)[r * s.wide + d % s.wide]);
-      for (index r = 0; s.log_scale && r < features_; ++r) to.put(s.log_scale[r]);
-    }
-    const std::uint64_t sum = detail::fnv_1a(to.bytes());
-    to.put(sum);
-    if (!stream.write(to.bytes().data(), static_cast<std::streamsize>(to.bytes().size())))
-      throw std::runtime_error(name() + ": expected a stream that can be written; found one that failed");
+    std::string bytes = "attnsums";
+    for (std::uint32_t n : {std::uint32_t(1), kind_.kind, kind_.variant, static_cast<std::uint32_t>(sizeof(T))})
+      detail::put_number(bytes, n);
+    for (index n : {batch(), heads(), features(), value_dim(), tokens_}) detail::put_number(bytes, n);
+    each_number([&](const T& x) { detail::put_number(bytes, x); });
+    detail::put_number(bytes, detail::fnv_1a(bytes));
+    if (!stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size())))
+      stream_error("a stream that can be written", "one that failed");
   }
 
   /// Becomes what was written from a state of the same kind and shape. Throws std::runtime_error for what is no such
@@ -152,44 +132,32 @@ class kernel_state {
   void read(std::istream& stream) {
     constexpr std::size_t letters = 8, fixed = letters + 4 * 4 + 5 * 8;
     std::string bytes = taken(stream, fixed);
-    const auto damaged = [&](const std::string& expected, const std::string& found) {
-      throw std::runtime_error(name() + ": expected " + expected + "; found " + found);
-    };
-    if (bytes.compare(0, letters, "attnsums") != 0) damaged("a stream that begins with attnsums", "another");
-    if (bytes.size() < fixed) damaged("a header of " + std::to_string(fixed) + " bytes", std::to_string(bytes.size()));
-    detail::byte_reader head(bytes, letters);
-    const auto version = head.read<std::uint32_t>();
-    if (version != 1) damaged("stream version 1", std::to_string(version));
-    const auto kind = head.read<std::uint32_t>(), variant = head.read<std::uint32_t>(),
-               size = head.read<std::uint32_t>();
+    if (bytes.compare(0, letters, "attnsums") != 0) stream_error("a stream that begins with attnsums", "another");
+    if (bytes.size() < fixed) stream_error(detail::text({"a header of ", fixed, " bytes"}), bytes.size());
+    std::size_t at = letters;
+    const auto word = [&] { return static_cast<index>(detail::get_number<std::uint32_t>(bytes, at)); };
+    const auto extent = [&] { return detail::get_number<index>(bytes, at); };
+    if (const index version = word(); version != 1) stream_error("stream version 1", version);
     const detail::validator check(name_);
-    if (kind != kind_.kind) check.fail("a stream of the same kind of state", "another kind");
-    if (variant != kind_.variant) check.fail("a stream of the same feature kernel", "another");
-    check.equal("bytes of a number =", sizeof(T), static_cast<index>(size));
-    check.equal("batch of the stream = batch", batch_, static_cast<index>(head.read<std::int64_t>()));
-    check.equal("heads of the stream = heads", heads_, static_cast<index>(head.read<std::int64_t>()));
-    check.equal("features of the stream = features", features_, static_cast<index>(head.read<std::int64_t>()));
-    check.equal("value dim of the stream = value dim", dim_v_, static_cast<index>(head.read<std::int64_t>()));
-    const auto tokens = static_cast<index>(head.read<std::int64_t>());
+    const index kind = word(), variant = word(), size = word();
+    if (kind != index(kind_.kind)) check.fail("a stream of the same kind of state", "another kind");
+    if (variant != index(kind_.variant)) check.fail("a stream of the same feature kernel", "another");
+    check.equal("bytes of a number =", sizeof(T), size);
+    check.equal("batch of the stream = batch", batch(), extent());
+    check.equal("heads of the stream = heads", heads(), extent());
+    check.equal("features of the stream = features", features(), extent());
+    check.equal("value dim of the stream = value dim", value_dim(), extent());
+    const index tokens = extent();
 
-    const auto each = static_cast<std::size_t>(1 + features_ * (1 + dim_v_ + (kind_.log_scaled ? 1 : 0)));
-    const std::size_t body = static_cast<std::size_t>(batch_ * heads_) * each * sizeof(T);
-    const std::string rest = taken(stream, body + 8);
-    if (rest.size() < body + 8)
-      damaged(std::to_string(fixed + body + 8) + " bytes", std::to_string(fixed + rest.size()));
-    bytes.append(rest, 0, body);
-    if (detail::byte_reader(rest, body).read<std::uint64_t>() != detail::fnv_1a(bytes) || tokens < 0)
-      damaged("the checksum of an undamaged stream", "another");
-
-    detail::byte_reader from(rest);
-    for (index n = 0; n < batch_ * heads_; ++n) {
-      gates_[static_cast<std::size_t>(n)] = from.read<T>();
-      const auto s = sums(n);
-      for (index r = 0; r < features_; ++r) s.weights[r] = from.read<T>();
-      for (index r = 0; r < features_; ++r)
-        for (index d = 0; d < dim_v_; ++d) s.panel(d / s.wide * s.wide)[r * s.wide + d % s.wide] = from.read<T>();
-      for (index r = 0; s.log_scale && r < features_; ++r) s.log_scale[r] = from.read<T>();
-    }
+    const auto each = static_cast<std::size_t>(1 + features() * (1 + value_dim() + (kind_.log_scaled ? 1 : 0)));
+    const std::size_t body = static_cast<std::size_t>(pairs()) * each * sizeof(T);
+    bytes += taken(stream, body + 8);
+    if (bytes.size() < fixed + body + 8) stream_error(detail::text({fixed + body + 8, " bytes"}), bytes.size());
+    const auto sum = detail::get_number<std::uint64_t>(bytes, at += body);
+    bytes.resize(fixed + body);
+    if (sum != detail::fnv_1a(bytes) || tokens < 0) stream_error("the checksum of an undamaged stream", "another");
+    at = fixed;
+    each_number([&](T& x) { x = detail::get_number<T>(bytes, at); });
     tokens_ = tokens;
   }
 
@@ -205,46 +173,45 @@ class kernel_state {
  protected:
   /// Each feature of the extents becomes `per_feature` of the sums'.
   kernel_state(const char* name, detail::state_kind kind, const kernel_state_extents& e, index per_feature = 1)
-      : name_(name), kind_(kind), batch_(e.batch), heads_(e.heads), dim_v_(e.value_dim) {
+      : name_(name), kind_(kind), extents_(e) {
     const detail::validator check(name);
     check.at_least("batch", 0, e.batch);
     check.at_least("heads", 0, e.heads);
     check.at_least("features", 0, e.features);
     check.at_least("value dim", 0, e.value_dim);
-    features_ = check.fits("features", {e.features, per_feature});
-    // More than each(), whose paddings at most double the larger of an extent and 64.
-    const index most = check.fits("sums of a head", {std::max<index>(features_, 64), std::max<index>(dim_v_, 64), 8});
-    check.fits("sums", {batch_, heads_, most});
-    memory_.resize(static_cast<std::size_t>(batch_ * heads_ * each()));
-    gates_.resize(static_cast<std::size_t>(batch_ * heads_));
+    extents_.features = check.fits("features", {e.features, per_feature});
+    // More than the numbers of one, whose paddings at most double the larger of an extent and 64.
+    const index most =
+        check.fits("sums of a head", {std::max<index>(features(), 64), std::max<index>(e.value_dim, 64), 8});
+    check.fits("sums", {e.batch, e.heads, most});
+    const index each = detail::kernel_sums<T>::count(features(), e.value_dim, kind.log_scaled);
+    memory_.resize(static_cast<std::size_t>(pairs() * each));
+    gates_.resize(static_cast<std::size_t>(pairs()));
     reset();
   }
 
  private:
-  index lanes() const { return detail::kernel_sums<T>::lanes(features_); }
-  index each() const { return detail::kernel_sums<T>::count(features_, dim_v_, kind_.log_scaled); }
-  detail::kernel_sums<T> sums(index b, index h) const { return sums(b * heads_ + h); }
-  detail::kernel_sums<T> sums(index n) const {
-    return const_cast<kernel_state*>(this)->step_memory().sums_of(n, features_, dim_v_, kind_.log_scaled);
-  }
-  std::string name() const { return std::string("attn::") + name_; }
-
-  void check_same(const kernel_state& other) const {
-    const detail::validator check(name_);
-    if (other.kind_ != kind_) check.fail("a state of the same kind and feature kernel", "another");
-    check.equal("batch of the other state =", batch_, other.batch_);
-    check.equal("heads of the other state =", heads_, other.heads_);
-    check.equal("features of the other state =", features_, other.features_);
-    check.equal("value dim of the other state =", dim_v_, other.dim_v_);
+  index pairs() const { return batch() * heads(); }
+  detail::kernel_sums<T> sums(index pair) const {
+    return const_cast<kernel_state*>(this)->step_memory().sums_of(pair, features(), value_dim(), kind_.log_scaled);
   }
 
-  detail::byte_writer header() const {
-    detail::byte_writer to;
-    to.text("attnsums");
-    for (std::uint32_t n : {std::uint32_t(1), kind_.kind, kind_.variant, static_cast<std::uint32_t>(sizeof(T))})
-      to.put(n);
-    for (index n : {batch_, heads_, features_, dim_v_, tokens_}) to.put(static_cast<std::int64_t>(n));
-    return to;
+  /// Every number of the stream between its header and its checksum.
+  template <class Visit>
+  void each_number(Visit&& visit) const {
+    T* gate = const_cast<kernel_state*>(this)->gates_.data();
+    for (index n = 0; n < pairs(); ++n) {
+      const auto s = sums(n);
+      visit(*gate++);
+      for (index r = 0; r < features(); ++r) visit(s.weights[r]);
+      for (index r = 0; r < features(); ++r)
+        for (index d = 0; d < value_dim(); ++d) visit(s.value(r, d));
+      for (index r = 0; s.log_scale && r < features(); ++r) visit(s.log_scale[r]);
+    }
+  }
+
+  [[noreturn]] void stream_error(detail::word expected, detail::word found) const {
+    throw std::runtime_error(detail::text({"attn::", name_, ": expected ", expected, "; found ", found}));
   }
 
   /// Up to `count` bytes; a stream that ends earlier gives fewer.
@@ -257,7 +224,8 @@ class kernel_state {
 
   const char* name_;
   detail::state_kind kind_;
-  index batch_, heads_, features_ = 0, dim_v_, tokens_ = 0;
+  kernel_state_extents extents_;
+  index tokens_ = 0;
   std::vector<T, Eigen::aligned_allocator<T>> memory_;
   std::vector<T> gates_;
 };

@@ -4,8 +4,8 @@
 //   weights    z = sum_j phi(k_j)           [features]
 //   log_scale  where features are exponentials: row r of S and z is 2^log_scale[r] times what is stored
 //
-// Log scales are whole numbers, so raising one rescales exactly. There is one for each feature, not one per head:
-// features of long keys differ by hundreds of powers of two, and the query decides which of them count.
+// Log scales are whole numbers, so raising one rescales exactly; one per feature, since those of long keys differ by
+// hundreds of powers of two, and the query decides which of them count.
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
@@ -14,8 +14,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The log scale of a feature no key has had. What is smaller counts as 0: features of keys whose squared norm is about
-/// to overflow.
+/// The log scale of a feature no key has had. What is smaller counts as 0: keys whose squares are about to overflow.
 template <class T>
 inline constexpr T no_log_scale = std::numeric_limits<T>::lowest() / 2;
 
@@ -23,9 +22,8 @@ template <class T>
 struct kernel_sums {
   static constexpr index wide = panel_width<T>;
 
-  T* values = nullptr;     // panels [dim_v / wide][rows][wide]
-  T* weights = nullptr;    // [round_up(features, width)]
-  T* log_scale = nullptr;  // likewise; null where features are plain numbers
+  T *values = nullptr, *weights = nullptr;  // panels [dim_v / wide][rows][wide]; [round_up(features, width)]
+  T* log_scale = nullptr;                   // as weights; null where features are plain numbers
   index features = 0, dim_v = 0;
   bool empty = true;
 
@@ -47,12 +45,13 @@ struct kernel_sums {
     if (log_scaled) sums.log_scale = sums.weights + round_up(lanes(features), 16);
     return sums;
   }
-  static kernel_sums layout(arena& memory, index features, index dim_v, bool log_scaled) {
+  [[gnu::noinline]] static kernel_sums layout(arena& memory, index features, index dim_v, bool log_scaled) {
     return over(memory.allocate<T>(count(features, dim_v, log_scaled)), features, dim_v, log_scaled);
   }
 
   index rows() const { return rows(features); }
   T* panel(index col) const { return values + col * rows(); }
+  T& value(index r, index d) const { return panel(d / wide * wide)[r * wide + d % wide]; }
 
   void clear() {
     std::fill_n(values, value_count(features, dim_v), T(0));

@@ -75,9 +75,17 @@ struct exponential_scaling final : log_scaling<T> {
   index divisor = 1;  // of phi(q).phi(k), which features leave out
   bool is_signed = false;
 
+  /// A feature over its log scale.
+  ATTN_INLINE packet<T> feature(const packet<T>& raw, const packet<T>& shift, const packet<T>& scale) const {
+    const packet<T> x = exp2_weight<T>(sub(is_signed ? shift : add(raw, shift), scale));
+    return is_signed ? mul(raw, x) : x;
+  }
+
   /// Logarithms are added up the same way for the log scale and for phi: those of long keys round to steps of hundreds,
   /// and phi must not come out above the log scale.
-  void keys_for_sums(const T* raw, const T* shift, T* log_scale, T* decay, T* phi) const override {
+  void keys_for_sums(const T* raw, T* log_scale, const kernel_scratch<T>& s) const override {
+    T *const decay = s.row_decay, *const phi = s.k_phi;
+    const T* const shift = s.k_shift;
     T highest = -std::numeric_limits<T>::infinity();
     if (is_signed)
       for (index t = 0; t < kernel_chunk; t += width<T>) highest = std::max(highest, max_lanes(load<T>(shift + t)));
@@ -94,41 +102,41 @@ struct exponential_scaling final : log_scaling<T> {
       decay[r] = log_scale[r] - raised;
       log_scale[r] = raised;
       for (index t = 0; t < kernel_chunk; t += width<T>) {
-        const packet<T> x = load<T>(from + t), s = load<T>(shift + t), over = broadcast<T>(raised);
-        store<T>(phi + r * kernel_chunk + t,
-                 is_signed ? mul(x, exp2_weight<T>(sub(s, over))) : exp2_weight<T>(sub(add(x, s), over)));
+        const packet<T> x = load<T>(from + t), y = load<T>(shift + t);
+        store<T>(phi + r * kernel_chunk + t, feature(x, y, broadcast<T>(raised)));
       }
     }
     map_packets(decay, decay, features, [](const auto& x) { return exp2_weight<T>(x); });
   }
 
   /// pair_factor_ij = 2^(maximum_j - running_max_i), running_max_i the largest maximum_j of j <= i.
-  void keys_for_chunk(T* raw, const T* shift, index count, T* maximum, T* running_max, T* pair_factor) const override {
-    if (is_signed) {
-      std::copy_n(shift, kernel_chunk, maximum);
-    } else {
-      queries_for_chunk(raw, maximum);
-      for (index t = 0; t < kernel_chunk; ++t) maximum[t] += shift[t];
-    }
+  void keys_for_chunk(index count, const kernel_scratch<T>& s) const override {
+    T *const maximum = s.k_max, *const running_max = s.running_max, *const pair_factor = s.pair_factor;
+    below_own(s.k_own, maximum);
     T highest = no_log_scale<T>;
-    for (index i = 0; i < kernel_chunk; ++i)
-      running_max[i] = highest = std::max(highest, i < count ? maximum[i] : highest);
+    for (index t = 0; t < kernel_chunk; ++t) {
+      maximum[t] = is_signed ? s.k_shift[t] : maximum[t] + s.k_shift[t];
+      running_max[t] = highest = std::max(highest, t < count ? maximum[t] : highest);
+    }
     for (index i = 0; i < count; ++i)
       for (index j = 0; j <= i; j += width<T>)
         store<T>(pair_factor + i * kernel_chunk + j,
                  exp2_weight<T>(sub(load<T>(maximum + j), broadcast<T>(running_max[i]))));
   }
 
-  void queries_for_sums(const T* raw, const T* log_scale, T* phi, T* maximum) const override {
+  void queries_for_sums(const T* log_scale, const kernel_scratch<T>& s) const override {
     if (is_signed) {
-      std::copy_n(raw, features * kernel_chunk, phi);
-      std::fill_n(maximum, kernel_chunk, log_scale[0]);
+      std::copy_n(s.q_own, features * kernel_chunk, s.q_phi);
+      std::fill_n(s.q_max, kernel_chunk, log_scale[0]);
     } else {
-      largest_of<T>(raw, features, log_scale, maximum);
-      exp2_below<T>(raw, features, log_scale, maximum, phi);
+      largest_of<T>(s.q_own, features, log_scale, s.q_max);
+      exp2_below<T>(s.q_own, features, log_scale, s.q_max, s.q_phi);
     }
   }
-  void queries_for_chunk(T* raw, T* maximum) const override {
+  void queries_for_chunk(const kernel_scratch<T>& s) const override { below_own(s.q_own, s.own_max); }
+
+  /// Features over the largest of their own token, in place, and its logarithm.
+  void below_own(T* raw, T* maximum) const {
     if (is_signed) {
       std::fill_n(maximum, kernel_chunk, T(0));
     } else {
@@ -142,18 +150,16 @@ struct exponential_scaling final : log_scaling<T> {
     return eps > T(0) ? eps * static_cast<T>(divisor) * std::exp2(-(maximum + shift)) : T(0);
   }
 
-  void join(const T* sums_max, const T* chunk_max, const T* running_max, const T* shift, T eps, T* sums_factor,
-            T* chunk_factor, T* eps_of) const override {
+  void join(bool of_sums, bool of_chunk, T eps, const kernel_scratch<T>& s) const override {
     for (index t = 0; t < kernel_chunk; t += width<T>) {
-      const packet<T> none = broadcast<T>(no_log_scale<T>);
-      const packet<T> of_sums = sums_max ? load<T>(sums_max + t) : none;
-      const packet<T> of_chunk = chunk_max ? add(load<T>(chunk_max + t), load<T>(running_max + t)) : none;
-      const packet<T> larger = max(of_sums, of_chunk);
-      store<T>(sums_factor + t, exp2_weight<T>(sub(of_sums, larger)));
-      store<T>(chunk_factor + t, exp2_weight<T>(sub(of_chunk, larger)));
-      store<T>(eps_of + t, larger);
+      const packet<T> none = broadcast<T>(no_log_scale<T>), before = of_sums ? load<T>(s.q_max + t) : none;
+      const packet<T> own = of_chunk ? add(load<T>(s.own_max + t), load<T>(s.running_max + t)) : none;
+      const packet<T> larger = max(before, own);
+      store<T>(s.state_factor + t, exp2_weight<T>(sub(before, larger)));
+      store<T>(s.own_factor + t, exp2_weight<T>(sub(own, larger)));
+      store<T>(s.eps + t, larger);
     }
-    for (index t = 0; t < kernel_chunk; ++t) eps_of[t] = eps_over(eps, eps_of[t], shift[t]);
+    for (index t = 0; t < kernel_chunk; ++t) s.eps[t] = eps_over(eps, s.eps[t], s.q_shift[t]);
   }
 
   /// Of positive weights the largest of which could be 1, so small a sum may have lost all that was in it.
@@ -161,24 +167,24 @@ struct exponential_scaling final : log_scaling<T> {
     return !is_signed && denominator < std::numeric_limits<T>::min() * T(std::uint64_t(1) << 45);
   }
 
-  void recompute_row(const chunk_view<T>& c, index i, const T* query, const T* keys, const T* key_shift, T sums_max,
-                     T sums_denominator, T query_shift, T eps, T* weights, T* out) const override {
-    weigh_logarithms(query, keys, key_shift, features, weights);
+  void recompute_row(const chunk_view<T>& c, index i, T eps, const kernel_scratch<T>& s, T* out) const override {
+    T* const weights = s.log_weights;
+    weigh_logarithms(s.q_raw, s.k_raw, s.k_shift, features, weights);
+    const T sums_max = c.sums ? s.q_max[i] : no_log_scale<T>;
     T largest = sums_max;
     for (index j = 0; j <= i; ++j) largest = std::max(largest, weights[j]);
     const T of_sums = c.sums ? std::exp2(sums_max - largest) : T(0);
-    T denominator = of_sums * sums_denominator;
+    T denominator = c.sums ? of_sums * s.den[i] : T(0);
     for (index j = 0; j <= i; ++j) denominator += weights[j] = std::exp2(weights[j] - largest);
     // It is >= 1/2, or 0 where every logarithm is below no_log_scale, or NaN.
-    const T whole = denominator + eps_over(eps, largest, query_shift),
+    const T whole = denominator + eps_over(eps, largest, s.q_shift[i]),
             normal = denominator == T(0) ? T(0) : T(1) / whole;
     for (index d = 0; d < c.dim_v; ++d) {
       const index col = d / panel_width<T> * panel_width<T>, lane = d % panel_width<T>;
       T sum = T(0);
-      for (index r = 0; c.sums && r < c.features; ++r)
-        sum += c.q_state[r * kernel_chunk + i] * c.sums->panel(col)[r * panel_width<T> + lane];
+      for (index r = 0; c.sums && r < c.features; ++r) sum += s.q_phi[r * kernel_chunk + i] * c.sums->value(r, d);
       sum *= of_sums;
-      for (index j = 0; j <= i; ++j) sum += weights[j] * c.values[col * kernel_chunk + j * panel_width<T> + lane];
+      for (index j = 0; j <= i; ++j) sum += weights[j] * s.values[col * kernel_chunk + j * panel_width<T> + lane];
       out[d] = sum * normal;
     }
   }
@@ -190,10 +196,8 @@ struct exponential_scaling final : log_scaling<T> {
       log_scale[r] = raised;
     }
     map_packets(decay, decay, features, [](const auto& x) { return exp2_weight<T>(x); });
-    for (index r = 0; r < features; r += width<T>) {  // whole packets: rows are padded
-      const packet<T> x = load<T>(raw + r), s = broadcast<T>(shift), over = load<T>(log_scale + r);
-      store<T>(raw + r, is_signed ? mul(x, exp2_weight<T>(sub(s, over))) : exp2_weight<T>(sub(add(x, s), over)));
-    }
+    for (index r = 0; r < features; r += width<T>)  // whole packets: rows are padded
+      store<T>(raw + r, feature(load<T>(raw + r), broadcast<T>(shift), load<T>(log_scale + r)));
   }
 
   /// The query's features times the scales of the sums, over the largest.

@@ -1,7 +1,6 @@
 // attn: the features of performer, as the engine takes them.
 #pragma once
 
-#include <attn/core/detail/attention_shape.hpp>
 #include <attn/kernel/detail/log_scales.hpp>
 #include <attn/kernel/detail/projection.hpp>
 
@@ -22,34 +21,26 @@ constexpr index features_per_row(performer_kernel kernel) {
   return kernel == performer_kernel::hyperbolic || kernel == performer_kernel::trigonometric ? 2 : 1;
 }
 
-/// What performer_features are made for.
 template <class T>
-struct performer_call {
-  stored_tensor<T> w, k;  // w [1, heads, features, dim]
-  const sequence_lengths& lengths;
-  index heads;  // of sums
-  performer_kernel kernel;
-  T scale, feature_eps;
-  bool centred;  // subtract the mean key
-};
+struct performer_features final : projected_features<T> {
+  using projected_features<T>::call, projected_features<T>::rows, projected_features<T>::dim;
 
-template <class T>
-struct performer_features final : feature_map<T> {
-  const performer_call<T> call;
-  const index rows = call.w.extents[2], dim = call.w.extents[3];
-  const bool relu = call.kernel == performer_kernel::relu, is_signed = call.kernel == performer_kernel::trigonometric;
+  const performer_kernel kernel;
+  const T scale, feature_eps;
+  const bool centred;  // subtract the mean key
+  const bool relu = kernel == performer_kernel::relu, is_signed = kernel == performer_kernel::trigonometric;
   /// Positive features with feature_eps: over the maximum of W x~ per query, and over all keys.
-  const bool published = !relu && call.feature_eps > T(0);
+  const bool published = !relu && feature_eps > T(0);
   exponential_scaling<T> exponential{};
-
-  packed_projection<T> packed{};
   T *centres = nullptr, *maxima = nullptr;  // [batch * heads][dim], [batch * heads]
 
-  explicit performer_features(const performer_call<T>& c) : call(c) {
-    this->features = rows * features_per_row(call.kernel);
-    this->scratch_size = (dim + 1) * kernel_chunk;
-    this->operations = 2 * rows * dim + 10 * this->features;
-    this->shared = call.w.extents[1] == 1;
+  template <class Options>
+  performer_features(const kernel_call<T>& c, const Options& options)
+      : projected_features<T>(c, features_per_row(options.kernel)),
+        kernel(options.kernel),
+        scale(options.scale.value_or(T(1) / std::sqrt(static_cast<T>(std::max<index>(dim, 1))))),
+        feature_eps(options.feature_eps.value_or(kernel == performer_kernel::relu ? T(1e-3) : T(0))),
+        centred(options.center_keys) {
     exponential.features = this->features;
     exponential.divisor = is_signed ? rows : this->features;
     exponential.is_signed = is_signed;
@@ -58,28 +49,27 @@ struct performer_features final : feature_map<T> {
 
   static constexpr T log2_e = T(1.442695040888963407359924681);
   index raw_size() const { return (this->features + tile_rows) * kernel_chunk; }
-  index matrix_of(index pair) const { return pair % call.heads / (call.heads / call.w.extents[1]); }
 
   void layout(arena& memory, index pairs) override {
-    packed = packed_projection<T>::layout(memory, call.w);
-    centres = memory.allocate<T>(call.centred ? pairs * dim : 0);
+    projected_features<T>::layout(memory, pairs);
+    centres = memory.allocate<T>(centred ? pairs * dim : 0);
     maxima = memory.allocate<T>(published ? pairs : 0);
   }
 
   void prepare(execution& exec) override {
-    packed.pack(call.w, std::sqrt(call.scale) * (relu || is_signed ? T(1) : log2_e));
-    if (!call.centred && !published) return;
+    this->pack(std::sqrt(scale) * (relu || is_signed ? T(1) : log2_e));
+    if (!centred && !published) return;
     exec.for_each(call.k.extents[0] * call.heads, [&](index pair, int worker) {
       const index b = pair / call.heads, count = call.lengths.keys(b);
       const auto keys = call.k.head(b, pair % call.heads / (call.heads / call.k.extents[1]));
       double* sums;
       T *columns, *raw;
       exec.scratch(worker, [&](arena& memory) {
-        sums = memory.allocate<double>(call.centred ? dim : 0);
+        sums = memory.allocate<double>(centred ? dim : 0);
         columns = memory.allocate<T>(dim * kernel_chunk);
         return raw = memory.allocate<T>(published ? raw_size() : 0);
       });
-      if (call.centred) {
+      if (centred) {
         std::fill_n(sums, dim, 0.0);
         for (index j = 0; j < count; ++j) {
           keys.read_row(j, columns);
@@ -93,14 +83,14 @@ struct performer_features final : feature_map<T> {
       for (index begin = 0; begin < count; begin += kernel_chunk) {
         const auto block = keys.block(begin, std::min<index>(kernel_chunk, count - begin), 0, kernel_chunk);
         pack_centred(block, centre_of(pair), columns);
-        packed.apply(matrix_of(pair), columns, kernel_chunk, raw);
+        this->project(pair, columns, kernel_chunk, raw);
         for (index n = 0; n < this->features * kernel_chunk; n += width<T>)
           maxima[pair] = std::max(maxima[pair], max_lanes(load<T>(raw + n)));
       }
     });
   }
 
-  const T* centre_of(index pair) const { return call.centred ? centres + pair * dim : nullptr; }
+  const T* centre_of(index pair) const { return centred ? centres + pair * dim : nullptr; }
 
   void pack_centred(const token_rows<T>& x, const T* centre, T* columns) const {
     call.k.access->pack_columns(x, dim, columns);
@@ -113,19 +103,19 @@ struct performer_features final : feature_map<T> {
   void raw_of(const token_rows<T>& x, index pair, const T* centre, T* phi, T* shift, T* columns) const {
     const index m = rows;
     pack_centred(x, centre, columns);
-    packed.apply(matrix_of(pair), columns, x.lanes, phi);
+    this->project(pair, columns, x.lanes, phi);
     sum_squares(columns, dim, x.lanes, shift);
-    const T half = (is_signed ? T(0.5) : T(-0.5)) * call.scale * log2_e;
+    const T half = (is_signed ? T(0.5) : T(-0.5)) * scale * log2_e;
     for (index t = 0; t < x.lanes; t += width<T>) store<T>(shift + t, mul(load<T>(shift + t), broadcast<T>(half)));
     const auto each = [&](auto&& body) {
       for (index r = 0; r < m; ++r)
         for (index t = 0; t < x.lanes; t += width<T>) body(phi + r * kernel_chunk + t);
     };
     if (relu) {
-      const packet<T> least = broadcast<T>(call.feature_eps);
+      const packet<T> least = broadcast<T>(feature_eps);
       each([&](T* at) { store<T>(at, add(if_less(load<T>(at), zero<T>(), zero<T>(), load<T>(at)), least)); });
     }
-    if (call.kernel == performer_kernel::hyperbolic)
+    if (kernel == performer_kernel::hyperbolic)
       each([&](T* at) { store<T>(at + m * kernel_chunk, sub(zero<T>(), load<T>(at))); });
     if (is_signed)
       each([&](T* at) {
@@ -141,7 +131,7 @@ struct performer_features final : feature_map<T> {
       store<T>(shift + t, sub(load<T>(maximum + t), load<T>(shift + t)));
     exp2_below<T>(phi, this->features, nullptr, shift, phi);
     for (index n = 0; n < this->features * kernel_chunk; n += width<T>)
-      store<T>(phi + n, add(load<T>(phi + n), broadcast<T>(call.feature_eps)));
+      store<T>(phi + n, add(load<T>(phi + n), broadcast<T>(feature_eps)));
   }
 
   void keys(const token_rows<T>& x, index pair, T* phi, T* shift, T* work) const override {

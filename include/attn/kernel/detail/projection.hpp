@@ -1,43 +1,53 @@
-// attn: W x for a chunk of tokens, W [features, dim] packed once per call.
+// attn: features made of W x: what performer and rfa share.
 #pragma once
 
-#include <attn/kernel/detail/chunk.hpp>
+#include <attn/kernel/detail/engine.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
+/// W is [features, dim], for all heads or one of several, packed once per call.
 template <class T>
-struct packed_projection {
-  T* memory = nullptr;
-  index heads = 0, count = 0, dim = 0;
+struct projected_features : feature_map<T> {
+  const kernel_call<T>& call;
+  const stored_tensor<T>& w = call.projection;
+  const index matrices = w.extents[1], rows = w.extents[2], dim = w.extents[3];
+  T* packed = nullptr;
 
-  index size() const { return round_up(count, tile_rows) * dim; }
-
-  /// w [1, heads, features, dim]
-  static packed_projection layout(arena& memory, const stored_tensor<T>& w) {
-    packed_projection p{nullptr, w.extents[1], w.extents[2], w.extents[3]};
-    p.memory = memory.allocate<T>(p.heads * p.size() + width<T>);
-    return p;
+  projected_features(const kernel_call<T>& c, index features_per_row) : call(c) {
+    this->features = rows * features_per_row;
+    this->scratch_size = (dim + 1) * kernel_chunk;
+    this->operations = 2 * rows * dim + 10 * this->features;
+    this->shared = matrices == 1;
   }
 
-  /// W times `factor`. Heads in ascending order: what is written beyond one is overwritten by the next.
-  void pack(const stored_tensor<T>& w, T factor) const {
-    for (index h = 0; h < heads; ++h)
-      for (index r = 0; r < count; r += tile_rows)
-        w.access->pack_rows(w.head(0, h), r, std::min<index>(tile_rows, count - r), factor,
-                            memory + h * size() + r * dim);
+  index matrix_size() const { return round_up(rows, tile_rows) * dim; }
+  void layout(arena& memory, index) override {
+    packed = memory.allocate<T>(matrices * matrix_size() + width<T>);
+  }
+
+  /// W times `factor`. Matrices in ascending order: what is written beyond one is overwritten by the next.
+  void pack(T factor) const {
+    for (index h = 0; h < matrices; ++h)
+      for (index r = 0; r < rows; r += tile_rows)
+        w.access->pack_rows(w.head(0, h), r, std::min<index>(tile_rows, rows - r), factor,
+                            packed + h * matrix_size() + r * dim);
   }
 
   /// phi[r][t] = factor W_r x_t for the lanes [0, lanes) of columns [dim][chunk]; writes up to tile_rows rows beyond.
-  void apply(index head, const T* columns, index lanes, T* phi) const {
-    for (index r = 0; r < count; r += tile_rows)
+  void project(index pair, const T* columns, index lanes, T* phi) const {
+    const T* const matrix = packed + pair % call.heads / (call.heads / matrices) * matrix_size();
+    for (index r = 0; r < rows; r += tile_rows)
       for (index t = 0; t < lanes; t += panel_width<T>)
-        with_tile_height(std::min<index>(tile_rows, count - r), [&](auto M) {
-          tile_product<T, M.value, 2, kernel_chunk>(packed_rows<T>{memory + head * size() + r * dim}, columns + t, dim,
+        with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {
+          tile_product<T, M.value, 2, kernel_chunk>(packed_rows<T>{matrix + r * dim}, columns + t, dim,
                                                     [&](auto m, auto half, const auto& x) {
                                                       store<T>(phi + (r + m) * kernel_chunk + t + half * width<T>, x);
                                                     });
         });
   }
+
+ protected:
+  ~projected_features() = default;
 };
 
 /// squares[t] = sum over d of columns[d][t]^2.

@@ -2,19 +2,11 @@
 // a block of tokens as fast as those of one.
 #pragma once
 
-#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/kernel_state.hpp>
 #include <attn/kernel/detail/step.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
-
-/// The arguments of a step as views.
-template <class S, class Q, class K, class V, class O>
-kernel_views<S> views_for_state(const Q& q, const K& k, const V& v, O& out) {
-  require_one_element_type<const Q&, const K&, const V&, O&>();
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
-  return {as_view(q), as_view(k), as_view(v), as_view(out)};
-}
 
 /// Tokens to be fed without queries: of those there are 0 heads.
 template <class S, class K, class V>
@@ -24,20 +16,6 @@ kernel_views<S> without_queries(const K& k, const V& v) {
   const tensor_view<const S> keys = as_view(k), values = as_view(v);
   return {tensor_view<const S>(nullptr, {keys.extent(0), 0, keys.extent(2), keys.extent(3)}), keys, values,
           tensor_view<S>(nullptr, {keys.extent(0), 0, keys.extent(2), values.extent(3)})};
-}
-
-/// What a step checks of a state.
-template <class T>
-void check_state(const validator& check, const kernel_state<T>& state, const kernel_call<T>& call,
-                 std::initializer_list<validator::named_view> views) {
-  const attention_shape s = shape_of_parameters(call.shape, &state);
-  check.extents(
-      {{"query length = key length", s.keys, s.queries}, {"query batch = batch of the state", state.batch(), s.batch}});
-  if (state.heads() != call.heads && !(state.heads() == s.heads && call.heads == s.kv_heads))
-    check.fail(text({"a state of heads ", call.heads}), state.heads());
-  check.extents({{"features of keys = features of the state", state.features(), call.map.features},
-                 {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
-  check.memory({{"the state", state.memory()}}, views);
 }
 
 /// The steps of a call that has a state.
@@ -52,11 +30,11 @@ struct recurrent_steps {
 
   /// One token of the heads of sums [first, first + count), token t of the call.
   void step(index first, index count, index t, const kernel_scratch<T>& s, const rows& x) const {
-    const index heads = call.heads, group = call.group(), m = call.map.features, all = count * group;
+    const index heads = call.heads, group = call.group(), m = call.map->features, all = count * group;
     token_rows<T> keys(count, call.k.col_stride);
     for (index n = 0; n < count; ++n)
       keys.at[n] = call.k.head((first + n) / heads, call.kv_head((first + n) % heads)).row(t);
-    call.map.keys(keys, first, s.k_own, s.k_shift, s.map);
+    call.map->keys(keys, first, s.k_own, s.k_shift, s.map);
     columns_to_rows(s.k_own, m, count, x.keys, x.stride);
     for (index begin = 0; begin < all; begin += kernel_chunk) {
       const index some = std::min<index>(kernel_chunk, all - begin);
@@ -65,7 +43,7 @@ struct recurrent_steps {
         const index pair = first + (begin + n) / group;
         queries.at[n] = call.q.head(pair / heads, pair % heads * group + (begin + n) % group).row(t);
       }
-      call.map.queries(queries, first, s.q_own, s.q_shift, s.map);
+      call.map->queries(queries, first, s.q_own, s.q_shift, s.map);
       columns_to_rows(s.q_own, m, some, x.queries + begin * x.stride, x.stride);
       std::copy_n(s.q_shift, call.log_scaled() ? some : 0, x.shifts + begin);
     }
@@ -74,22 +52,22 @@ struct recurrent_steps {
 
   /// Head h of sums of batch item b, the n-th of those whose features were made.
   void step_one(index b, index h, index n, index t, const kernel_scratch<T>& s, const rows& x) const {
-    const index group = call.group(), m = call.map.features;
+    const index group = call.group(), m = call.map->features;
     auto sums = call.state_sums(b, h);
     T *const key = x.keys + n * x.stride, *const queries = x.queries + n * group * x.stride;
     const T g = call.gated() ? call.gate_at(b, h, t) : T(1);
     if (call.complement && call.gated())
       for (index r = 0; r < m; ++r) key[r] *= T(1) - g;
     std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), g);
-    const log_scaling<T>* const scaling = call.map.scaling;
+    const log_scaling<T>* const scaling = call.map->scaling;
     if (scaling) scaling->step_key(key, s.k_shift[n], sums.log_scale, s.row_decay);
     for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
     call.v.head(b, call.kv_head(h)).read_row(t, s.values);
     for (index i = 0; i < group; ++i) {
-      const T eps = scaling
-                        ? scaling->step_query(queries + i * x.stride, sums.log_scale, x.shifts[n * group + i], call.eps)
-                        : call.eps;
-      const T whole = dot_rows(queries + i * x.stride, sums.weights, m) + eps;
+      T* const query = queries + i * x.stride;
+      T eps = call.eps;
+      if (scaling) eps = scaling->step_query(query, sums.log_scale, x.shifts[n * group + i], eps);
+      const T whole = dot_rows(query, sums.weights, m) + eps;
       x.normal[i] = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
     }
     step_head(sums, key, s.row_decay, s.values, queries, x.stride, group, [&](index i, index col, T* sum) {
@@ -104,16 +82,16 @@ struct recurrent_steps {
   void run(execution& exec) const {
     const index pairs = call.shape.batch * call.heads, threads = exec.active_threads(), group = call.group();
     const index fair = std::min(kernel_chunk / std::max<index>(1, group), (pairs + threads - 1) / threads);
-    const index most = call.map.shared ? std::max<index>(1, fair) : 1;
+    const index most = call.map->shared ? std::max<index>(1, fair) : 1;
     exec.shared_scratch([&](arena& memory) {
-      call.map.layout(memory, pairs);
+      call.map->layout(memory, pairs);
       return 0;
     });
-    call.map.prepare(exec);
+    call.map->prepare(exec);
     exec.for_each((pairs + most - 1) / most, [&](index task, int worker) {
       rows x;
       const auto s = exec.scratch(worker, [&](arena& memory) {
-        x.stride = kernel_sums<T>::lanes(call.map.features);
+        x.stride = kernel_sums<T>::lanes(call.map->features);
         x.keys = memory.allocate<T>(most * x.stride);
         x.queries = memory.allocate<T>((most * group + step_queries) * x.stride);
         x.shifts = memory.allocate<T>(most * group);
@@ -125,17 +103,24 @@ struct recurrent_steps {
   }
 };
 
-/// Runs a step. What is thrown on the way, by a caller's map or for want of memory, leaves the state
-/// reset.
+/// Runs a step. What is thrown on the way, by a caller's map or for want of memory, leaves the state reset.
 template <class T>
-void run_step(const validator& check, kernel_call<T> call, kernel_state<T>& state,
-              std::initializer_list<validator::named_view> views, execution& exec) {
-  check_state(check, state, call, views);
+void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& state, execution& exec) {
+  const attention_shape& s = call.shape;
+  check.extents(
+      {{"query length = key length", s.keys, s.queries}, {"query batch = batch of the state", state.batch(), s.batch}});
+  if (state.heads() != call.heads && !(state.heads() == call.query_heads && call.heads == s.kv_heads))
+    check.fail(text({"a state of heads ", call.heads}), state.heads());
+  check.extents({{"features of keys = features of the state", state.features(), call.map->features},
+                 {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
+  check.memory({{"the state", state.memory()}}, {{"q", call.q.layout()}, {"k", call.k.layout()}, {"v", call.v.layout()},
+                                                 {"out", call.out.layout()}, {"features", call.projection.layout()},
+                                                 {call.complement ? "gate" : "decay", call.gate}});
   call.heads = state.heads();
   call.state = state.step_memory();
   try {
     const auto limit = exec.limit_threads(call.work());
-    if (call.shape.keys <= few_tokens)
+    if (s.keys <= few_tokens)
       recurrent_steps<T>{call}.run(exec);
     else
       call.run(exec);
@@ -143,7 +128,12 @@ void run_step(const validator& check, kernel_call<T> call, kernel_state<T>& stat
     state.reset();
     throw;
   }
-  state.advance(call.shape.keys);
+  state.advance(s.keys);
+}
+
+template <class T>
+state_step<T> step_of(kernel_state<T>& state) {
+  return {&state, state.heads(), &run_step<T>};
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

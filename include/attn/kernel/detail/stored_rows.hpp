@@ -1,9 +1,10 @@
 // attn: rows in memory, of any element type, and how they are read, packed and written.
 //
-// Kernel attention is compiled once for each compute type T. Only the functions below know the element type S; the rest
-// sees addresses and strides, and calls them once a chunk.
+// Kernel attention is compiled once for each compute type T: only these functions, called once a chunk, know the type S
+// of the elements.
 #pragma once
 
+#include <attn/core/detail/check.hpp>
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/tensor_view.hpp>
 
@@ -11,17 +12,16 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Tokens a chunk has: enough to use the sums well once they are loaded, few enough that the triangle stays small.
+/// Tokens of a chunk: enough to use the sums well once they are loaded, few enough that the triangle stays small.
 inline constexpr int kernel_chunk = 64;
 
-/// Up to a chunk of rows, wherever they are. Each becomes a lane; lanes [count, lanes) repeat the last row, those
-/// beyond are not filled in.
+/// The addresses, to be filled in, of up to a chunk of rows. Each becomes a lane; lanes [count, lanes) repeat the last
+/// row, those beyond are not filled in.
 template <class T>
 struct token_rows {
   const void* at[kernel_chunk];
   index count = 0, lanes = 0, col_stride = 1;
 
-  /// The addresses are to be filled in.
   token_rows(index rows, index stride, index fill = 1)
       : count(rows), lanes(std::max(round_up(rows, width<T>), fill)), col_stride(stride) {}
 };
@@ -60,7 +60,7 @@ struct stored_matrix {
     return rows_of;
   }
   /// Zeros: padding.
-  void clear_rows(index begin, index end) const {
+  [[gnu::noinline]] void clear_rows(index begin, index end) const {
     for (index i = begin; i < end; ++i)
       if (col_stride == 1)
         std::memset(row(i), 0, static_cast<std::size_t>(cols * access->size));
@@ -128,6 +128,7 @@ struct stored_tensor {
   index col_stride = 1;
   const element_access<T>* access = nullptr;
 
+  stored_tensor() = default;
   template <class S>
   stored_tensor(const tensor_view<S>& x)
       : data(reinterpret_cast<std::byte*>(const_cast<std::remove_const_t<S>*>(x.data()))),
@@ -137,6 +138,13 @@ struct stored_tensor {
       extents[axis] = x.extent(axis);
       strides[axis] = data ? x.stride(axis) * static_cast<index>(sizeof(S)) : 0;
     }
+  }
+  memory_layout layout() const {
+    memory_layout x = tensor_view<const std::byte>(data, extents, strides);
+    x.item = access ? access->size : 1;
+    for (index& stride : x.strides) stride /= x.item;
+    x.strides[3] = col_stride;
+    return x;
   }
   stored_matrix<T> head(index b, index h) const {
     return {data + b * strides[0] + h * strides[1], extents[2], extents[3], strides[2], col_stride, access};
