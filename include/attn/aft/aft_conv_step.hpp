@@ -12,8 +12,7 @@
 namespace attn::inline ATTN_ISA {
 
 struct aft_conv_state_options {
-  /// Of the kernels, odd.
-  index width = 1;
+  index width = 1;  ///< of the kernels, odd
 };
 
 /// The last tokens of a stream and the sums over those before them. One that was moved from may only be assigned to or
@@ -33,8 +32,7 @@ class aft_conv_state : public detail::aft_window_state<compute_type<S>> {
   /// Feeds tokens without attending: k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D].
   template <viewable K, viewable V>
   void append(const K& k, const V& v) {
-    base::append_tokens(
-        detail::tokens_of<S>(check, base::extents(), as_view(k), as_view(v), detail::aft_keys::per_head_too));
+    base::append_tokens(detail::tokens_of<S>(check, base::extents(), true, as_view(k), as_view(v)));
   }
 
  private:
@@ -52,11 +50,9 @@ class aft_conv_state : public detail::aft_window_state<compute_type<S>> {
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
 void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                    Options&& options = {}, execution_ref exec = {}) {
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
   const detail::validator check("aft_conv_step");
-  auto x = detail::tensors_of(q, k, v, out, w);
-  x.gate = detail::options_or_default<aft_step_options>(options).gate;
-  detail::check_aft_step(check, state.extents(), x, detail::aft_keys::per_head_too);
+  const auto& given = detail::options_or_default<aft_step_options>(options);
+  auto x = detail::step_tensors<S>(check, state.extents(), true, given, q, k, v, out, w);
   detail::check_kernels(check, x, false);
   check.equal("w width = state width", state.width(), x.w.extents[3]);
   state.step(x, x.w.strides[3], detail::execution_of(exec, options), [&](index h, index p, index j) {

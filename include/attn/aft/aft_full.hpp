@@ -28,12 +28,9 @@ template <class S>
 struct aft_full_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
 
-  /// Row t sees the keys up to t.
-  bool causal = false;
-  /// True lengths, one per batch item. Rows of padding are 0 in out.
-  list_view<index> lengths{};
-  /// Multiply by sigmoid(q); without, q is not read.
-  bool gate = true;
+  bool causal = false;          ///< row t sees the keys up to t
+  list_view<index> lengths{};   ///< true lengths, one per batch item; rows of padding are 0 in out
+  bool gate = true;             ///< multiply by sigmoid(q); without, q is not read
 };
 
 namespace detail {
@@ -57,13 +54,6 @@ struct full_bias {
     elements.copy(elements.at(w, first + row, begin), w.col_stride, count, to);
   }
 };
-
-template <class T>
-void check_aft_full(const validator& check, aft_tensors<T>& x) {
-  check_aft(check, x);
-  check_biases(check, x);
-  check.extents({{"w rows = length", x.length, x.w.extents[2]}, {"w columns = length", x.length, x.w.extents[3]}});
-}
 
 template <class T>
 struct aft_full_call {
@@ -97,19 +87,10 @@ struct aft_full_call {
               worker, [&](arena& memory) { return aft_block<T>::layout(memory, bundles.most * parts, x.causal); });
           block.packets = bundle.heads * parts;
           block.begin(end - first);
-          const full_bias<T> bias{.w = x.biases(head_bundles<T>::at(x, bundle.first).head),
-                                  .elements = *x.elements,
-                                  .first = first,
-                                  .keys = bundle.length,
-                                  .causal = x.causal};
-          const aft_rows<T, full_bias<T>> rows{.block = block,
-                                               .elements = *x.elements,
-                                               .heads = heads,
-                                               .bias = bias,
-                                               .first = first,
-                                               .parts = parts,
-                                               .outside = nullptr,
-                                               .gate = x.gate};
+          const full_bias<T> bias{.w = x.biases(head_bundles<T>::at(x, bundle.first).head), .elements = *x.elements,
+                                  .first = first, .keys = bundle.length, .causal = x.causal};
+          const aft_rows<T, full_bias<T>> rows{.block = block, .elements = *x.elements, .heads = heads, .bias = bias,
+                                               .first = first, .parts = parts, .outside = nullptr, .gate = x.gate};
           rows.find_row_exponents();
           const index keys = x.causal ? first : bundle.length;
           for (index n = 0; n * piece < keys; ++n) rows.add_piece(packed[n], n * piece, std::min(piece, keys - n * piece));
@@ -130,9 +111,11 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
 void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
               execution_ref exec = {}) {
   const auto& given = detail::options_or_default<aft_full_options<element_of<const Q&>>>(options);
-  auto x = detail::tensors_of(q, k, v, out, w);
-  x.lengths = given.lengths, x.causal = given.causal, x.gate = given.gate;
-  detail::check_aft_full(detail::validator("aft_full"), x);
+  const detail::validator check("aft_full");
+  auto x = detail::tensors_of(given, q, k, v, out, w);
+  detail::check_aft(check, x);
+  detail::check_biases(check, x);
+  check.extents({{"w rows = length", x.length, x.w.extents[2]}, {"w columns = length", x.length, x.w.extents[3]}});
   detail::aft_full_call{x}.run(detail::execution_of(exec, options));
 }
 

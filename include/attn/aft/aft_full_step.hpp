@@ -22,28 +22,22 @@ struct aft_full_step_call {
     const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * (before + x.length))));
     exec.for_each(x.batch * x.heads * x.length, [&](index task, int worker) {
       const index b = task / x.length / x.heads, h = task / x.length % x.heads, t = task % x.length;
-      T* sums = nullptr;
-      split_biases<T> biases;
-      const auto keys = exec.scratch(worker, [&](arena& memory) {
-        sums = memory.allocate<T>(x.parts() * key_sums<T>::size);
-        const auto split = split_keys<T>::layout(memory);
-        biases = split_biases<T>::layout(memory, 1);
-        return split;
+      key_sums<T>*sums = nullptr, *keys = nullptr;
+      const auto biases = exec.scratch(worker, [&](arena& memory) {
+        sums = memory.allocate<key_sums<T>>(x.parts());
+        keys = memory.allocate<key_sums<T>>(key_piece);
+        return split_biases<T>::layout(memory, 1);
       });
-      sums_array<T>::clear(sums, x.parts());
+      std::fill_n(sums, x.parts(), key_sums<T>{});
       aft_head head = x.head(b, h);
       head.k = head_of(k, b, h), head.v = head_of(v, b, h);
       const auto w = x.biases(h);
       for (index j = 0, count; j <= before + t; j += count) {
         count = std::min(key_piece, before + t + 1 - j);
-        x.elements->copy(x.elements->at(w, before + t, j), w.col_stride, count, biases.factor);
-        biases.split(count);
-        for (index p = 0; p < x.parts(); ++p) {
+        add_to_row(x, x.elements->at(w, before + t, j), w.col_stride, count, biases, sums, [&](index p) {
           x.elements->split(head, p * width<T>, j, count, keys);
-          auto s = key_sums<T>::read(sums + p * key_sums<T>::size);
-          add_keys(s, keys, biases, count);
-          s.write(sums + p * key_sums<T>::size);
-        }
+          return keys;
+        });
       }
       write_row(x, head, t, sums);
     });
@@ -60,12 +54,11 @@ struct aft_full_step_call {
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
 void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
                    execution_ref exec = {}) {
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
   const detail::validator check("aft_full_step");
-  auto x = detail::tensors_of(q, k, v, out, w);
-  x.gate = detail::options_or_default<aft_step_options>(options).gate;
+  const auto& given = detail::options_or_default<aft_step_options>(options);
   const index before = cache.tokens();
-  detail::check_aft_step(check, {.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()}, x);
+  const state_extents extents{.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()};
+  const auto x = detail::step_tensors<S>(check, extents, false, given, q, k, v, out, w);
   check.equal("value dim = cache value dim", cache.value_dim(), x.dim);
   detail::check_biases(check, x);
   check.at_least("w rows", before + x.length, x.w.extents[2]);

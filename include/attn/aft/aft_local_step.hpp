@@ -12,8 +12,7 @@
 namespace attn::inline ATTN_ISA {
 
 struct aft_local_state_options {
-  /// Tokens with a bias of their own, >= 1: the window of aft_local.
-  index window = 128;
+  index window = 128;  ///< tokens with a bias of their own, >= 1: the window of aft_local
 };
 
 /// The last tokens of a stream and the sums over those before them. One that was moved from may only be assigned to or
@@ -31,15 +30,13 @@ class aft_local_state : public detail::aft_window_state<compute_type<S>> {
   /// Feeds tokens without attending: k, v [B, H, n, D].
   template <viewable K, viewable V>
   void append(const K& k, const V& v) {
-    base::append_tokens(detail::tokens_of<S>(check, base::extents(), as_view(k), as_view(v)));
+    base::append_tokens(detail::tokens_of<S>(check, base::extents(), false, as_view(k), as_view(v)));
   }
 };
 
 struct aft_local_step_options {
-  /// w is a band [L, 2 window - 1] instead of [L, L].
-  bool band = false;
-  /// Multiply by sigmoid(q); without, q is not read.
-  bool gate = true;
+  bool band = false;  ///< w is a band [L, 2 window - 1] instead of [L, L]
+  bool gate = true;   ///< multiply by sigmoid(q); without, q is not read
 };
 
 /// Feeds n tokens k, v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]: the next n rows of one causal
@@ -50,12 +47,9 @@ struct aft_local_step_options {
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_local_step_options>
 void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                     Options&& options = {}, execution_ref exec = {}) {
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
   const detail::validator check("aft_local_step");
   const auto& given = detail::options_or_default<aft_local_step_options>(options);
-  auto x = detail::tensors_of(q, k, v, out, w);
-  x.gate = given.gate;
-  detail::check_aft_step(check, state.extents(), x);
+  const auto x = detail::step_tensors<S>(check, state.extents(), false, given, q, k, v, out, w);
   detail::check_biases(check, x);
   const index window = state.window(), tokens = state.tokens() + x.length;
   check.at_least("w rows", tokens, x.w.extents[2]);

@@ -16,7 +16,6 @@
 #pragma once
 
 #include <attn/aft/detail/aft_tensors.hpp>
-#include <attn/aft/detail/sums_array.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -25,12 +24,9 @@ template <class S>
 struct aft_simple_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
 
-  /// Row t sees the keys up to t.
-  bool causal = false;
-  /// True lengths, one per batch item. Rows of padding are 0 in out.
-  list_view<index> lengths{};
-  /// Multiply by sigmoid(q); without, q is not read.
-  bool gate = true;
+  bool causal = false;          ///< row t sees the keys up to t
+  list_view<index> lengths{};   ///< true lengths, one per batch item; rows of padding are 0 in out
+  bool gate = true;             ///< multiply by sigmoid(q); without, q is not read
 };
 
 namespace detail {
@@ -41,7 +37,7 @@ inline constexpr index simple_chunk = 512;
 /// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result. Sums with large exponents are
 /// rare, and are computed by a second pass.
 template <class T, class S, int C, bool Large = false>
-void simple_rows_causal(const aft_head& head, bool gate, index begin, index end, index c, T* sums) {
+void simple_rows_causal(const aft_head& head, bool gate, index begin, index end, index c, key_sums<T>* sums) {
   if (begin == end) return;
   bool large = false;
   read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
@@ -49,7 +45,7 @@ void simple_rows_causal(const aft_head& head, bool gate, index begin, index end,
       key_sums<T> s[C];
       packet<T> size = zero<T>();  // of the exponents, which only grow: the largest is the first or the last
       unroll<C>([&](auto n) {
-        s[n] = key_sums<T>::read(sums + n * key_sums<T>::size);
+        s[n] = sums[n];
         size = max(size, abs(max(s[n].exponent, nearest_power<T>(key(begin, n)))));
       });
       for (index t = begin; t < end; ++t)
@@ -64,22 +60,21 @@ void simple_rows_causal(const aft_head& head, bool gate, index begin, index end,
         });
       unroll<C>([&](auto n) { size = max(size, abs(s[n].exponent)); });
       large = !Large && max_lanes(size) > large_exponent<T>;
-      if (!large) unroll<C>([&](auto n) { s[n].write(sums + n * key_sums<T>::size); });
+      if (!large) unroll<C>([&](auto n) { sums[n] = s[n]; });
     });
   });
   if constexpr (!Large)
     for (int n = 0; large && n < C; ++n)
-      simple_rows_causal<T, S, 1, true>(head, gate, begin, end, c + n * width<T>, sums + n * key_sums<T>::size);
+      simple_rows_causal<T, S, 1, true>(head, gate, begin, end, c + n * width<T>, sums + n);
 }
 
 /// Rows [begin, end) of C packets that all have the same means.
 template <class T, class S, int C>
-void simple_rows_shared(const aft_head& head, bool gate, index begin, index end, index c, const T* sums) {
+void simple_rows_shared(const aft_head& head, bool gate, index begin, index end, index c, const key_sums<T>* sums) {
   write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
     packet<T> mean[C];
     unroll<C>([&](auto n) {
-      const auto s = key_sums<T>::read(sums + n * key_sums<T>::size);
-      mean[n] = if_less(zero<T>(), s.den, div(s.num, s.den), s.den);
+      mean[n] = if_less(zero<T>(), sums[n].den, div(sums[n].num, sums[n].den), sums[n].den);
     });
     for (index t = begin; t < end; ++t) unroll<C>([&](auto n) { write(t, n, mean[n], broadcast<T>(T(1))); });
   });
@@ -87,15 +82,15 @@ void simple_rows_shared(const aft_head& head, bool gate, index begin, index end,
 
 /// Rows [begin, end) of out, from the sums of `parts` packets: of all keys, or causal of those before `begin`.
 template <class T>
-using simple_rows_function = void (*)(const aft_head& head, bool gate, index begin, index end, index parts, T* sums);
+using simple_rows_function = void (*)(const aft_head& head, bool gate, index begin, index end, index parts, key_sums<T>* sums);
 
 template <class T, class S, bool Causal>
-void simple_rows(const aft_head& head, bool gate, index begin, index end, index parts, T* sums) {
+void simple_rows(const aft_head& head, bool gate, index begin, index end, index parts, key_sums<T>* sums) {
   for_columns(parts, [&](auto count, index p) {
     if constexpr (Causal)
-      simple_rows_causal<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p * key_sums<T>::size);
+      simple_rows_causal<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p);
     else
-      simple_rows_shared<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p * key_sums<T>::size);
+      simple_rows_shared<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p);
   });
 }
 
@@ -118,24 +113,23 @@ struct aft_simple_call {
              std::clamp(begin + simple_chunk, begin, std::max(begin, x.true_length(b))), sums.at(task));
       });
     };
-    for_each_chunk([&](const aft_head& head, index begin, index end, T* s) {
-      sums_array<T>::clear(s, parts);
+    for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {
+      std::fill_n(s, parts, key_sums<T>{});
       add_rows(head, begin, end, parts, s);
     });
     // Every chunk gets what lies before it, or the sum of all.
     exec.for_each(heads, [&](index head, int) {
-      T* const first = sums.at(head * chunks);
-      const index size = parts * key_sums<T>::size;
+      key_sums<T>* const first = sums.at(head * chunks);
       if (x.causal) {
-        for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first + n * size, first + (n - 1) * size, parts);
-        for (index n = chunks - 1; n > 0; --n) std::copy_n(first + (n - 1) * size, size, first + n * size);
+        for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first + n * parts, first + (n - 1) * parts, parts);
+        for (index n = chunks - 1; n > 0; --n) std::copy_n(first + (n - 1) * parts, parts, first + n * parts);
         if (chunks > 0) sums.clear(head * chunks);
       } else {
-        for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first, first + n * size, parts);
-        for (index n = 1; n < chunks; ++n) std::copy_n(first, size, first + n * size);
+        for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first, first + n * parts, parts);
+        for (index n = 1; n < chunks; ++n) std::copy_n(first, parts, first + n * parts);
       }
     });
-    for_each_chunk([&](const aft_head& head, index begin, index end, T* s) {
+    for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {
       write_rows(head, x.gate, begin, end, parts, s);
       x.elements->clear(head, end, std::min(begin + simple_chunk, x.length));
     });
@@ -149,14 +143,11 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = aft_si
 void aft_simple(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<aft_simple_options<S>>(options);
-  auto x = detail::tensors_of(q, k, v, out);
-  x.lengths = given.lengths, x.causal = given.causal, x.gate = given.gate;
+  auto x = detail::tensors_of(given, q, k, v, out);
   detail::check_aft(detail::validator("aft_simple"), x);
   using T = compute_type<S>;
-  detail::aft_simple_call<T>{
-      .x = x,
-      .add_rows = detail::add_rows<T, S>,
-      .write_rows = given.causal ? detail::simple_rows<T, S, true> : detail::simple_rows<T, S, false>}
+  detail::aft_simple_call<T>{x, detail::add_rows<T, S>,
+                             given.causal ? detail::simple_rows<T, S, true> : detail::simple_rows<T, S, false>}
       .run(detail::execution_of(exec, options));
 }
 

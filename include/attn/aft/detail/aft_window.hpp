@@ -8,7 +8,6 @@
 
 #include <attn/aft/detail/aft_block.hpp>
 #include <attn/aft/detail/aft_tensors.hpp>
-#include <attn/aft/detail/sums_array.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -70,19 +69,9 @@ struct aft_window_bias {
     std::fill(to + high, to + count, T(0));
     if (low == high) return;
     const index t = first + low;
-    const void* from = nullptr;
-    switch (layout) {
-      case aft_window_layout::square:
-        from = elements.at(w, column, t);
-        break;
-      case aft_window_layout::band:
-        from = elements.at(w, column, t - column + grid.side);
-        break;
-      case aft_window_layout::kernel:
-        from = elements.at(w, line - r + grid.up, t - column + grid.side);
-        break;
-    }
-    elements.copy(from, w.col_stride, high - low, to + low);
+    const index w_row = layout == aft_window_layout::kernel ? line - r + grid.up : column;
+    const index w_column = layout == aft_window_layout::square ? t : t - column + grid.side;
+    elements.copy(elements.at(w, w_row, w_column), w.col_stride, high - low, to + low);
   }
 };
 
@@ -105,7 +94,7 @@ struct aft_window_call {
     exec.for_each(heads * grid.lines * blocks, [&](index task, int) {
       const index head = task / blocks / grid.lines, r = task / blocks % grid.lines, i = task % blocks;
       const index all = grid.columns_of(r, length(head)), at = r * grid.columns;
-      const auto add = [&](index from, index to, T* sums) {
+      const auto add = [&](index from, index to, key_sums<T>* sums) {
         add_rows(bundles.heads[head], at + from, at + to, parts, sums);
       };
       beside.clear(task), after.clear(task);
@@ -169,8 +158,8 @@ struct aft_window_call {
       });
       for (index n = 0; n < bundle.heads; ++n) {
         const index head = bundle.first + n;
-        T* const to = outside.data + n * parts * key_sums<T>::size;
-        std::copy_n(beside.at(place(head, r, i)), parts * key_sums<T>::size, to);
+        key_sums<T>* const to = outside.data + n * parts;
+        std::copy_n(beside.at(place(head, r, i)), parts, to);
         if (grid.lines == 1) continue;
         sums_array<T>::merge(to, beyond.at(head * grid.lines + r), parts);
         for (index line = grid.first_line(r); line < grid.end_line(r); ++line)
@@ -178,21 +167,11 @@ struct aft_window_call {
       }
       block.packets = bundle.heads * parts;
       block.begin(real - first);
-      const aft_window_bias<T> bias{.w = x.biases(head_bundles<T>::at(x, bundle.first).head),
-                                    .elements = *x.elements,
-                                    .layout = layout,
-                                    .grid = grid,
-                                    .keys = bundle.length,
-                                    .r = r,
-                                    .i = i};
-      const aft_rows<T, aft_window_bias<T>> rows{.block = block,
-                                                 .elements = *x.elements,
-                                                 .heads = members,
-                                                 .bias = bias,
-                                                 .first = at + first,
-                                                 .parts = parts,
-                                                 .outside = outside.data,
-                                                 .gate = x.gate};
+      const aft_window_bias<T> bias{.w = x.biases(head_bundles<T>::at(x, bundle.first).head), .elements = *x.elements,
+                                    .layout = layout, .grid = grid, .keys = bundle.length, .r = r, .i = i};
+      const aft_rows<T, aft_window_bias<T>> rows{
+          .block = block, .elements = *x.elements, .heads = members, .bias = bias,
+          .first = at + first, .parts = parts, .outside = outside.data, .gate = x.gate};
       rows.find_row_exponents();
       bias.ranges([&](index begin, index stop) {
         for (index j = begin; j < stop; j += product_keys) {
