@@ -7,7 +7,7 @@
 #pragma once
 
 #include <attn/aft/aft_conv.hpp>
-#include <attn/aft/detail/aft_window_state.hpp>
+#include <attn/aft/detail/aft_step.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -55,8 +55,8 @@ void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v,
   auto x = detail::step_tensors<S>(check, state.extents(), true, given, q, k, v, out, w);
   detail::check_kernels(check, x, false);
   check.equal("w width = state width", state.width(), x.w.extents[3]);
-  state.step(x, x.w.strides[3], detail::execution_of(exec, options), [&](index h, index p, index j) {
-    return x.elements->at(x.biases(h), 0, j - p + state.window() - 1);
+  state.step(x, detail::execution_of(exec, options), [&](const auto& kernel, index p, index j) {
+    return x.elements->at(kernel, 0, j - p + state.window() - 1);
   });
 }
 

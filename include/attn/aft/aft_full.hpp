@@ -18,7 +18,6 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/detail/aft_block.hpp>
 #include <attn/aft/detail/aft_tensors.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -73,31 +72,30 @@ struct aft_full_call {
     });
     for (index b = 0; b < bundles.count; ++b) {
       const head_bundle bundle = bundles.list[b];
-      const auto heads = bundles.of(bundle);
-      exec.for_each(pieces * bundle.heads, [&](index task, int) {
-        const index n = task / bundle.heads, head = task % bundle.heads, begin = n * piece;
-        if (begin < bundle.length)
-          packed[n].pack(*x.elements, heads[static_cast<std::size_t>(head)], head * parts, begin,
-                         std::min(piece, bundle.length - begin));
+      const index length = bundle[0].length;
+      exec.for_each(pieces * bundle.count, [&](index task, int) {
+        const index n = task / bundle.count, head = task % bundle.count, begin = n * piece;
+        if (begin < length)
+          packed[n].pack(*x.elements, bundle[head], head * parts, begin, std::min(piece, length - begin));
       });
       exec.for_each(blocks, [&](index task, int worker) {
-        const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, bundle.length);
+        const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, length);
         if (first < end) {
           auto block = exec.scratch(
               worker, [&](arena& memory) { return aft_block<T>::layout(memory, bundles.most * parts, x.causal); });
-          block.packets = bundle.heads * parts;
+          block.packets = bundle.count * parts;
           block.begin(end - first);
-          const full_bias<T> bias{.w = x.biases(head_bundles<T>::at(x, bundle.first).head), .elements = *x.elements,
-                                  .first = first, .keys = bundle.length, .causal = x.causal};
-          const aft_rows<T, full_bias<T>> rows{.block = block, .elements = *x.elements, .heads = heads, .bias = bias,
+          const full_bias<T> bias{
+              .w = bundle[0].w, .elements = *x.elements, .first = first, .keys = length, .causal = x.causal};
+          const aft_rows<T, full_bias<T>> rows{.block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
                                                .first = first, .parts = parts, .outside = nullptr, .gate = x.gate};
           rows.find_row_exponents();
-          const index keys = x.causal ? first : bundle.length;
+          const index keys = x.causal ? first : length;
           for (index n = 0; n * piece < keys; ++n) rows.add_piece(packed[n], n * piece, std::min(piece, keys - n * piece));
           rows.finish(keys);
         }
-        for (const auto& head : heads)
-          x.elements->clear(head, std::max(first, bundle.length), std::min(first + block_rows, x.length));
+        for (const auto& head : bundle)
+          x.elements->clear(head, std::max(first, length), std::min(first + block_rows, x.length));
       });
     }
   }

@@ -11,38 +11,30 @@
 namespace attn::inline ATTN_ISA {
 namespace detail {
 
-/// Rows of a chunk behind `before` tokens; `k` and `v` are those of the cache, the chunk included.
+/// The rows of a chunk behind `before` tokens; k and v of x are those of the cache, the chunk included.
 template <class T>
-struct aft_full_step_call {
-  const aft_tensors<T>& x;
-  memory_layout k, v;
-  index before;
-
-  void run(execution& exec) const {
-    const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * (before + x.length))));
-    exec.for_each(x.batch * x.heads * x.length, [&](index task, int worker) {
-      const index b = task / x.length / x.heads, h = task / x.length % x.heads, t = task % x.length;
-      key_sums<T>*sums = nullptr, *keys = nullptr;
-      const auto biases = exec.scratch(worker, [&](arena& memory) {
-        sums = memory.allocate<key_sums<T>>(x.parts());
-        keys = memory.allocate<key_sums<T>>(key_piece);
-        return split_biases<T>::layout(memory, 1);
-      });
-      std::fill_n(sums, x.parts(), key_sums<T>{});
-      aft_head head = x.head(b, h);
-      head.k = head_of(k, b, h), head.v = head_of(v, b, h);
-      const auto w = x.biases(h);
-      for (index j = 0, count; j <= before + t; j += count) {
-        count = std::min(key_piece, before + t + 1 - j);
-        add_to_row(x, x.elements->at(w, before + t, j), w.col_stride, count, biases, sums, [&](index p) {
-          x.elements->split(head, p * width<T>, j, count, keys);
-          return keys;
-        });
-      }
-      write_row(x, head, t, sums);
+void full_step_rows(const aft_tensors<T>& x, index before, execution& exec) {
+  const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * (before + x.length))));
+  exec.for_each(x.batch * x.heads * x.length, [&](index task, int worker) {
+    const aft_head head = x.head(task / x.length / x.heads, task / x.length % x.heads);
+    const index t = task % x.length, row = before + t;
+    key_sums<T>*sums = nullptr, *keys = nullptr;
+    const auto biases = exec.scratch(worker, [&](arena& memory) {
+      sums = memory.allocate<key_sums<T>>(x.parts());
+      keys = memory.allocate<key_sums<T>>(key_piece);
+      return split_biases<T>::layout(memory, 1);
     });
-  }
-};
+    std::fill_n(sums, x.parts(), key_sums<T>{});
+    for (index j = 0, count; j <= row; j += count) {
+      count = std::min(key_piece, row + 1 - j);
+      add_to_row(x, x.elements->at(head.w, row, j), head.w.col_stride, count, biases, sums, [&](index p) {
+        x.elements->split(head, p * width<T>, j, count, keys);
+        return keys;
+      });
+    }
+    write_row(x, head, t, sums);
+  });
+}
 
 }  // namespace detail
 
@@ -58,7 +50,7 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   const auto& given = detail::options_or_default<aft_step_options>(options);
   const index before = cache.tokens();
   const state_extents extents{.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()};
-  const auto x = detail::step_tensors<S>(check, extents, false, given, q, k, v, out, w);
+  auto x = detail::step_tensors<S>(check, extents, false, given, q, k, v, out, w);
   check.equal("value dim = cache value dim", cache.value_dim(), x.dim);
   detail::check_biases(check, x);
   check.at_least("w rows", before + x.length, x.w.extents[2]);
@@ -69,9 +61,9 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   cache.no_alias(check, "w", x.w);
   cache.no_alias(check, "out", x.out);
   cache.append(keys, values);
+  x.k = cache.keys(), x.v = cache.values();
   try {
-    detail::aft_full_step_call<compute_type<S>>{.x = x, .k = cache.keys(), .v = cache.values(), .before = before}.run(
-        detail::execution_of(exec, options));
+    detail::full_step_rows(x, before, detail::execution_of(exec, options));
   } catch (...) {  // no memory
     cache.truncate(before);
     throw;

@@ -7,7 +7,7 @@
 #pragma once
 
 #include <attn/aft/aft_local.hpp>
-#include <attn/aft/detail/aft_window_state.hpp>
+#include <attn/aft/detail/aft_step.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -57,8 +57,8 @@ void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& 
     check.equal("w columns = 2 * window - 1 =", 2 * window - 1, x.w.extents[3]);
   else
     check.at_least("w columns", tokens, x.w.extents[3]);
-  state.step(x, x.w.strides[3], detail::execution_of(exec, options), [&, band = given.band](index h, index p, index j) {
-    return x.elements->at(x.biases(h), p, band ? j - p + window - 1 : j);
+  state.step(x, detail::execution_of(exec, options), [&, band = given.band](const auto& bias, index p, index j) {
+    return x.elements->at(bias, p, band ? j - p + window - 1 : j);
   });
 }
 

@@ -108,9 +108,9 @@ struct aft_simple_call {
     // body(head, its rows [begin, end), its sums) for every chunk of every head
     const auto for_each_chunk = [&](auto&& body) {
       exec.for_each(heads * chunks, [&](index task, int) {
-        const index b = task / chunks / x.heads, begin = task % chunks * simple_chunk;
-        body(x.head(b, task / chunks % x.heads), begin,
-             std::clamp(begin + simple_chunk, begin, std::max(begin, x.true_length(b))), sums.at(task));
+        const index n = task / chunks, begin = task % chunks * simple_chunk;
+        const aft_head head = x.head(n / x.heads, n % x.heads);
+        body(head, begin, std::clamp(head.length, begin, begin + simple_chunk), sums.at(task));
       });
     };
     for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {

@@ -21,8 +21,6 @@
 
 #include <attn/aft/detail/aft_elements.hpp>
 
-#include <span>
-
 namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index block_rows = 96;                  // rows of a block, a multiple of every tile height
@@ -40,6 +38,16 @@ template <class T>
 ATTN_INLINE packet<T> sum_lower_bound(const packet<T>& num, const packet<T>& den, const packet<T>& smallest) {
   return min(den, max(mul(den, min(smallest, broadcast<T>(T(1)))), abs(num)));
 }
+
+/// Heads that share their biases and true length.
+struct head_bundle {
+  const aft_head* first = nullptr;
+  index count = 0;
+
+  const aft_head& operator[](index n) const { return first[n]; }
+  const aft_head* begin() const { return first; }
+  const aft_head* end() const { return first + count; }
+};
 
 /// A piece of keys of several heads, ready for the product.
 template <class T>
@@ -156,7 +164,7 @@ template <class T, class Bias>
 struct aft_rows {
   aft_block<T>& block;
   const aft_elements<T>& elements;
-  std::span<const aft_head> heads;
+  head_bundle heads;
   const Bias& bias;
   index first, parts;  // row of the sequence the block begins with; packets of channels per head
   const key_sums<T>* outside;  // sums over keys all rows see without a bias, per packet; null if there are none
@@ -212,7 +220,7 @@ struct aft_rows {
   /// Adds keys [begin, begin + keys) with the biases of `rows` to the totals marked `exact` of packets p ... p + count - 1;
   /// a row of the diagonal sees those up to its own.
   void add_exactly(index p, index count, index begin, index keys, const split_biases<T>& rows, bool diagonal) const {
-    const aft_head& head = heads[static_cast<std::size_t>(p / parts)];
+    const aft_head& head = heads[p / parts];
     for (index n = 0; n < count; ++n) {
       bool split = false;
       for (index r = 0; r < block.rows; ++r) {
@@ -246,7 +254,7 @@ struct aft_rows {
       if (underflowed > 0) recompute(p, count, keys);
       recomputed += underflowed;
       for (index n = 0; n < count; ++n)
-        elements.write(heads[static_cast<std::size_t>(p / parts)], gate, (p + n) % parts * width<T>, first, block.rows,
+        elements.write(heads[p / parts], gate, (p + n) % parts * width<T>, first, block.rows,
                        block.totals + n * block_rows);
     }
     return recomputed;

@@ -6,10 +6,12 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// One head of one batch item, elements of any type.
+/// One head of one batch item, elements of any type; its biases and its true length where there are any.
 struct aft_head {
   matrix_view<const void> q, k, v;
   matrix_view<void> out;
+  matrix_view<const void> w{};
+  index length = 0;
 };
 
 template <class S, class Void>

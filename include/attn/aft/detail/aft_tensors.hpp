@@ -2,7 +2,7 @@
 //   q, k, v, out [B, H, L, D]; parameters w as views of rank 2 to 4, whose missing axes are 1
 #pragma once
 
-#include <attn/aft/detail/aft_elements.hpp>
+#include <attn/aft/detail/aft_block.hpp>
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/attention_shape.hpp>
 
@@ -34,14 +34,13 @@ struct aft_tensors {
   bool one_key = false;  // a k of one channel serves all of a head
   index batch = 0, heads = 0, length = 0, dim = 0;
 
-  index true_length(index b) const { return lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]; }
   aft_head head(index b, index h) const {
     const auto to = head_of(out, b, h);
-    return {head_of(q, b, h), head_of(k, b, h), head_of(v, b, h),
-            {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride}};
+    return {.q = head_of(q, b, h), .k = head_of(k, b, h), .v = head_of(v, b, h),
+            .out = {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride},
+            .w = head_of(w, 0, shares_biases() ? 0 : h),
+            .length = lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]};
   }
-  /// The biases of a head; one view may be that of all.
-  matrix_view<const void> biases(index h) const { return head_of(w, 0, shares_biases() ? 0 : h); }
   bool shares_biases() const { return w.extents[1] == 1; }
   /// Packets of channels per head.
   index parts() const { return (dim + width<T> - 1) / width<T>; }
@@ -114,25 +113,13 @@ void check_kernels(const validator& check, aft_tensors<T>& x, bool image) {
 /// Channels whose sums are computed together: enough to make up for the exponentials of w, few enough for the cache.
 inline constexpr index bundle_channels = 512;
 
-/// Heads of one true length that share their biases, from entry `first` of the order of heads on.
-struct head_bundle {
-  index first = 0, heads = 0, length = 0;
-};
-
 /// The heads of a call in bundles. Heads that share their biases lie side by side: all of them, or the batch items of
 /// one head.
 template <class T>
 struct head_bundles {
   head_bundle* list = nullptr;
   aft_head* heads = nullptr;  // in order
-  index count = 0, most = 0;     // bundles; heads of the largest
-
-  struct position {
-    index batch, head;
-  };
-  static position at(const aft_tensors<T>& x, index n) {
-    return x.shares_biases() ? position{n / x.heads, n % x.heads} : position{n % x.batch, n / x.batch};
-  }
+  index count = 0, most = 0;  // bundles; heads of the largest
 
   static head_bundles make(const aft_tensors<T>& x, arena& memory) {
     head_bundles g;
@@ -142,19 +129,15 @@ struct head_bundles {
     g.heads = memory.allocate<aft_head>(all);
     if (!g.list) return g;
     for (index n = 0; n < all; ++n) {
-      const position here = at(x, n);
-      g.heads[n] = x.head(here.batch, here.head);
-      const index length = x.true_length(here.batch);
-      const bool joins = g.count > 0 && g.list[g.count - 1].length == length && g.list[g.count - 1].heads < g.most &&
-                         (x.shares_biases() || here.head == at(x, n - 1).head);
-      if (!joins) g.list[g.count++] = {.first = n, .heads = 0, .length = length};
-      ++g.list[g.count - 1].heads;
+      const auto here = x.shares_biases() ? x.head(n / x.heads, n % x.heads) : x.head(n % x.batch, n / x.batch);
+      g.heads[n] = here;
+      head_bundle* const last = g.count > 0 ? &g.list[g.count - 1] : nullptr;
+      if (last && last->count < g.most && (*last)[0].length == here.length && (*last)[0].w.data == here.w.data)
+        ++last->count;
+      else
+        g.list[g.count++] = {&g.heads[n], 1};
     }
     return g;
-  }
-
-  std::span<const aft_head> of(const head_bundle& bundle) const {
-    return {heads + bundle.first, static_cast<std::size_t>(bundle.heads)};
   }
 };
 

@@ -6,7 +6,6 @@
 // a total would lose every digit where the window holds most of it.
 #pragma once
 
-#include <attn/aft/detail/aft_block.hpp>
 #include <attn/aft/detail/aft_tensors.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -55,12 +54,6 @@ struct aft_window_bias {
       if (from < to) f(line * grid.columns + from, line * grid.columns + to);
     }
   }
-  index count_keys() const {
-    index count = 0;
-    ranges([&](index begin, index end) { count += end - begin; });
-    return count;
-  }
-
   void fill(index row, index begin, index count, T* to) const {
     const index column = i * block_rows + row, line = begin / grid.columns, first = begin - line * grid.columns;
     const index low = std::clamp(column - grid.side - first, index(0), count);
@@ -90,10 +83,9 @@ struct aft_window_call {
   void sum_outside(const head_bundles<T>& bundles, const sums_array<T>& beside, const sums_array<T>& after,
                    const sums_array<T>& lines, const sums_array<T>& beyond, execution& exec) const {
     const index heads = x.batch * x.heads, blocks = grid.blocks(), parts = x.parts();
-    const auto length = [&](index head) { return x.true_length(head_bundles<T>::at(x, head).batch); };
     exec.for_each(heads * grid.lines * blocks, [&](index task, int) {
       const index head = task / blocks / grid.lines, r = task / blocks % grid.lines, i = task % blocks;
-      const index all = grid.columns_of(r, length(head)), at = r * grid.columns;
+      const index all = grid.columns_of(r, bundles.heads[head].length), at = r * grid.columns;
       const auto add = [&](index from, index to, key_sums<T>* sums) {
         add_rows(bundles.heads[head], at + from, at + to, parts, sums);
       };
@@ -109,7 +101,7 @@ struct aft_window_call {
       if (grid.lines == 1) return;
       const index head = task / grid.lines, r = task % grid.lines, at = r * grid.columns;
       lines.clear(task);
-      add_rows(bundles.heads[head], at, at + grid.columns_of(r, length(head)), parts, lines.at(task));
+      add_rows(bundles.heads[head], at, at + grid.columns_of(r, bundles.heads[head].length), parts, lines.at(task));
     });
     if (grid.lines == 1) return;
     exec.for_each(heads, [&](index head, int) {
@@ -145,9 +137,8 @@ struct aft_window_call {
       const head_bundle bundle = bundles.list[task / blocks / grid.lines];
       const index r = task / blocks % grid.lines, i = task % blocks, at = r * grid.columns;
       const index first = i * block_rows, end = std::min(first + block_rows, grid.columns);
-      const index real = std::clamp(grid.columns_of(r, bundle.length), first, end);
-      const auto members = bundles.of(bundle);
-      for (const auto& head : members) x.elements->clear(head, at + real, at + end);
+      const index length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
+      for (const auto& head : bundle) x.elements->clear(head, at + real, at + end);
       if (first == real) return;
       sums_array<T> outside;
       packed_piece<T> piece;
@@ -156,8 +147,8 @@ struct aft_window_call {
         piece = packed_piece<T>::layout(memory, bundles.most * parts, product_keys);
         return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
       });
-      for (index n = 0; n < bundle.heads; ++n) {
-        const index head = bundle.first + n;
+      for (index n = 0; n < bundle.count; ++n) {
+        const index head = bundle.first + n - bundles.heads;
         key_sums<T>* const to = outside.data + n * parts;
         std::copy_n(beside.at(place(head, r, i)), parts, to);
         if (grid.lines == 1) continue;
@@ -165,23 +156,24 @@ struct aft_window_call {
         for (index line = grid.first_line(r); line < grid.end_line(r); ++line)
           if (line != r) sums_array<T>::merge(to, beside.at(place(head, line, i)), parts);
       }
-      block.packets = bundle.heads * parts;
+      block.packets = bundle.count * parts;
       block.begin(real - first);
-      const aft_window_bias<T> bias{.w = x.biases(head_bundles<T>::at(x, bundle.first).head), .elements = *x.elements,
-                                    .layout = layout, .grid = grid, .keys = bundle.length, .r = r, .i = i};
+      const aft_window_bias<T> bias{.w = bundle[0].w, .elements = *x.elements, .layout = layout,
+                                    .grid = grid, .keys = length, .r = r, .i = i};
       const aft_rows<T, aft_window_bias<T>> rows{
-          .block = block, .elements = *x.elements, .heads = members, .bias = bias,
+          .block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
           .first = at + first, .parts = parts, .outside = outside.data, .gate = x.gate};
       rows.find_row_exponents();
+      index keys = 0;
       bias.ranges([&](index begin, index stop) {
+        keys += stop - begin;
         for (index j = begin; j < stop; j += product_keys) {
           const index count = std::min(product_keys, stop - j);
-          for (index n = 0; n < bundle.heads; ++n)
-            piece.pack(*x.elements, members[static_cast<std::size_t>(n)], n * parts, j, count);
+          for (index n = 0; n < bundle.count; ++n) piece.pack(*x.elements, bundle[n], n * parts, j, count);
           rows.add_piece(piece, j, count);
         }
       });
-      rows.finish(bias.count_keys());
+      rows.finish(keys);
     });
   }
 };
