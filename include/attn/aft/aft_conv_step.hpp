@@ -15,32 +15,23 @@ struct aft_conv_state_options {
   index width = 1;  ///< of the kernels, odd
 };
 
-/// The last tokens of a stream and the sums over those before them. One that was moved from may only be assigned to or
-/// destroyed.
+/// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k [B, H, n, D] or
+/// [B, H, n, 1], v [B, H, n, D], without attending. One that was moved from may only be assigned to or destroyed.
 template <element S>
-class aft_conv_state : public detail::aft_window_state<compute_type<S>> {
-  using base = detail::aft_window_state<compute_type<S>>;
+class aft_conv_state : public detail::aft_window_state<S, true> {
   static constexpr detail::validator check{"aft_conv_state"};
-
- public:
-  /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
-  explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
-      : base(check, extents, window_of(options.width)) {}
-
-  index width() const { return 2 * base::window() - 1; }
-
-  /// Feeds tokens without attending: k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D].
-  template <viewable K, viewable V>
-  void append(const K& k, const V& v) {
-    base::append_tokens(detail::tokens_of<S>(check, base::extents(), true, as_view(k), as_view(v)));
-  }
-
- private:
   static index window_of(index width) {
     check.at_least("width", 1, width);
     if (width % 2 == 0) check.fail("odd width", width);
     return width / 2 + 1;
   }
+
+ public:
+  /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
+  explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
+      : detail::aft_window_state<S, true>(check, extents, window_of(options.width)) {}
+
+  index width() const { return 2 * this->window() - 1; }
 };
 
 /// Feeds n tokens k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]:

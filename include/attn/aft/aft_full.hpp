@@ -25,8 +25,6 @@ namespace attn::inline ATTN_ISA {
 /// Options of aft_full for elements of type S.
 template <class S>
 struct aft_full_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-
   bool causal = false;          ///< row t sees the keys up to t
   list_view<index> lengths{};   ///< true lengths, one per batch item; rows of padding are 0 in out
   bool gate = true;             ///< multiply by sigmoid(q); without, q is not read

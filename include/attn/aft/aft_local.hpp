@@ -24,8 +24,6 @@ namespace attn::inline ATTN_ISA {
 /// Options of aft_local for elements of type S.
 template <class S>
 struct aft_local_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-
   bool causal = false;          ///< row t sees the keys up to t
   list_view<index> lengths{};   ///< true lengths, one per batch item; rows of padding are 0 in out
   index window = 128;           ///< s: positions nearer than this have a bias, >= 1; may be longer than the sequence

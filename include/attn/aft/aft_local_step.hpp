@@ -15,23 +15,14 @@ struct aft_local_state_options {
   index window = 128;  ///< tokens with a bias of their own, >= 1: the window of aft_local
 };
 
-/// The last tokens of a stream and the sums over those before them. One that was moved from may only be assigned to or
-/// destroyed.
+/// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k, v [B, H, n, D] without
+/// attending. One that was moved from may only be assigned to or destroyed.
 template <element S>
-class aft_local_state : public detail::aft_window_state<compute_type<S>> {
-  using base = detail::aft_window_state<compute_type<S>>;
-  static constexpr detail::validator check{"aft_local_state"};
-
+class aft_local_state : public detail::aft_window_state<S, false> {
  public:
   /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
   explicit aft_local_state(const state_extents& extents, const aft_local_state_options& options = {})
-      : base(check, extents, options.window) {}
-
-  /// Feeds tokens without attending: k, v [B, H, n, D].
-  template <viewable K, viewable V>
-  void append(const K& k, const V& v) {
-    base::append_tokens(detail::tokens_of<S>(check, base::extents(), false, as_view(k), as_view(v)));
-  }
+      : detail::aft_window_state<S, false>(detail::validator("aft_local_state"), extents, options.window) {}
 };
 
 struct aft_local_step_options {

@@ -22,8 +22,6 @@ namespace attn::inline ATTN_ISA {
 /// Options of aft_simple for elements of type S.
 template <class S>
 struct aft_simple_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-
   bool causal = false;          ///< row t sees the keys up to t
   list_view<index> lengths{};   ///< true lengths, one per batch item; rows of padding are 0 in out
   bool gate = true;             ///< multiply by sigmoid(q); without, q is not read
@@ -73,16 +71,14 @@ template <class T, class S, int C>
 void simple_rows_shared(const aft_head& head, bool gate, index begin, index end, index c, const key_sums<T>* sums) {
   write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
     packet<T> mean[C];
-    unroll<C>([&](auto n) {
-      mean[n] = if_less(zero<T>(), sums[n].den, div(sums[n].num, sums[n].den), sums[n].den);
-    });
+    unroll<C>([&](auto n) { mean[n] = if_less(zero<T>(), sums[n].den, div(sums[n].num, sums[n].den), sums[n].den); });
     for (index t = begin; t < end; ++t) unroll<C>([&](auto n) { write(t, n, mean[n], broadcast<T>(T(1))); });
   });
 }
 
 /// Rows [begin, end) of out, from the sums of `parts` packets: of all keys, or causal of those before `begin`.
 template <class T>
-using simple_rows_function = void (*)(const aft_head& head, bool gate, index begin, index end, index parts, key_sums<T>* sums);
+using simple_rows_function = void (*)(const aft_head&, bool gate, index begin, index end, index parts, key_sums<T>* sums);
 
 template <class T, class S, bool Causal>
 void simple_rows(const aft_head& head, bool gate, index begin, index end, index parts, key_sums<T>* sums) {

@@ -13,22 +13,21 @@ namespace attn::inline ATTN_ISA {
 
 /// The sums over all tokens fed so far. One that was moved from may only be assigned to or destroyed.
 template <element S>
-class aft_simple_state : public detail::aft_state<compute_type<S>> {
-  using base = detail::aft_state<compute_type<S>>;
-  static constexpr detail::validator check{"aft_simple_state"};
+class aft_simple_state : public detail::aft_state<S> {
+  using base = detail::aft_state<S>;
 
  public:
   /// The start of a stream. Throws std::invalid_argument for a negative extent, a value_dim other than dim, or sizes no
   /// memory can hold.
-  explicit aft_simple_state(const state_extents& extents) : base(check, extents, 0) {}
+  explicit aft_simple_state(const state_extents& extents) : base(detail::validator("aft_simple_state"), extents, 0) {}
 
   /// Feeds tokens without attending: k, v [B, H, n, D].
   template <viewable K, viewable V>
   void append(const K& k, const V& v) {
-    const auto x = detail::tokens_of<S>(check, base::extents(), false, as_view(k), as_view(v));
+    const auto x = detail::tokens_of<S>(base::check_, base::extents(), false, as_view(k), as_view(v));
     for (index head = 0; head < x.batch * x.heads; ++head)
-      detail::add_rows<compute_type<S>, S>(x.head(head / x.heads, head % x.heads), 0, x.length, x.parts(),
-                                           base::sums(head));
+      detail::add_rows<typename base::T, S>(x.head(head / x.heads, head % x.heads), 0, x.length, x.parts(),
+                                            base::sums(head));
     base::advance(x.length);
   }
 };

@@ -88,14 +88,11 @@ struct aft_block {
   static aft_block layout(arena& memory, index packets, bool causal) {
     return {.weights = memory.allocate<T>(block_rows * weight_stride),
             .sums = memory.allocate<T>(packets * block_rows * panel_width<T>),
-            .seen = memory.allocate<packed_channels<T>>(packets),
-            .row_exponent = memory.allocate<T>(block_rows),
+            .seen = memory.allocate<packed_channels<T>>(packets), .row_exponent = memory.allocate<T>(block_rows),
             .totals = memory.allocate<key_sums<T>>(together * block_rows),
-            .exact = memory.allocate<bool>(together * block_rows),
-            .keys = memory.allocate<key_sums<T>>(key_piece),
+            .exact = memory.allocate<bool>(together * block_rows), .keys = memory.allocate<key_sums<T>>(key_piece),
             .biases = split_biases<T>::layout(memory, block_rows),
-            .diagonal = split_biases<T>::layout(memory, causal ? block_rows : 0),
-            .packets = packets};
+            .diagonal = split_biases<T>::layout(memory, causal ? block_rows : 0), .packets = packets};
   }
 
   void begin(index count) {

@@ -23,17 +23,13 @@ matrix_view<S> typed(const matrix_view<Void>& x) {
 /// with zeros for channels beyond the last.
 template <class T, class S, bool Whole>
 struct channel_reader {
-  const S* data;
-  index row_stride, col_stride, count;
-
-  channel_reader(const matrix_view<const S>& x, index c)
-      : data(x.data + c * x.col_stride), row_stride(x.row_stride), col_stride(x.col_stride), count(x.cols - c) {}
+  matrix_view<const S> x;
+  index c;
 
   ATTN_INLINE packet<T> operator()(index row, int n = 0) const {
-    if constexpr (Whole)
-      return load_as<T>(data + row * row_stride + n * width<T>);
-    else
-      return gather_part<T>(data + row * row_stride + n * width<T> * col_stride, col_stride, count - n * width<T>);
+    const index from = c + n * width<T>;
+    if constexpr (Whole) return load_as<T>(x.row(row) + from);
+    return gather_part<T>(x.row(row) + from * x.col_stride, x.col_stride, x.cols - from);
   }
 };
 
@@ -42,9 +38,9 @@ template <class T, class S, int C, class F>
 ATTN_INLINE void read_channels(const aft_head& head, index c, F&& f) {
   const auto k = typed<const S>(head.k), v = typed<const S>(head.v);
   if (k.col_stride == 1 && v.col_stride == 1 && c + C * width<T> <= std::min(k.cols, v.cols)) [[likely]]
-    f(channel_reader<T, S, true>(k, c), channel_reader<T, S, true>(v, c));
+    f(channel_reader<T, S, true>{k, c}, channel_reader<T, S, true>{v, c});
   else
-    f(channel_reader<T, S, false>(k, c), channel_reader<T, S, false>(v, c));
+    f(channel_reader<T, S, false>{k, c}, channel_reader<T, S, false>{v, c});
 }
 
 /// Writes packets of channels of the output: num / den, times sigmoid(q) if gated; 0 where den is 0, which is where no
@@ -167,14 +163,10 @@ void write_sums(const aft_head& head, bool gate, index c, index begin, index cou
   });
 }
 
-template <class S>
-void clear_output(const aft_head& head, index begin, index end) {
-  clear_rows(typed<S>(head.out), begin, end);
-}
-
 template <class S, class T = compute_type<S>>
 inline constexpr aft_elements<T> elements_of = {
-    sizeof(S), copy_elements<T, S>, split_channels<T, S>, pack_channels<T, S>, write_sums<T, S>, clear_output<S>};
+    sizeof(S), copy_elements<T, S>, split_channels<T, S>, pack_channels<T, S>, write_sums<T, S>,
+    [](const aft_head& head, index begin, index end) { clear_rows(typed<S>(head.out), begin, end); }};
 
 /// Packets of channels that are summed together.
 inline constexpr int sum_columns = 4;

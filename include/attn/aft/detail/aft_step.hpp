@@ -41,9 +41,11 @@ aft_tensors<compute_type<S>> tokens_of(const validator& check, const state_exten
 }
 
 /// What the states share: for each packet of channels the sums over a stream, and room for `window` of its tokens.
-template <class T>
+template <class S>
 class aft_state {
  public:
+  using T = compute_type<S>;
+
   /// Tokens fed so far.
   index tokens() const { return tokens_; }
   index batch() const { return extents_.batch; }
@@ -64,7 +66,7 @@ class aft_state {
 
  protected:
   aft_state(const validator& check, const state_extents& extents, index window)
-      : extents_(check_state_extents(check, extents)), window_(window) {
+      : check_(check), extents_(check_state_extents(check, extents)), window_(window) {
     check.equal("value_dim = dim", extents_.dim, extents_.value_dim);
     check.fits("window", {window, 2});
     check.fits("state", {batch(), heads(), parts(), sizeof(key_sums<T>), window + 1});
@@ -73,6 +75,7 @@ class aft_state {
 
   index parts() const { return (dim() + width<T> - 1) / width<T>; }
 
+  validator check_;
   state_extents extents_;
   index window_, tokens_ = 0;
   std::vector<key_sums<T>> sums_;
@@ -95,15 +98,25 @@ void write_row(const aft_tensors<T>& x, const aft_head& head, index t, const key
 }
 
 /// The state of aft_local and aft_conv: the last `window` tokens of a stream in a ring, position t in entry t % window,
-/// and the sums over those before them, which are only ever added to.
-template <class T>
-class aft_window_state : public aft_state<T> {
-  using base = aft_state<T>;
+/// and the sums over those before them, which are only ever added to. OneKey: k may have one channel for all of a head.
+template <class S, bool OneKey>
+class aft_window_state : public aft_state<S> {
+  using base = aft_state<S>;
+  using typename base::T;
   using base::sums, base::window_, base::tokens_;
 
  public:
   /// Tokens with a bias of their own.
   index window() const { return window_; }
+
+  /// Feeds tokens without attending: k, v [B, H, n, D].
+  template <viewable K, viewable V>
+  void append(const K& k, const V& v) {
+    const auto x = tokens_of<S>(base::check_, base::extents(), OneKey, as_view(k), as_view(v));
+    for (index head = 0; head < x.batch * x.heads; ++head)
+      for (index t = 0; t < x.length; ++t) put(x, x.head(head / x.heads, head % x.heads), head, t);
+    base::advance(x.length);
+  }
 
   /// Feeds the tokens of a call and writes its rows; bias(w, p, j) points to what w, that of a head, adds to key j for
   /// position p. For want of memory the state is reset.
@@ -141,12 +154,6 @@ class aft_window_state : public aft_state<T> {
  protected:
   aft_window_state(const validator& check, const state_extents& extents, index window)
       : base(check, extents, (check.at_least("window", 1, window), window)) {}
-
-  void append_tokens(const aft_tensors<T>& x) {
-    for (index head = 0; head < x.batch * x.heads; ++head)
-      for (index t = 0; t < x.length; ++t) put(x, x.head(head / x.heads, head % x.heads), head, t);
-    base::advance(x.length);
-  }
 
  private:
   /// Row t of a chunk enters the window; the token that leaves it is added to the sums.

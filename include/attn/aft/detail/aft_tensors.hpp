@@ -74,18 +74,13 @@ void check_aft(const validator& check, aft_tensors<T>& x) {
     check.broadcasts("key dim", dim, x.k.extents[3]);
     x.k.extents[3] = dim, x.k.strides[3] = 0;
   }
-  check.extents({{"key batch = query batch", batch, x.k.extents[0]},
-                 {"key heads = query heads", heads, x.k.extents[1]},
-                 {"key length = query length", length, x.k.extents[2]},
-                 {"key dim = query dim", dim, x.k.extents[3]},
-                 {"value batch = query batch", batch, x.v.extents[0]},
-                 {"value heads = query heads", heads, x.v.extents[1]},
-                 {"value length = query length", length, x.v.extents[2]},
-                 {"value dim = query dim", dim, x.v.extents[3]},
-                 {"out batch = query batch", batch, x.out.extents[0]},
-                 {"out heads = query heads", heads, x.out.extents[1]},
-                 {"out length = query length", length, x.out.extents[2]},
-                 {"out dim = query dim", dim, x.out.extents[3]}});
+  const auto &k = x.k.extents, &v = x.v.extents, &out = x.out.extents;
+  check.extents({{"key batch = query batch", batch, k[0]}, {"key heads = query heads", heads, k[1]},
+                 {"key length = query length", length, k[2]}, {"key dim = query dim", dim, k[3]},
+                 {"value batch = query batch", batch, v[0]}, {"value heads = query heads", heads, v[1]},
+                 {"value length = query length", length, v[2]}, {"value dim = query dim", dim, v[3]},
+                 {"out batch = query batch", batch, out[0]}, {"out heads = query heads", heads, out[1]},
+                 {"out length = query length", length, out[2]}, {"out dim = query dim", dim, out[3]}});
   check_length_list(check, "lengths", x.lengths, batch, length);
 }
 
