@@ -70,18 +70,18 @@ struct aft_full_call {
     });
     for (index b = 0; b < bundles.count; ++b) {
       const head_bundle bundle = bundles.list[b];
-      const index length = bundle[0].length;
-      exec.for_each(pieces * bundle.count, [&](index task, int) {
-        const index n = task / bundle.count, head = task % bundle.count, begin = n * piece;
+      const index length = bundle[0].length, members = std::ssize(bundle);
+      exec.for_each(pieces * members, [&](index task, int) {
+        const index n = task / members, head = task % members, begin = n * piece;
         if (begin < length)
-          packed[n].pack(*x.elements, bundle[head], head * parts, begin, std::min(piece, length - begin));
+          packed[n].pack(*x.elements, bundle.data()[head], head * parts, begin, std::min(piece, length - begin));
       });
       exec.for_each(blocks, [&](index task, int worker) {
         const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, length);
         if (first < end) {
           auto block = exec.scratch(
               worker, [&](arena& memory) { return aft_block<T>::layout(memory, bundles.most * parts, x.causal); });
-          block.packets = bundle.count * parts;
+          block.packets = members * parts;
           block.begin(end - first);
           const full_bias<T> bias{
               .w = bundle[0].w, .elements = *x.elements, .first = first, .keys = length, .causal = x.causal};
@@ -89,7 +89,8 @@ struct aft_full_call {
                                                .first = first, .parts = parts, .outside = nullptr, .gate = x.gate};
           rows.find_row_exponents();
           const index keys = x.causal ? first : length;
-          for (index n = 0; n * piece < keys; ++n) rows.add_piece(packed[n], n * piece, std::min(piece, keys - n * piece));
+          for (index begin = 0; begin < keys; begin += piece)
+            rows.add_piece(packed[begin / piece], begin, std::min(piece, keys - begin));
           rows.finish(keys);
         }
         for (const auto& head : bundle)

@@ -50,10 +50,8 @@ void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&
               given.band ? 2 * given.window - 1 : x.length, x.w.extents[3]);
   using T = compute_type<S>;
   detail::aft_window_call<T>{
-      .x = x,
-      .grid = {.columns = x.length, .side = given.window - 1, .causal = given.causal},
-      .layout = given.band ? detail::aft_window_layout::band : detail::aft_window_layout::square,
-      .add_rows = detail::add_rows<T, S>}
+      x, {.columns = x.length, .side = given.window - 1, .causal = given.causal},
+      given.band ? detail::aft_window_layout::band : detail::aft_window_layout::square, detail::add_rows<T, S>}
       .run(detail::execution_of(exec, options));
 }
 

@@ -78,7 +78,7 @@ void simple_rows_shared(const aft_head& head, bool gate, index begin, index end,
 
 /// Rows [begin, end) of out, from the sums of `parts` packets: of all keys, or causal of those before `begin`.
 template <class T>
-using simple_rows_function = void (*)(const aft_head&, bool gate, index begin, index end, index parts, key_sums<T>* sums);
+using simple_rows_function = void (*)(const aft_head&, bool gate, index begin, index end, index parts, key_sums<T>*);
 
 template <class T, class S, bool Causal>
 void simple_rows(const aft_head& head, bool gate, index begin, index end, index parts, key_sums<T>* sums) {
@@ -115,14 +115,14 @@ struct aft_simple_call {
     });
     // Every chunk gets what lies before it, or the sum of all.
     exec.for_each(heads, [&](index head, int) {
-      key_sums<T>* const first = sums.at(head * chunks);
+      const index first = head * chunks, end = first + chunks;
       if (x.causal) {
-        for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first + n * parts, first + (n - 1) * parts, parts);
-        for (index n = chunks - 1; n > 0; --n) std::copy_n(first + (n - 1) * parts, parts, first + n * parts);
-        if (chunks > 0) sums.clear(head * chunks);
+        for (index n = first + 1; n < end; ++n) sums.merge(n, sums.at(n - 1));
+        for (index n = end - 1; n > first; --n) std::copy_n(sums.at(n - 1), parts, sums.at(n));
+        if (chunks > 0) sums.clear(first);
       } else {
-        for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first, first + n * parts, parts);
-        for (index n = 1; n < chunks; ++n) std::copy_n(first, parts, first + n * parts);
+        for (index n = first + 1; n < end; ++n) sums.merge(first, sums.at(n));
+        for (index n = first + 1; n < end; ++n) std::copy_n(sums.at(first), parts, sums.at(n));
       }
     });
     for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {

@@ -38,13 +38,14 @@ class aft_simple_state : public detail::aft_state<S> {
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = aft_step_options>
 void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                      execution_ref exec = {}) {
+  const detail::validator check("aft_simple_step");
   const auto& given = detail::options_or_default<aft_step_options>(options);
-  const auto x = detail::step_tensors<S>(detail::validator("aft_simple_step"), state.extents(), false, given, q, k, v, out);
+  const auto x = detail::step_tensors<S>(check, state.extents(), false, given, q, k, v, out);
   execution& e = detail::execution_of(exec, options);
   const auto limit = e.limit_threads(x.work(20 * static_cast<double>(x.length)));
   e.for_each(x.batch * x.heads, [&](index head, int) {
-    detail::simple_rows<compute_type<S>, S, true>(x.head(head / x.heads, head % x.heads), x.gate, 0, x.length, x.parts(),
-                                                  state.sums(head));
+    const auto rows = x.head(head / x.heads, head % x.heads);
+    detail::simple_rows<compute_type<S>, S, true>(rows, x.gate, 0, x.length, x.parts(), state.sums(head));
   });
   state.advance(x.length);
 }

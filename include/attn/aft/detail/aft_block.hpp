@@ -9,17 +9,18 @@
 //
 // At the end the sums over keys outside the product (key_sums) are added, and the result is divided, gated and written.
 //
-// Error bound. Scales are powers of two, so scaling is exact; all that can be lost is what underflows, where W and K
-// stem from different keys. In float, a factor below 2^-126 becomes 0 while the other one is below 1.5, and so does a
-// sum that is rescaled to a larger K. Each key thus loses less than 2^-124 of den, and 2^-124 max(1, |v|) of num, in the
-// scale of the sums. Where den and den max |v|, over the keys the row sees, are at least (keys + 1) 2^-97, the loss is
-// below 2^-27 of both: less than rounding. Which values a row sees depends on the biases, so max |v| is replaced by a
-// lower bound of it: it is at least |num| / den and, unless num is 0 anyway, at least the smallest non-zero |v| of all
-// keys. The rows and channels where this bound is too small are computed again, exactly. As the test looks at the
-// result, maxima of k and w at different keys cost nothing until they are a factor of 10^25 apart.
+// Error bound, in float. Scales are powers of two, so scaling is exact; only underflow loses anything, where W and K stem
+// from different keys. A factor below 2^-126 becomes 0 while the other one is below 1.5, and so does a sum rescaled to
+// a larger K: each key loses less than 2^-124 of den and 2^-124 max(1, |v|) of num, in the scale of the sums. Where den
+// and den max |v|, over the keys the row sees, are at least (keys + 1) 2^-97, that is below 2^-27 of both: less than
+// rounding. Which values a row sees depends on the biases, so max |v| is replaced by a lower bound: |num| / den and,
+// unless num is 0 anyway, the smallest non-zero |v| of all keys. Rows and channels where this bound is too small are
+// computed again, exactly. Maxima of k and w at different keys thus cost nothing until a factor of 10^25 apart.
 #pragma once
 
 #include <attn/aft/detail/aft_elements.hpp>
+
+#include <span>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -40,14 +41,7 @@ ATTN_INLINE packet<T> sum_lower_bound(const packet<T>& num, const packet<T>& den
 }
 
 /// Heads that share their biases and true length.
-struct head_bundle {
-  const aft_head* first = nullptr;
-  index count = 0;
-
-  const aft_head& operator[](index n) const { return first[n]; }
-  const aft_head* begin() const { return first; }
-  const aft_head* end() const { return first + count; }
-};
+using head_bundle = std::span<const aft_head>;
 
 /// A piece of keys of several heads, ready for the product.
 template <class T>
@@ -214,10 +208,10 @@ struct aft_rows {
     }
   }
 
-  /// Adds keys [begin, begin + keys) with the biases of `rows` to the totals marked `exact` of packets p ... p + count - 1;
+  /// Adds keys [begin, begin + keys) with the biases of `rows` to the totals marked `exact` of `count` packets from p on;
   /// a row of the diagonal sees those up to its own.
   void add_exactly(index p, index count, index begin, index keys, const split_biases<T>& rows, bool diagonal) const {
-    const aft_head& head = heads[p / parts];
+    const aft_head& head = heads.data()[p / parts];
     for (index n = 0; n < count; ++n) {
       bool split = false;
       for (index r = 0; r < block.rows; ++r) {
@@ -251,14 +245,14 @@ struct aft_rows {
       if (underflowed > 0) recompute(p, count, keys);
       recomputed += underflowed;
       for (index n = 0; n < count; ++n)
-        elements.write(heads[p / parts], gate, (p + n) % parts * width<T>, first, block.rows,
+        elements.write(heads.data()[p / parts], gate, (p + n) % parts * width<T>, first, block.rows,
                        block.totals + n * block_rows);
     }
     return recomputed;
   }
 
-  /// Adds up all sums of packet p + n; marks (`exact`) and counts the rows that need recomputation. Where every key is masked
-  /// nothing can be lost.
+  /// Adds up all sums of packet p + n; marks in `exact`, and counts, the rows that need recomputation. Where every key is
+  /// masked nothing can be lost.
   index combine(index p, index n, index keys) const {
     const T* const sums = block.sums + (p + n) * block_rows * panel_width<T>;
     const packet<T> exponent = block.seen[p + n].exponent, smallest = block.seen[p + n].smallest;

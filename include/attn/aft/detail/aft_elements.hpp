@@ -1,5 +1,5 @@
-// attn: elements in memory as the kernels of the attention-free family see them. The kernels are compiled once for each
-// compute type T; what depends on the element type S is here, in a table of functions that each do a whole piece of work.
+// attn: elements in memory as the kernels of the attention-free family see them. Kernels are compiled once for each
+// compute type T; what depends on the element type S is in a table of functions that each do a whole piece of work.
 #pragma once
 
 #include <attn/aft/detail/key_sums.hpp>
@@ -91,8 +91,8 @@ struct packed_channels {
   bool finite = true;                                                      // all keys and values
 };
 
-/// Functions for elements of one type, of `size` bytes. Those of heads work on rows [begin, begin + count) of one packet
-/// of channels from c on.
+/// Functions for elements of one type, of `size` bytes. Those of heads work on rows [begin, begin + count), or up to end,
+/// of one packet of channels from c on.
 template <class T>
 struct aft_elements {
   index size;

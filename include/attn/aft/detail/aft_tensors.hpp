@@ -123,14 +123,12 @@ struct head_bundles {
     g.list = memory.allocate<head_bundle>(all);
     g.heads = memory.allocate<aft_head>(all);
     if (!g.list) return g;
-    for (index n = 0; n < all; ++n) {
-      const auto here = x.shares_biases() ? x.head(n / x.heads, n % x.heads) : x.head(n % x.batch, n / x.batch);
-      g.heads[n] = here;
-      head_bundle* const last = g.count > 0 ? &g.list[g.count - 1] : nullptr;
-      if (last && last->count < g.most && (*last)[0].length == here.length && (*last)[0].w.data == here.w.data)
-        ++last->count;
-      else
-        g.list[g.count++] = {&g.heads[n], 1};
+    for (index n = 0, first = 0; n < all; ++n) {
+      g.heads[n] = x.shares_biases() ? x.head(n / x.heads, n % x.heads) : x.head(n % x.batch, n / x.batch);
+      const aft_head &here = g.heads[n], &start = g.heads[first];
+      const bool joins = n > 0 && n < first + g.most && here.length == start.length && here.w.data == start.w.data;
+      if (!joins) first = n, ++g.count;
+      g.list[g.count - 1] = {g.heads + first, static_cast<std::size_t>(n - first + 1)};
     }
     return g;
   }

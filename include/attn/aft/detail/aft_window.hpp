@@ -95,9 +95,9 @@ struct aft_window_call {
     });
     exec.for_each(heads * grid.lines, [&](index task, int) {
       const index first = task * blocks;
-      for (index i = 1; i < blocks; ++i) sums_array<T>::merge(beside.at(first + i), beside.at(first + i - 1), parts);
-      for (index i = blocks - 2; i >= 0; --i) sums_array<T>::merge(after.at(first + i), after.at(first + i + 1), parts);
-      for (index i = 0; i < blocks; ++i) sums_array<T>::merge(beside.at(first + i), after.at(first + i), parts);
+      for (index i = 1; i < blocks; ++i) beside.merge(first + i, beside.at(first + i - 1));
+      for (index i = blocks - 2; i >= 0; --i) after.merge(first + i, after.at(first + i + 1));
+      for (index i = 0; i < blocks; ++i) beside.merge(first + i, after.at(first + i));
       if (grid.lines == 1) return;
       const index head = task / grid.lines, r = task % grid.lines, at = r * grid.columns;
       lines.clear(task);
@@ -108,13 +108,13 @@ struct aft_window_call {
       const index first = head * grid.lines;
       for (index r = 0; r < grid.lines; ++r) {
         beyond.clear(first + r);
-        if (r > 0) sums_array<T>::merge(beyond.at(first + r), beyond.at(first + r - 1), parts);
-        if (r - grid.up > 0) sums_array<T>::merge(beyond.at(first + r), lines.at(first + r - grid.up - 1), parts);
+        if (r > 0) beyond.merge(first + r, beyond.at(first + r - 1));
+        if (r - grid.up > 0) beyond.merge(first + r, lines.at(first + r - grid.up - 1));
       }
       // Upwards, lines[r] becomes the sum of the lines from r on: those below r are read no more.
       for (index r = grid.lines - 1; r >= 0; --r) {
-        if (r + 1 < grid.lines) sums_array<T>::merge(lines.at(first + r), lines.at(first + r + 1), parts);
-        if (r - grid.up - 1 >= 0) sums_array<T>::merge(beyond.at(first + r - grid.up - 1), lines.at(first + r), parts);
+        if (r + 1 < grid.lines) lines.merge(first + r, lines.at(first + r + 1));
+        if (r - grid.up - 1 >= 0) beyond.merge(first + r - grid.up - 1, lines.at(first + r));
       }
     });
   }
@@ -143,20 +143,19 @@ struct aft_window_call {
       sums_array<T> outside;
       packed_piece<T> piece;
       auto block = exec.scratch(worker, [&](arena& memory) {
-        outside = sums_array<T>::layout(memory, 1, bundles.most * parts);
+        outside = sums_array<T>::layout(memory, bundles.most, parts);
         piece = packed_piece<T>::layout(memory, bundles.most * parts, product_keys);
         return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
       });
-      for (index n = 0; n < bundle.count; ++n) {
-        const index head = bundle.first + n - bundles.heads;
-        key_sums<T>* const to = outside.data + n * parts;
-        std::copy_n(beside.at(place(head, r, i)), parts, to);
+      for (index n = 0; n < std::ssize(bundle); ++n) {
+        const index head = bundle.data() + n - bundles.heads;
+        std::copy_n(beside.at(place(head, r, i)), parts, outside.at(n));
         if (grid.lines == 1) continue;
-        sums_array<T>::merge(to, beyond.at(head * grid.lines + r), parts);
+        outside.merge(n, beyond.at(head * grid.lines + r));
         for (index line = grid.first_line(r); line < grid.end_line(r); ++line)
-          if (line != r) sums_array<T>::merge(to, beside.at(place(head, line, i)), parts);
+          if (line != r) outside.merge(n, beside.at(place(head, line, i)));
       }
-      block.packets = bundle.count * parts;
+      block.packets = std::ssize(bundle) * parts;
       block.begin(real - first);
       const aft_window_bias<T> bias{.w = bundle[0].w, .elements = *x.elements, .layout = layout,
                                     .grid = grid, .keys = length, .r = r, .i = i};
@@ -169,7 +168,7 @@ struct aft_window_call {
         keys += stop - begin;
         for (index j = begin; j < stop; j += product_keys) {
           const index count = std::min(product_keys, stop - j);
-          for (index n = 0; n < bundle.count; ++n) piece.pack(*x.elements, bundle[n], n * parts, j, count);
+          for (index n = 0; n < std::ssize(bundle); ++n) piece.pack(*x.elements, bundle.data()[n], n * parts, j, count);
           rows.add_piece(piece, j, count);
         }
       });

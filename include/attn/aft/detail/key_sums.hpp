@@ -19,6 +19,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
+/// A single key with its value is a sum too: num = e^k v, den = e^k.
 template <class T>
 struct key_sums {
   packet<T> num = zero<T>(), den = zero<T>(), exponent = broadcast<T>(-std::numeric_limits<T>::infinity());
@@ -41,7 +42,7 @@ struct key_sums {
   }
 };
 
-/// Arrays of sums, or of single keys, of `parts` packets each. A key e^k with value v is the sum (e^k v, e^k) of itself.
+/// Arrays of sums of `parts` packets each.
 template <class T>
 struct sums_array {
   key_sums<T>* data = nullptr;
@@ -52,9 +53,8 @@ struct sums_array {
   }
   key_sums<T>* at(index n) const { return data + n * parts; }
   void clear(index n) const { std::fill_n(at(n), parts, key_sums<T>{}); }
-  /// to = to + from
-  static void merge(key_sums<T>* to, const key_sums<T>* from, index parts) {
-    for (index p = 0; p < parts; ++p) to[p].merge(from[p]);
+  void merge(index to, const key_sums<T>* from) const {
+    for (index p = 0; p < parts; ++p) at(to)[p].merge(from[p]);
   }
 };
 
