@@ -25,9 +25,9 @@ namespace attn::inline ATTN_ISA {
 /// Options of aft_full for elements of type S.
 template <class S>
 struct aft_full_options {
-  bool causal = false;          ///< row t sees the keys up to t
-  list_view<index> lengths{};   ///< true lengths, one per batch item; rows of padding are 0 in out
-  bool gate = true;             ///< multiply by sigmoid(q); without, q is not read
+  bool causal = false;         ///< row t sees the keys up to t
+  list_view<index> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
+  bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
 };
 
 namespace detail {
@@ -64,8 +64,7 @@ struct aft_full_call {
     packed_piece<T>* packed = nullptr;
     const auto bundles = exec.shared_scratch([&](arena& memory) {
       const auto b = head_bundles<T>::make(x, memory);
-      packed = memory.allocate_list(pieces,
-                                    [&](arena& m) { return packed_piece<T>::layout(m, b.most * parts, piece); });
+      packed = memory.allocate_list(pieces, [&](auto& m) { return packed_piece<T>::layout(m, b.most * parts, piece); });
       return b;
     });
     for (index b = 0; b < bundles.count; ++b) {
@@ -107,13 +106,14 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
           class Options = aft_full_options<element_of<const Q&>>>
 void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
               execution_ref exec = {}) {
-  const auto& given = detail::options_or_default<aft_full_options<element_of<const Q&>>>(options);
+  using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<aft_full_options<S>>(options);
   const detail::validator check("aft_full");
   auto x = detail::tensors_of(given, q, k, v, out, w);
   detail::check_aft(check, x);
   detail::check_biases(check, x);
   check.extents({{"w rows = length", x.length, x.w.extents[2]}, {"w columns = length", x.length, x.w.extents[3]}});
-  detail::aft_full_call{x}.run(detail::execution_of(exec, options));
+  detail::aft_full_call<compute_type<S>>{x}.run(detail::execution_of(exec, options));
 }
 
 }  // namespace attn::inline ATTN_ISA

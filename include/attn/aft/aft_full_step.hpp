@@ -16,7 +16,7 @@ template <class T>
 void full_step_rows(const aft_tensors<T>& x, index before, execution& exec) {
   const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * (before + x.length))));
   exec.for_each(x.batch * x.heads * x.length, [&](index task, int worker) {
-    const aft_head head = x.head(task / x.length / x.heads, task / x.length % x.heads);
+    const aft_head head = x.head(task / x.length);
     const index t = task % x.length, row = before + t;
     key_sums<T>*sums = nullptr, *keys = nullptr;
     const auto biases = exec.scratch(worker, [&](arena& memory) {
@@ -48,13 +48,13 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
                    execution_ref exec = {}) {
   const detail::validator check("aft_full_step");
   const auto& given = detail::options_or_default<aft_step_options>(options);
-  const index before = cache.tokens();
-  const state_extents extents{.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()};
-  auto x = detail::step_tensors<S>(check, extents, false, given, q, k, v, out, w);
+  auto x = detail::step_tensors<S>(check, {.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()}, false,
+                                   given, q, k, v, out, w);
+  const index before = cache.tokens(), tokens = before + x.length;
   check.equal("value dim = cache value dim", cache.value_dim(), x.dim);
   detail::check_biases(check, x);
-  check.at_least("w rows", before + x.length, x.w.extents[2]);
-  check.at_least("w columns", before + x.length, x.w.extents[3]);
+  check.at_least("w rows", tokens, x.w.extents[2]);
+  check.at_least("w columns", tokens, x.w.extents[3]);
   const tensor_view<const S> keys = as_view(k), values = as_view(v);
   cache.check_tokens(check, keys, values);
   cache.no_alias(check, "q", x.q);

@@ -24,11 +24,11 @@ namespace attn::inline ATTN_ISA {
 /// Options of aft_local for elements of type S.
 template <class S>
 struct aft_local_options {
-  bool causal = false;          ///< row t sees the keys up to t
-  list_view<index> lengths{};   ///< true lengths, one per batch item; rows of padding are 0 in out
-  index window = 128;           ///< s: positions nearer than this have a bias, >= 1; may be longer than the sequence
-  bool band = false;            ///< w is a band [L, 2 s - 1] instead of [L, L]
-  bool gate = true;             ///< multiply by sigmoid(q); without, q is not read
+  bool causal = false;         ///< row t sees the keys up to t
+  list_view<index> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
+  index window = 128;          ///< s: positions nearer than this have a bias, >= 1; may be longer than the sequence
+  bool band = false;           ///< w is a band [L, 2 s - 1] instead of [L, L]
+  bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
 };
 
 /// Attention-free mixing with biases for near positions. See the top of the file. Options and an execution may be left

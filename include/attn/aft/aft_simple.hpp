@@ -22,18 +22,15 @@ namespace attn::inline ATTN_ISA {
 /// Options of aft_simple for elements of type S.
 template <class S>
 struct aft_simple_options {
-  bool causal = false;          ///< row t sees the keys up to t
-  list_view<index> lengths{};   ///< true lengths, one per batch item; rows of padding are 0 in out
-  bool gate = true;             ///< multiply by sigmoid(q); without, q is not read
+  bool causal = false;         ///< row t sees the keys up to t
+  list_view<index> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
+  bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
 };
 
 namespace detail {
 
-/// Tokens of a task.
-inline constexpr index simple_chunk = 512;
-
-/// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result. Sums with large exponents are
-/// rare, and are computed by a second pass.
+/// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result. Sums with large exponents
+/// are rare, and are computed by a second pass.
 template <class T, class S, int C, bool Large = false>
 void simple_rows_causal(const aft_head& head, bool gate, index begin, index end, index c, key_sums<T>* sums) {
   if (begin == end) return;
@@ -92,21 +89,23 @@ void simple_rows(const aft_head& head, bool gate, index begin, index end, index 
 
 template <class T>
 struct aft_simple_call {
+  static constexpr index chunk = 512;  // tokens of a task
+
   const aft_tensors<T>& x;
   add_rows_function<T> add_rows;
   simple_rows_function<T> write_rows;
 
   void run(execution& exec) const {
     const auto limit = exec.limit_threads(x.work(10 * static_cast<double>(x.length)));
-    const index heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + simple_chunk - 1) / simple_chunk;
+    const index heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + chunk - 1) / chunk;
     const auto sums =
         exec.shared_scratch([&](arena& memory) { return sums_array<T>::layout(memory, heads * chunks, parts); });
     // body(head, its rows [begin, end), its sums) for every chunk of every head
     const auto for_each_chunk = [&](auto&& body) {
       exec.for_each(heads * chunks, [&](index task, int) {
-        const index n = task / chunks, begin = task % chunks * simple_chunk;
-        const aft_head head = x.head(n / x.heads, n % x.heads);
-        body(head, begin, std::clamp(head.length, begin, begin + simple_chunk), sums.at(task));
+        const aft_head head = x.head(task / chunks);
+        const index begin = task % chunks * chunk;
+        body(head, begin, std::clamp(head.length, begin, begin + chunk), sums.at(task));
       });
     };
     for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {
@@ -127,7 +126,7 @@ struct aft_simple_call {
     });
     for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {
       write_rows(head, x.gate, begin, end, parts, s);
-      x.elements->clear(head, end, std::min(begin + simple_chunk, x.length));
+      x.elements->clear(head, end, std::min(begin + chunk, x.length));
     });
   }
 };

@@ -26,8 +26,7 @@ class aft_simple_state : public detail::aft_state<S> {
   void append(const K& k, const V& v) {
     const auto x = detail::tokens_of<S>(base::check_, base::extents(), false, as_view(k), as_view(v));
     for (index head = 0; head < x.batch * x.heads; ++head)
-      detail::add_rows<typename base::T, S>(x.head(head / x.heads, head % x.heads), 0, x.length, x.parts(),
-                                            base::sums(head));
+      detail::add_rows<typename base::T, S>(x.head(head), 0, x.length, x.parts(), base::sums(head));
     base::advance(x.length);
   }
 };
@@ -44,8 +43,7 @@ void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V
   execution& e = detail::execution_of(exec, options);
   const auto limit = e.limit_threads(x.work(20 * static_cast<double>(x.length)));
   e.for_each(x.batch * x.heads, [&](index head, int) {
-    const auto rows = x.head(head / x.heads, head % x.heads);
-    detail::simple_rows<compute_type<S>, S, true>(rows, x.gate, 0, x.length, x.parts(), state.sums(head));
+    detail::simple_rows<compute_type<S>, S, true>(x.head(head), x.gate, 0, x.length, x.parts(), state.sums(head));
   });
   state.advance(x.length);
 }

@@ -9,8 +9,8 @@
 //
 // At the end the sums over keys outside the product (key_sums) are added, and the result is divided, gated and written.
 //
-// Error bound, in float. Scales are powers of two, so scaling is exact; only underflow loses anything, where W and K stem
-// from different keys. A factor below 2^-126 becomes 0 while the other one is below 1.5, and so does a sum rescaled to
+// Error bound, in float. Scales are powers of two, so scaling is exact; only underflow loses anything, where W and K
+// stem from different keys. A factor below 2^-126 becomes 0 while the other one is below 1.5, and so does a sum rescaled to
 // a larger K: each key loses less than 2^-124 of den and 2^-124 max(1, |v|) of num, in the scale of the sums. Where den
 // and den max |v|, over the keys the row sees, are at least (keys + 1) 2^-97, that is below 2^-27 of both: less than
 // rounding. Which values a row sees depends on the biases, so max |v| is replaced by a lower bound: |num| / den and,
@@ -208,8 +208,8 @@ struct aft_rows {
     }
   }
 
-  /// Adds keys [begin, begin + keys) with the biases of `rows` to the totals marked `exact` of `count` packets from p on;
-  /// a row of the diagonal sees those up to its own.
+  /// Adds keys [begin, begin + keys) with the biases of `rows` to the totals marked `exact` of `count` packets from p
+  /// on; a row of the diagonal sees those up to its own.
   void add_exactly(index p, index count, index begin, index keys, const split_biases<T>& rows, bool diagonal) const {
     const aft_head& head = heads.data()[p / parts];
     for (index n = 0; n < count; ++n) {
@@ -251,8 +251,8 @@ struct aft_rows {
     return recomputed;
   }
 
-  /// Adds up all sums of packet p + n; marks in `exact`, and counts, the rows that need recomputation. Where every key is
-  /// masked nothing can be lost.
+  /// Adds up all sums of packet p + n; marks in `exact`, and counts, the rows that need recomputation. Where every key
+  /// is masked nothing can be lost.
   index combine(index p, index n, index keys) const {
     const T* const sums = block.sums + (p + n) * block_rows * panel_width<T>;
     const packet<T> exponent = block.seen[p + n].exponent, smallest = block.seen[p + n].smallest;

@@ -91,8 +91,8 @@ struct packed_channels {
   bool finite = true;                                                      // all keys and values
 };
 
-/// Functions for elements of one type, of `size` bytes. Those of heads work on rows [begin, begin + count), or up to end,
-/// of one packet of channels from c on.
+/// Functions for elements of one type, of `size` bytes. Those of a head work on its rows [begin, begin + count) and one
+/// packet of channels from c on.
 template <class T>
 struct aft_elements {
   index size;
@@ -168,14 +168,12 @@ inline constexpr aft_elements<T> elements_of = {
     sizeof(S), copy_elements<T, S>, split_channels<T, S>, pack_channels<T, S>, write_sums<T, S>,
     [](const aft_head& head, index begin, index end) { clear_rows(typed<S>(head.out), begin, end); }};
 
-/// Packets of channels that are summed together.
-inline constexpr int sum_columns = 4;
-
 /// f(integral_constant<int, C>, p) for packets p ... p + C - 1, until all are done.
 template <class F>
 void for_columns(index packets, F&& f) {
+  constexpr int columns = 4;  // packets of channels that are summed together
   index p = 0;
-  for (; p + sum_columns <= packets; p += sum_columns) f(std::integral_constant<int, sum_columns>{}, p);
+  for (; p + columns <= packets; p += columns) f(std::integral_constant<int, columns>{}, p);
   for (; p < packets; ++p) f(std::integral_constant<int, 1>{}, p);
 }
 

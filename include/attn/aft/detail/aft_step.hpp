@@ -114,7 +114,7 @@ class aft_window_state : public aft_state<S> {
   void append(const K& k, const V& v) {
     const auto x = tokens_of<S>(base::check_, base::extents(), OneKey, as_view(k), as_view(v));
     for (index head = 0; head < x.batch * x.heads; ++head)
-      for (index t = 0; t < x.length; ++t) put(x, x.head(head / x.heads, head % x.heads), head, t);
+      for (index t = 0; t < x.length; ++t) put(x, x.head(head), head, t);
     base::advance(x.length);
   }
 
@@ -125,7 +125,7 @@ class aft_window_state : public aft_state<S> {
     const auto limit = exec.limit_threads(x.work(4 * static_cast<double>(x.length * (window_ + 10))));
     try {
       exec.for_each(x.batch * x.heads, [&](index task, int worker) {
-        const auto head = x.head(task / x.heads, task % x.heads);
+        const auto head = x.head(task);
         key_sums<T>* row = nullptr;
         const auto biases = exec.scratch(worker, [&](arena& memory) {
           row = memory.allocate<key_sums<T>>(x.parts());

@@ -34,7 +34,9 @@ struct aft_tensors {
   bool one_key = false;  // a k of one channel serves all of a head
   index batch = 0, heads = 0, length = 0, dim = 0;
 
-  aft_head head(index b, index h) const {
+  /// Head n of all heads of the batch.
+  aft_head head(index n) const {
+    const index b = n / heads, h = n % heads;
     const auto to = head_of(out, b, h);
     return {.q = head_of(q, b, h), .k = head_of(k, b, h), .v = head_of(v, b, h),
             .out = {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride},
@@ -105,13 +107,13 @@ void check_kernels(const validator& check, aft_tensors<T>& x, bool image) {
   if (w.extents[2] % 2 == 0) check.fail("w of odd height", w.extents[2]);
 }
 
-/// Channels whose sums are computed together: enough to make up for the exponentials of w, few enough for the cache.
-inline constexpr index bundle_channels = 512;
-
 /// The heads of a call in bundles. Heads that share their biases lie side by side: all of them, or the batch items of
 /// one head.
 template <class T>
 struct head_bundles {
+  /// Channels of a bundle, at most: enough to make up for the exponentials of w, few enough for the cache.
+  static constexpr index channels = 512;
+
   head_bundle* list = nullptr;
   aft_head* heads = nullptr;  // in order
   index count = 0, most = 0;  // bundles; heads of the largest
@@ -119,12 +121,12 @@ struct head_bundles {
   static head_bundles make(const aft_tensors<T>& x, arena& memory) {
     head_bundles g;
     const index all = x.batch * x.heads;
-    g.most = std::min(all, std::max<index>(1, bundle_channels / (std::max<index>(1, x.parts()) * width<T>)));
+    g.most = std::min(all, std::max<index>(1, channels / (std::max<index>(1, x.parts()) * width<T>)));
     g.list = memory.allocate<head_bundle>(all);
     g.heads = memory.allocate<aft_head>(all);
     if (!g.list) return g;
     for (index n = 0, first = 0; n < all; ++n) {
-      g.heads[n] = x.shares_biases() ? x.head(n / x.heads, n % x.heads) : x.head(n % x.batch, n / x.batch);
+      g.heads[n] = x.shares_biases() ? x.head(n) : x.head(n % x.batch * x.heads + n / x.batch);
       const aft_head &here = g.heads[n], &start = g.heads[first];
       const bool joins = n > 0 && n < first + g.most && here.length == start.length && here.w.data == start.w.data;
       if (!joins) first = n, ++g.count;

@@ -61,8 +61,7 @@ struct aft_window_bias {
     std::fill(to, to + low, T(0));
     std::fill(to + high, to + count, T(0));
     if (low == high) return;
-    const index t = first + low;
-    const index w_row = layout == aft_window_layout::kernel ? line - r + grid.up : column;
+    const index t = first + low, w_row = layout == aft_window_layout::kernel ? line - r + grid.up : column;
     const index w_column = layout == aft_window_layout::square ? t : t - column + grid.side;
     elements.copy(elements.at(w, w_row, w_column), w.col_stride, high - low, to + low);
   }

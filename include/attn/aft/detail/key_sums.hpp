@@ -58,8 +58,7 @@ struct sums_array {
   }
 };
 
-/// Keys that are split at a time.
-inline constexpr index key_piece = 96;
+inline constexpr index key_piece = 96;  // keys that are split at a time
 
 /// The biases of one row towards `key_piece` keys as factor and exponent.
 template <class T>
