@@ -32,25 +32,19 @@ struct token_grid {
 /// Options of aft_conv for elements of type S.
 template <class S>
 struct aft_conv_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-
-  /// Row t sees the keys up to t; the half of the kernel for later keys is not used. Not for images.
-  bool causal = false;
-  /// True lengths, one per batch item: for an image, its first tokens. Rows of padding are 0 in out.
-  list_view<index> lengths{};
-  /// The tokens are those of an image; otherwise they form one line.
-  std::optional<token_grid> grid{};
-  /// Multiply by sigmoid(q); without, q is not read.
-  bool gate = true;
+  bool causal = false;               ///< row t sees the keys up to t, and half of the kernel is unused; not for images
+  list_view<index> lengths{};        ///< true lengths, one per batch item: of an image, its first tokens; the rest is 0
+  std::optional<token_grid> grid{};  ///< the tokens are those of an image; otherwise they form one line
+  bool gate = true;                  ///< multiply by sigmoid(q); without, q is not read
 };
 
 namespace detail {
 
 template <class T>
 aft_window_grid check_aft_conv(const validator& check, aft_tensors<T>& x, const std::optional<token_grid>& tokens) {
-  check_aft(check, x, aft_keys::per_head_too);
+  check_aft(check, x);
   check_kernels(check, x, tokens.has_value());
-  aft_window_grid grid{.lines = 1, .columns = x.length, .up = 0, .side = x.w.extents[3] / 2, .causal = x.causal};
+  aft_window_grid grid{.columns = x.length, .side = x.w.extents[3] / 2, .causal = x.causal};
   if (tokens) {
     if (x.causal) check.fail("an image without causal", "causal = true");
     check.at_least("grid rows", 0, tokens->rows);
@@ -70,14 +64,13 @@ void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
               execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<aft_conv_options<S>>(options);
-  auto x = detail::tensors_of(q, k, v, out, w);
-  x.lengths = given.lengths, x.causal = given.causal, x.gate = given.gate;
+  auto x = detail::tensors_of(given, q, k, v, out, w);
+  x.one_key = true;
   const auto grid = detail::check_aft_conv(detail::validator("aft_conv"), x, given.grid);
   if (x.length == 0) return;
   using T = compute_type<S>;
-  detail::aft_window_call<T>{
-      .x = x, .grid = grid, .layout = detail::aft_window_layout::kernel, .add_rows = detail::add_rows<T, S>}
-      .run(detail::execution_of(exec, options));
+  detail::aft_window_call<T>{x, grid, detail::aft_window_layout::kernel, detail::add_rows<T, S>}.run(
+      detail::execution_of(exec, options));
 }
 
 }  // namespace attn::inline ATTN_ISA

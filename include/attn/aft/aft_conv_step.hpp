@@ -7,42 +7,31 @@
 #pragma once
 
 #include <attn/aft/aft_conv.hpp>
-#include <attn/aft/detail/aft_window_state.hpp>
+#include <attn/aft/detail/aft_step.hpp>
 
 namespace attn::inline ATTN_ISA {
 
 struct aft_conv_state_options {
-  /// Of the kernels, odd.
-  index width = 1;
+  index width = 1;  ///< of the kernels, odd
 };
 
-/// The last tokens of a stream and the sums over those before them. One that was moved from may only be assigned to or
-/// destroyed.
+/// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k [B, H, n, D] or
+/// [B, H, n, 1], v [B, H, n, D], without attending. One that was moved from may only be assigned to or destroyed.
 template <element S>
-class aft_conv_state : public detail::aft_window_state<compute_type<S>> {
-  using base = detail::aft_window_state<compute_type<S>>;
+class aft_conv_state : public detail::aft_window_state<S, true> {
   static constexpr detail::validator check{"aft_conv_state"};
-
- public:
-  /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
-  explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
-      : base(check, extents, window_of(options.width)) {}
-
-  index width() const { return 2 * base::window() - 1; }
-
-  /// Feeds tokens without attending: k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D].
-  template <viewable K, viewable V>
-  void append(const K& k, const V& v) {
-    base::append_tokens(
-        detail::tokens_of<S>(check, base::extents(), as_view(k), as_view(v), detail::aft_keys::per_head_too));
-  }
-
- private:
   static index window_of(index width) {
     check.at_least("width", 1, width);
     if (width % 2 == 0) check.fail("odd width", width);
     return width / 2 + 1;
   }
+
+ public:
+  /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
+  explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
+      : detail::aft_window_state<S, true>(check, extents, window_of(options.width)) {}
+
+  index width() const { return 2 * this->window() - 1; }
 };
 
 /// Feeds n tokens k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]:
@@ -52,15 +41,13 @@ class aft_conv_state : public detail::aft_window_state<compute_type<S>> {
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
 void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                    Options&& options = {}, execution_ref exec = {}) {
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
   const detail::validator check("aft_conv_step");
-  auto x = detail::tensors_of(q, k, v, out, w);
-  x.gate = detail::options_or_default<aft_step_options>(options).gate;
-  detail::check_aft_step(check, state.extents(), x, detail::aft_keys::per_head_too);
+  const auto& given = detail::options_or_default<aft_step_options>(options);
+  auto x = detail::step_tensors<S>(check, state.extents(), true, given, q, k, v, out, w);
   detail::check_kernels(check, x, false);
   check.equal("w width = state width", state.width(), x.w.extents[3]);
-  state.step(x, x.w.strides[3], detail::execution_of(exec, options), [&](index h, index p, index j) {
-    return x.elements->at(x.biases(h), 0, j - p + state.window() - 1);
+  state.step(x, detail::execution_of(exec, options), [&](const auto& kernel, index p, index j) {
+    return x.elements->at(kernel, 0, j - p + state.window() - 1);
   });
 }
 

@@ -18,7 +18,6 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/aft/detail/aft_block.hpp>
 #include <attn/aft/detail/aft_tensors.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -26,14 +25,9 @@ namespace attn::inline ATTN_ISA {
 /// Options of aft_full for elements of type S.
 template <class S>
 struct aft_full_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-
-  /// Row t sees the keys up to t.
-  bool causal = false;
-  /// True lengths, one per batch item. Rows of padding are 0 in out.
-  list_view<index> lengths{};
-  /// Multiply by sigmoid(q); without, q is not read.
-  bool gate = true;
+  bool causal = false;         ///< row t sees the keys up to t
+  list_view<index> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
+  bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
 };
 
 namespace detail {
@@ -59,13 +53,6 @@ struct full_bias {
 };
 
 template <class T>
-void check_aft_full(const validator& check, aft_tensors<T>& x) {
-  check_aft(check, x);
-  check_biases(check, x);
-  check.extents({{"w rows = length", x.length, x.w.extents[2]}, {"w columns = length", x.length, x.w.extents[3]}});
-}
-
-template <class T>
 struct aft_full_call {
   const aft_tensors<T>& x;
 
@@ -77,46 +64,36 @@ struct aft_full_call {
     packed_piece<T>* packed = nullptr;
     const auto bundles = exec.shared_scratch([&](arena& memory) {
       const auto b = head_bundles<T>::make(x, memory);
-      packed = memory.allocate_list(pieces,
-                                    [&](arena& m) { return packed_piece<T>::layout(m, b.most * parts, piece); });
+      packed = memory.allocate_list(pieces, [&](auto& m) { return packed_piece<T>::layout(m, b.most * parts, piece); });
       return b;
     });
     for (index b = 0; b < bundles.count; ++b) {
       const head_bundle bundle = bundles.list[b];
-      const auto heads = bundles.of(bundle);
-      exec.for_each(pieces * bundle.heads, [&](index task, int) {
-        const index n = task / bundle.heads, head = task % bundle.heads, begin = n * piece;
-        if (begin < bundle.length)
-          packed[n].pack(*x.elements, heads[static_cast<std::size_t>(head)], head * parts, begin,
-                         std::min(piece, bundle.length - begin));
+      const index length = bundle[0].length, members = std::ssize(bundle);
+      exec.for_each(pieces * members, [&](index task, int) {
+        const index n = task / members, head = task % members, begin = n * piece;
+        if (begin < length)
+          packed[n].pack(*x.elements, bundle.data()[head], head * parts, begin, std::min(piece, length - begin));
       });
       exec.for_each(blocks, [&](index task, int worker) {
-        const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, bundle.length);
+        const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, length);
         if (first < end) {
           auto block = exec.scratch(
               worker, [&](arena& memory) { return aft_block<T>::layout(memory, bundles.most * parts, x.causal); });
-          block.packets = bundle.heads * parts;
+          block.packets = members * parts;
           block.begin(end - first);
-          const full_bias<T> bias{.w = x.biases(head_bundles<T>::at(x, bundle.first).head),
-                                  .elements = *x.elements,
-                                  .first = first,
-                                  .keys = bundle.length,
-                                  .causal = x.causal};
-          const aft_rows<T, full_bias<T>> rows{.block = block,
-                                               .elements = *x.elements,
-                                               .heads = heads,
-                                               .bias = bias,
-                                               .first = first,
-                                               .parts = parts,
-                                               .outside = nullptr,
-                                               .gate = x.gate};
+          const full_bias<T> bias{
+              .w = bundle[0].w, .elements = *x.elements, .first = first, .keys = length, .causal = x.causal};
+          const aft_rows<T, full_bias<T>> rows{.block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
+                                               .first = first, .parts = parts, .outside = nullptr, .gate = x.gate};
           rows.find_row_exponents();
-          const index keys = x.causal ? first : bundle.length;
-          for (index n = 0; n * piece < keys; ++n) rows.add_piece(packed[n], n * piece, std::min(piece, keys - n * piece));
+          const index keys = x.causal ? first : length;
+          for (index begin = 0; begin < keys; begin += piece)
+            rows.add_piece(packed[begin / piece], begin, std::min(piece, keys - begin));
           rows.finish(keys);
         }
-        for (const auto& head : heads)
-          x.elements->clear(head, std::max(first, bundle.length), std::min(first + block_rows, x.length));
+        for (const auto& head : bundle)
+          x.elements->clear(head, std::max(first, length), std::min(first + block_rows, x.length));
       });
     }
   }
@@ -129,11 +106,14 @@ template <viewable Q, viewable K, viewable V, viewable O, viewable W,
           class Options = aft_full_options<element_of<const Q&>>>
 void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
               execution_ref exec = {}) {
-  const auto& given = detail::options_or_default<aft_full_options<element_of<const Q&>>>(options);
-  auto x = detail::tensors_of(q, k, v, out, w);
-  x.lengths = given.lengths, x.causal = given.causal, x.gate = given.gate;
-  detail::check_aft_full(detail::validator("aft_full"), x);
-  detail::aft_full_call<compute_type<element_of<const Q&>>>{.x = x}.run(detail::execution_of(exec, options));
+  using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<aft_full_options<S>>(options);
+  const detail::validator check("aft_full");
+  auto x = detail::tensors_of(given, q, k, v, out, w);
+  detail::check_aft(check, x);
+  detail::check_biases(check, x);
+  check.extents({{"w rows = length", x.length, x.w.extents[2]}, {"w columns = length", x.length, x.w.extents[3]}});
+  detail::aft_full_call<compute_type<S>>{x}.run(detail::execution_of(exec, options));
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -11,44 +11,30 @@
 namespace attn::inline ATTN_ISA {
 namespace detail {
 
-/// Rows of a chunk behind `before` tokens; `k` and `v` are those of the cache, the chunk included.
+/// The rows of a chunk behind `before` tokens; k and v of x are those of the cache, the chunk included.
 template <class T>
-struct aft_full_step_call {
-  const aft_tensors<T>& x;
-  memory_layout k, v;
-  index before;
-
-  void run(execution& exec) const {
-    const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * (before + x.length))));
-    exec.for_each(x.batch * x.heads * x.length, [&](index task, int worker) {
-      const index b = task / x.length / x.heads, h = task / x.length % x.heads, t = task % x.length;
-      T* sums = nullptr;
-      split_biases<T> biases;
-      const auto keys = exec.scratch(worker, [&](arena& memory) {
-        sums = memory.allocate<T>(x.parts() * key_sums<T>::size);
-        const auto split = split_keys<T>::layout(memory);
-        biases = split_biases<T>::layout(memory, 1);
-        return split;
-      });
-      sums_array<T>::clear(sums, x.parts());
-      aft_head head = x.head(b, h);
-      head.k = head_of(k, b, h), head.v = head_of(v, b, h);
-      const auto w = x.biases(h);
-      for (index j = 0, count; j <= before + t; j += count) {
-        count = std::min(key_piece, before + t + 1 - j);
-        x.elements->copy(x.elements->at(w, before + t, j), w.col_stride, count, biases.factor);
-        biases.split(count);
-        for (index p = 0; p < x.parts(); ++p) {
-          x.elements->split(head, p * width<T>, j, count, keys);
-          auto s = key_sums<T>::read(sums + p * key_sums<T>::size);
-          add_keys(s, keys, biases, count);
-          s.write(sums + p * key_sums<T>::size);
-        }
-      }
-      write_row(x, head, t, sums);
+void full_step_rows(const aft_tensors<T>& x, index before, execution& exec) {
+  const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * (before + x.length))));
+  exec.for_each(x.batch * x.heads * x.length, [&](index task, int worker) {
+    const aft_head head = x.head(task / x.length);
+    const index t = task % x.length, row = before + t;
+    key_sums<T>*sums = nullptr, *keys = nullptr;
+    const auto biases = exec.scratch(worker, [&](arena& memory) {
+      sums = memory.allocate<key_sums<T>>(x.parts());
+      keys = memory.allocate<key_sums<T>>(key_piece);
+      return split_biases<T>::layout(memory, 1);
     });
-  }
-};
+    std::fill_n(sums, x.parts(), key_sums<T>{});
+    for (index j = 0, count; j <= row; j += count) {
+      count = std::min(key_piece, row + 1 - j);
+      add_to_row(x, x.elements->at(head.w, row, j), head.w.col_stride, count, biases, sums, [&](index p) {
+        x.elements->split(head, p * width<T>, j, count, keys);
+        return keys;
+      });
+    }
+    write_row(x, head, t, sums);
+  });
+}
 
 }  // namespace detail
 
@@ -60,25 +46,24 @@ struct aft_full_step_call {
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
 void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
                    execution_ref exec = {}) {
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
   const detail::validator check("aft_full_step");
-  auto x = detail::tensors_of(q, k, v, out, w);
-  x.gate = detail::options_or_default<aft_step_options>(options).gate;
-  const index before = cache.tokens();
-  detail::check_aft_step(check, {.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()}, x);
+  const auto& given = detail::options_or_default<aft_step_options>(options);
+  auto x = detail::step_tensors<S>(check, {.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()}, false,
+                                   given, q, k, v, out, w);
+  const index before = cache.tokens(), tokens = before + x.length;
   check.equal("value dim = cache value dim", cache.value_dim(), x.dim);
   detail::check_biases(check, x);
-  check.at_least("w rows", before + x.length, x.w.extents[2]);
-  check.at_least("w columns", before + x.length, x.w.extents[3]);
+  check.at_least("w rows", tokens, x.w.extents[2]);
+  check.at_least("w columns", tokens, x.w.extents[3]);
   const tensor_view<const S> keys = as_view(k), values = as_view(v);
   cache.check_tokens(check, keys, values);
   cache.no_alias(check, "q", x.q);
   cache.no_alias(check, "w", x.w);
   cache.no_alias(check, "out", x.out);
   cache.append(keys, values);
+  x.k = cache.keys(), x.v = cache.values();
   try {
-    detail::aft_full_step_call<compute_type<S>>{.x = x, .k = cache.keys(), .v = cache.values(), .before = before}.run(
-        detail::execution_of(exec, options));
+    detail::full_step_rows(x, before, detail::execution_of(exec, options));
   } catch (...) {  // no memory
     cache.truncate(before);
     throw;

@@ -24,34 +24,12 @@ namespace attn::inline ATTN_ISA {
 /// Options of aft_local for elements of type S.
 template <class S>
 struct aft_local_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-
-  /// Row t sees the keys up to t.
-  bool causal = false;
-  /// True lengths, one per batch item. Rows of padding are 0 in out.
-  list_view<index> lengths{};
-  /// s: positions nearer than this have a bias, >= 1; may be longer than the sequence.
-  index window = 128;
-  /// w is a band [L, 2 s - 1] instead of [L, L].
-  bool band = false;
-  /// Multiply by sigmoid(q); without, q is not read.
-  bool gate = true;
+  bool causal = false;         ///< row t sees the keys up to t
+  list_view<index> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
+  index window = 128;          ///< s: positions nearer than this have a bias, >= 1; may be longer than the sequence
+  bool band = false;           ///< w is a band [L, 2 s - 1] instead of [L, L]
+  bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
 };
-
-namespace detail {
-
-template <class T>
-void check_aft_local(const validator& check, aft_tensors<T>& x, index window, bool band) {
-  check_aft(check, x);
-  check.at_least("window", 1, window);
-  check.fits("window", {2, window});
-  check_biases(check, x);
-  check.equal("w rows = length", x.length, x.w.extents[2]);
-  check.equal(band ? "w columns = 2 * window - 1 =" : "w columns = length", band ? 2 * window - 1 : x.length,
-              x.w.extents[3]);
-}
-
-}  // namespace detail
 
 /// Attention-free mixing with biases for near positions. See the top of the file. Options and an execution may be left
 /// out.
@@ -61,15 +39,19 @@ void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&
                execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<aft_local_options<S>>(options);
-  auto x = detail::tensors_of(q, k, v, out, w);
-  x.lengths = given.lengths, x.causal = given.causal, x.gate = given.gate;
-  detail::check_aft_local(detail::validator("aft_local"), x, given.window, given.band);
+  const detail::validator check("aft_local");
+  auto x = detail::tensors_of(given, q, k, v, out, w);
+  detail::check_aft(check, x);
+  check.at_least("window", 1, given.window);
+  check.fits("window", {2, given.window});
+  detail::check_biases(check, x);
+  check.equal("w rows = length", x.length, x.w.extents[2]);
+  check.equal(given.band ? "w columns = 2 * window - 1 =" : "w columns = length",
+              given.band ? 2 * given.window - 1 : x.length, x.w.extents[3]);
   using T = compute_type<S>;
   detail::aft_window_call<T>{
-      .x = x,
-      .grid = {.lines = 1, .columns = x.length, .up = 0, .side = given.window - 1, .causal = given.causal},
-      .layout = given.band ? detail::aft_window_layout::band : detail::aft_window_layout::square,
-      .add_rows = detail::add_rows<T, S>}
+      x, {.columns = x.length, .side = given.window - 1, .causal = given.causal},
+      given.band ? detail::aft_window_layout::band : detail::aft_window_layout::square, detail::add_rows<T, S>}
       .run(detail::execution_of(exec, options));
 }
 

@@ -7,39 +7,27 @@
 #pragma once
 
 #include <attn/aft/aft_local.hpp>
-#include <attn/aft/detail/aft_window_state.hpp>
+#include <attn/aft/detail/aft_step.hpp>
 
 namespace attn::inline ATTN_ISA {
 
 struct aft_local_state_options {
-  /// Tokens with a bias of their own, >= 1: the window of aft_local.
-  index window = 128;
+  index window = 128;  ///< tokens with a bias of their own, >= 1: the window of aft_local
 };
 
-/// The last tokens of a stream and the sums over those before them. One that was moved from may only be assigned to or
-/// destroyed.
+/// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k, v [B, H, n, D] without
+/// attending. One that was moved from may only be assigned to or destroyed.
 template <element S>
-class aft_local_state : public detail::aft_window_state<compute_type<S>> {
-  using base = detail::aft_window_state<compute_type<S>>;
-  static constexpr detail::validator check{"aft_local_state"};
-
+class aft_local_state : public detail::aft_window_state<S, false> {
  public:
   /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
   explicit aft_local_state(const state_extents& extents, const aft_local_state_options& options = {})
-      : base(check, extents, options.window) {}
-
-  /// Feeds tokens without attending: k, v [B, H, n, D].
-  template <viewable K, viewable V>
-  void append(const K& k, const V& v) {
-    base::append_tokens(detail::tokens_of<S>(check, base::extents(), as_view(k), as_view(v)));
-  }
+      : detail::aft_window_state<S, false>(detail::validator("aft_local_state"), extents, options.window) {}
 };
 
 struct aft_local_step_options {
-  /// w is a band [L, 2 window - 1] instead of [L, L].
-  bool band = false;
-  /// Multiply by sigmoid(q); without, q is not read.
-  bool gate = true;
+  bool band = false;  ///< w is a band [L, 2 window - 1] instead of [L, L]
+  bool gate = true;   ///< multiply by sigmoid(q); without, q is not read
 };
 
 /// Feeds n tokens k, v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]: the next n rows of one causal
@@ -50,12 +38,9 @@ struct aft_local_step_options {
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_local_step_options>
 void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                     Options&& options = {}, execution_ref exec = {}) {
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the state and q must have one element type");
   const detail::validator check("aft_local_step");
   const auto& given = detail::options_or_default<aft_local_step_options>(options);
-  auto x = detail::tensors_of(q, k, v, out, w);
-  x.gate = given.gate;
-  detail::check_aft_step(check, state.extents(), x);
+  const auto x = detail::step_tensors<S>(check, state.extents(), false, given, q, k, v, out, w);
   detail::check_biases(check, x);
   const index window = state.window(), tokens = state.tokens() + x.length;
   check.at_least("w rows", tokens, x.w.extents[2]);
@@ -63,8 +48,8 @@ void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& 
     check.equal("w columns = 2 * window - 1 =", 2 * window - 1, x.w.extents[3]);
   else
     check.at_least("w columns", tokens, x.w.extents[3]);
-  state.step(x, x.w.strides[3], detail::execution_of(exec, options), [&, band = given.band](index h, index p, index j) {
-    return x.elements->at(x.biases(h), p, band ? j - p + window - 1 : j);
+  state.step(x, detail::execution_of(exec, options), [&, band = given.band](const auto& bias, index p, index j) {
+    return x.elements->at(bias, p, band ? j - p + window - 1 : j);
   });
 }
 

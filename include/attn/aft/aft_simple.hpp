@@ -16,32 +16,23 @@
 #pragma once
 
 #include <attn/aft/detail/aft_tensors.hpp>
-#include <attn/aft/detail/sums_array.hpp>
 
 namespace attn::inline ATTN_ISA {
 
 /// Options of aft_simple for elements of type S.
 template <class S>
 struct aft_simple_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-
-  /// Row t sees the keys up to t.
-  bool causal = false;
-  /// True lengths, one per batch item. Rows of padding are 0 in out.
-  list_view<index> lengths{};
-  /// Multiply by sigmoid(q); without, q is not read.
-  bool gate = true;
+  bool causal = false;         ///< row t sees the keys up to t
+  list_view<index> lengths{};  ///< true lengths, one per batch item; rows of padding are 0 in out
+  bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
 };
 
 namespace detail {
 
-/// Tokens of a task.
-inline constexpr index simple_chunk = 512;
-
-/// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result. Sums with large exponents are
-/// rare, and are computed by a second pass.
+/// Adds rows [begin, end) to C packets of sums one by one and writes each row's own result. Sums with large exponents
+/// are rare, and are computed by a second pass.
 template <class T, class S, int C, bool Large = false>
-void simple_rows_causal(const aft_head& head, bool gate, index begin, index end, index c, T* sums) {
+void simple_rows_causal(const aft_head& head, bool gate, index begin, index end, index c, key_sums<T>* sums) {
   if (begin == end) return;
   bool large = false;
   read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
@@ -49,7 +40,7 @@ void simple_rows_causal(const aft_head& head, bool gate, index begin, index end,
       key_sums<T> s[C];
       packet<T> size = zero<T>();  // of the exponents, which only grow: the largest is the first or the last
       unroll<C>([&](auto n) {
-        s[n] = key_sums<T>::read(sums + n * key_sums<T>::size);
+        s[n] = sums[n];
         size = max(size, abs(max(s[n].exponent, nearest_power<T>(key(begin, n)))));
       });
       for (index t = begin; t < end; ++t)
@@ -64,80 +55,78 @@ void simple_rows_causal(const aft_head& head, bool gate, index begin, index end,
         });
       unroll<C>([&](auto n) { size = max(size, abs(s[n].exponent)); });
       large = !Large && max_lanes(size) > large_exponent<T>;
-      if (!large) unroll<C>([&](auto n) { s[n].write(sums + n * key_sums<T>::size); });
+      if (!large) unroll<C>([&](auto n) { sums[n] = s[n]; });
     });
   });
   if constexpr (!Large)
     for (int n = 0; large && n < C; ++n)
-      simple_rows_causal<T, S, 1, true>(head, gate, begin, end, c + n * width<T>, sums + n * key_sums<T>::size);
+      simple_rows_causal<T, S, 1, true>(head, gate, begin, end, c + n * width<T>, sums + n);
 }
 
 /// Rows [begin, end) of C packets that all have the same means.
 template <class T, class S, int C>
-void simple_rows_shared(const aft_head& head, bool gate, index begin, index end, index c, const T* sums) {
+void simple_rows_shared(const aft_head& head, bool gate, index begin, index end, index c, const key_sums<T>* sums) {
   write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
     packet<T> mean[C];
-    unroll<C>([&](auto n) {
-      const auto s = key_sums<T>::read(sums + n * key_sums<T>::size);
-      mean[n] = if_less(zero<T>(), s.den, div(s.num, s.den), s.den);
-    });
+    unroll<C>([&](auto n) { mean[n] = if_less(zero<T>(), sums[n].den, div(sums[n].num, sums[n].den), sums[n].den); });
     for (index t = begin; t < end; ++t) unroll<C>([&](auto n) { write(t, n, mean[n], broadcast<T>(T(1))); });
   });
 }
 
 /// Rows [begin, end) of out, from the sums of `parts` packets: of all keys, or causal of those before `begin`.
 template <class T>
-using simple_rows_function = void (*)(const aft_head& head, bool gate, index begin, index end, index parts, T* sums);
+using simple_rows_function = void (*)(const aft_head&, bool gate, index begin, index end, index parts, key_sums<T>*);
 
 template <class T, class S, bool Causal>
-void simple_rows(const aft_head& head, bool gate, index begin, index end, index parts, T* sums) {
+void simple_rows(const aft_head& head, bool gate, index begin, index end, index parts, key_sums<T>* sums) {
   for_columns(parts, [&](auto count, index p) {
     if constexpr (Causal)
-      simple_rows_causal<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p * key_sums<T>::size);
+      simple_rows_causal<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p);
     else
-      simple_rows_shared<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p * key_sums<T>::size);
+      simple_rows_shared<T, S, count.value>(head, gate, begin, end, p * width<T>, sums + p);
   });
 }
 
 template <class T>
 struct aft_simple_call {
+  static constexpr index chunk = 512;  // tokens of a task
+
   const aft_tensors<T>& x;
   add_rows_function<T> add_rows;
   simple_rows_function<T> write_rows;
 
   void run(execution& exec) const {
     const auto limit = exec.limit_threads(x.work(10 * static_cast<double>(x.length)));
-    const index heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + simple_chunk - 1) / simple_chunk;
+    const index heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + chunk - 1) / chunk;
     const auto sums =
         exec.shared_scratch([&](arena& memory) { return sums_array<T>::layout(memory, heads * chunks, parts); });
     // body(head, its rows [begin, end), its sums) for every chunk of every head
     const auto for_each_chunk = [&](auto&& body) {
       exec.for_each(heads * chunks, [&](index task, int) {
-        const index b = task / chunks / x.heads, begin = task % chunks * simple_chunk;
-        body(x.head(b, task / chunks % x.heads), begin,
-             std::clamp(begin + simple_chunk, begin, std::max(begin, x.true_length(b))), sums.at(task));
+        const aft_head head = x.head(task / chunks);
+        const index begin = task % chunks * chunk;
+        body(head, begin, std::clamp(head.length, begin, begin + chunk), sums.at(task));
       });
     };
-    for_each_chunk([&](const aft_head& head, index begin, index end, T* s) {
-      sums_array<T>::clear(s, parts);
+    for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {
+      std::fill_n(s, parts, key_sums<T>{});
       add_rows(head, begin, end, parts, s);
     });
     // Every chunk gets what lies before it, or the sum of all.
     exec.for_each(heads, [&](index head, int) {
-      T* const first = sums.at(head * chunks);
-      const index size = parts * key_sums<T>::size;
+      const index first = head * chunks, end = first + chunks;
       if (x.causal) {
-        for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first + n * size, first + (n - 1) * size, parts);
-        for (index n = chunks - 1; n > 0; --n) std::copy_n(first + (n - 1) * size, size, first + n * size);
-        if (chunks > 0) sums.clear(head * chunks);
+        for (index n = first + 1; n < end; ++n) sums.merge(n, sums.at(n - 1));
+        for (index n = end - 1; n > first; --n) std::copy_n(sums.at(n - 1), parts, sums.at(n));
+        if (chunks > 0) sums.clear(first);
       } else {
-        for (index n = 1; n < chunks; ++n) sums_array<T>::merge(first, first + n * size, parts);
-        for (index n = 1; n < chunks; ++n) std::copy_n(first, size, first + n * size);
+        for (index n = first + 1; n < end; ++n) sums.merge(first, sums.at(n));
+        for (index n = first + 1; n < end; ++n) std::copy_n(sums.at(first), parts, sums.at(n));
       }
     });
-    for_each_chunk([&](const aft_head& head, index begin, index end, T* s) {
+    for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {
       write_rows(head, x.gate, begin, end, parts, s);
-      x.elements->clear(head, end, std::min(begin + simple_chunk, x.length));
+      x.elements->clear(head, end, std::min(begin + chunk, x.length));
     });
   }
 };
@@ -149,14 +138,11 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = aft_si
 void aft_simple(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<aft_simple_options<S>>(options);
-  auto x = detail::tensors_of(q, k, v, out);
-  x.lengths = given.lengths, x.causal = given.causal, x.gate = given.gate;
+  auto x = detail::tensors_of(given, q, k, v, out);
   detail::check_aft(detail::validator("aft_simple"), x);
   using T = compute_type<S>;
-  detail::aft_simple_call<T>{
-      .x = x,
-      .add_rows = detail::add_rows<T, S>,
-      .write_rows = given.causal ? detail::simple_rows<T, S, true> : detail::simple_rows<T, S, false>}
+  detail::aft_simple_call<T>{x, detail::add_rows<T, S>,
+                             given.causal ? detail::simple_rows<T, S, true> : detail::simple_rows<T, S, false>}
       .run(detail::execution_of(exec, options));
 }
 

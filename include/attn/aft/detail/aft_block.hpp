@@ -9,14 +9,13 @@
 //
 // At the end the sums over keys outside the product (key_sums) are added, and the result is divided, gated and written.
 //
-// Error bound. Scales are powers of two, so scaling is exact; all that can be lost is what underflows, where W and K
-// stem from different keys. In float, a factor below 2^-126 becomes 0 while the other one is below 1.5, and so does a
-// sum that is rescaled to a larger K. Each key thus loses less than 2^-124 of den, and 2^-124 max(1, |v|) of num, in the
-// scale of the sums. Where den and den max |v|, over the keys the row sees, are at least (keys + 1) 2^-97, the loss is
-// below 2^-27 of both: less than rounding. Which values a row sees depends on the biases, so max |v| is replaced by a
-// lower bound of it: it is at least |num| / den and, unless num is 0 anyway, at least the smallest non-zero |v| of all
-// keys. The rows and channels where this bound is too small are computed again, exactly. As the test looks at the
-// result, maxima of k and w at different keys cost nothing until they are a factor of 10^25 apart.
+// Error bound, in float. Scales are powers of two, so scaling is exact; only underflow loses anything, where W and K
+// stem from different keys. A factor below 2^-126 becomes 0 while the other one is below 1.5, and so does a sum rescaled to
+// a larger K: each key loses less than 2^-124 of den and 2^-124 max(1, |v|) of num, in the scale of the sums. Where den
+// and den max |v|, over the keys the row sees, are at least (keys + 1) 2^-97, that is below 2^-27 of both: less than
+// rounding. Which values a row sees depends on the biases, so max |v| is replaced by a lower bound: |num| / den and,
+// unless num is 0 anyway, the smallest non-zero |v| of all keys. Rows and channels where this bound is too small are
+// computed again, exactly. Maxima of k and w at different keys thus cost nothing until a factor of 10^25 apart.
 #pragma once
 
 #include <attn/aft/detail/aft_elements.hpp>
@@ -41,23 +40,19 @@ ATTN_INLINE packet<T> sum_lower_bound(const packet<T>& num, const packet<T>& den
   return min(den, max(mul(den, min(smallest, broadcast<T>(T(1)))), abs(num)));
 }
 
-/// A piece of keys of several heads, ready for the product. `heads` heads of `parts` packets of channels each.
+/// Heads that share their biases and true length.
+using head_bundle = std::span<const aft_head>;
+
+/// A piece of keys of several heads, ready for the product.
 template <class T>
 struct packed_piece {
-  T* panels = nullptr;    // per packet [capacity][e^k v | e^k]
-  T* exponent = nullptr;  // per packet: the power of two all keys are divided by
-  T* smallest = nullptr;  // per packet: the smallest |v| but 0
-  bool* finite = nullptr;
+  T* panels = nullptr;  // per packet [capacity][e^k v | e^k]
+  packed_channels<T>* packets = nullptr;
   index capacity = 0;
 
   static packed_piece layout(arena& memory, index packets, index capacity) {
-    packed_piece p;
-    p.capacity = capacity;
-    p.panels = memory.allocate<T>(packets * capacity * panel_width<T>);
-    p.exponent = memory.allocate<T>(packets * width<T>);
-    p.smallest = memory.allocate<T>(packets * width<T>);
-    p.finite = memory.allocate<bool>(packets);
-    return p;
+    T* const panels = memory.allocate<T>(packets * capacity * panel_width<T>);
+    return {panels, memory.allocate<packed_channels<T>>(packets), capacity};
   }
 
   T* panel(index packet) const { return panels + packet * capacity * panel_width<T>; }
@@ -65,7 +60,7 @@ struct packed_piece {
   /// Packs rows [begin, begin + count) of one head as packets first ... of the piece.
   void pack(const aft_elements<T>& elements, const aft_head& head, index first, index begin, index count) const {
     for (index c = 0, p = first; c < head.v.cols; c += width<T>, ++p)
-      elements.pack(head, c, begin, count, {panel(p), exponent + p * width<T>, smallest + p * width<T>, finite + p});
+      packets[p] = elements.pack(head, c, begin, count, panel(p));
   }
 };
 
@@ -74,31 +69,24 @@ template <class T>
 struct aft_block {
   static constexpr index together = 4;  // packets that are finished together and share what the exact form reads
 
-  T* weights = nullptr;           // [block_rows][weight_stride]
-  T* sums = nullptr;              // per packet [block_rows][num | den]
-  T* exponent = nullptr;          // per packet: K, the power of two its sums are divided by, beside that of the row
-  T* smallest = nullptr;          // per packet: the smallest |v| but 0 so far
-  T* row_exponent = nullptr;      // [block_rows]: W
-  key_sums<T>* totals = nullptr;  // [together][block_rows]: the sums of some packets over all keys
-  bool* underflowed = nullptr;    // [together][block_rows]: which of them need recomputation
-  split_keys<T> keys;
+  T* weights = nullptr;                // [block_rows][weight_stride]
+  T* sums = nullptr;                   // per packet [block_rows][num | den]
+  packed_channels<T>* seen = nullptr;  // per packet: K, the exponent of its sums beside that of the row, and min |v|
+  T* row_exponent = nullptr;           // [block_rows]: W
+  key_sums<T>* totals = nullptr;       // [together][block_rows]: the sums of some packets over all keys
+  bool* exact = nullptr;               // [together][block_rows]: which of them are added up exactly
+  key_sums<T>* keys = nullptr;         // [key_piece]
   split_biases<T> biases, diagonal;
   index packets = 0, rows = 0;
 
   static aft_block layout(arena& memory, index packets, bool causal) {
-    aft_block b;
-    b.packets = packets;
-    b.weights = memory.allocate<T>(block_rows * weight_stride);
-    b.sums = memory.allocate<T>(packets * block_rows * panel_width<T>);
-    b.exponent = memory.allocate<T>(packets * width<T>);
-    b.smallest = memory.allocate<T>(packets * width<T>);
-    b.row_exponent = memory.allocate<T>(block_rows);
-    b.totals = memory.allocate<key_sums<T>>(together * block_rows);
-    b.underflowed = memory.allocate<bool>(together * block_rows);
-    b.keys = split_keys<T>::layout(memory);
-    b.biases = split_biases<T>::layout(memory, block_rows);
-    b.diagonal = split_biases<T>::layout(memory, causal ? block_rows : 0);
-    return b;
+    return {.weights = memory.allocate<T>(block_rows * weight_stride),
+            .sums = memory.allocate<T>(packets * block_rows * panel_width<T>),
+            .seen = memory.allocate<packed_channels<T>>(packets), .row_exponent = memory.allocate<T>(block_rows),
+            .totals = memory.allocate<key_sums<T>>(together * block_rows),
+            .exact = memory.allocate<bool>(together * block_rows), .keys = memory.allocate<key_sums<T>>(key_piece),
+            .biases = split_biases<T>::layout(memory, block_rows),
+            .diagonal = split_biases<T>::layout(memory, causal ? block_rows : 0), .packets = packets};
   }
 
   void begin(index count) {
@@ -106,8 +94,7 @@ struct aft_block {
     const index padded = round_up(rows, tile_rows);
     for (index p = 0; p < packets; ++p)
       std::fill_n(sums + p * block_rows * panel_width<T>, padded * panel_width<T>, T(0));
-    std::fill_n(exponent, packets * width<T>, -std::numeric_limits<T>::infinity());
-    std::fill_n(smallest, packets * width<T>, std::numeric_limits<T>::infinity());
+    std::fill_n(seen, packets, packed_channels<T>{});
     std::fill_n(weights + rows * weight_stride, (padded - rows) * weight_stride, T(0));
   }
 };
@@ -168,10 +155,10 @@ template <class T, class Bias>
 struct aft_rows {
   aft_block<T>& block;
   const aft_elements<T>& elements;
-  std::span<const aft_head> heads;
+  head_bundle heads;
   const Bias& bias;
   index first, parts;  // row of the sequence the block begins with; packets of channels per head
-  const T* outside;    // sums over keys all rows see without a bias, per packet; null if there are none
+  const key_sums<T>* outside;  // sums over keys all rows see without a bias, per packet; null if there are none
   bool gate;
 
   /// W for every row.
@@ -197,16 +184,15 @@ struct aft_rows {
       fill_weights(row, count, block.row_exponent[r]);
     }
     for (index p = 0; p < block.packets; ++p) {
-      T* const exponent = block.exponent + p * width<T>;
-      const packet<T> old = load<T>(exponent), added = load<T>(piece.exponent + p * width<T>), now = max(old, added);
-      const packet<T> reference = key_sums<T>::finite(now);
-      const packet<T> old_scale = power_of_two<T>(sub(old, reference)), scale = power_of_two<T>(sub(added, reference));
-      store<T>(exponent, now);
-      T* const smallest = block.smallest + p * width<T>;
-      store<T>(smallest, min(load<T>(smallest), load<T>(piece.smallest + p * width<T>)));
+      packed_channels<T>& seen = block.seen[p];
+      const packed_channels<T>& added = piece.packets[p];
+      const packet<T> now = max(seen.exponent, added.exponent), reference = key_sums<T>::finite(now);
+      const packet<T> old_scale = power_of_two<T>(sub(seen.exponent, reference));
+      const packet<T> scale = power_of_two<T>(sub(added.exponent, reference));
+      seen.exponent = now, seen.smallest = min(seen.smallest, added.smallest);
       const T* const panel = piece.panel(p);
       T* const sums = block.sums + p * block_rows * panel_width<T>;
-      if (piece.finite[p]) [[likely]]
+      if (added.finite) [[likely]]
         for (index r = 0; r < block.rows; r += tile_rows)
           with_tile_height(block.rows - r, [&](auto M) {
             tile_sums<T, M.value>(block.weights + r * weight_stride, panel, count, old_scale, scale,
@@ -222,24 +208,22 @@ struct aft_rows {
     }
   }
 
-  /// Adds to row r of packet p + n, for all of `count` packets and the rows `chosen(n, r)`, keys [begin, begin + keys)
-  /// with the biases of `rows`; a row of the diagonal sees those up to its own.
-  template <class Chosen>
-  void add_exactly(index p, index count, index begin, index keys, const split_biases<T>& rows, bool diagonal,
-                   Chosen&& chosen) const {
-    const aft_head& head = heads[static_cast<std::size_t>(p / parts)];
+  /// Adds keys [begin, begin + keys) with the biases of `rows` to the totals marked `exact` of `count` packets from p
+  /// on; a row of the diagonal sees those up to its own.
+  void add_exactly(index p, index count, index begin, index keys, const split_biases<T>& rows, bool diagonal) const {
+    const aft_head& head = heads.data()[p / parts];
     for (index n = 0; n < count; ++n) {
       bool split = false;
       for (index r = 0; r < block.rows; ++r) {
-        if (!chosen(n, r)) continue;
+        if (!block.exact[n * block_rows + r]) continue;
         if (!split) elements.split(head, (p + n) % parts * width<T>, begin, keys, block.keys);
         split = true;
         add_keys(block.totals[n * block_rows + r], block.keys, rows.row(r), diagonal ? r + 1 : keys);
       }
     }
   }
-  void add_diagonal(index p, index count, auto&& chosen) const {
-    if (bias.has_diagonal()) add_exactly(p, count, bias.diagonal(), block.rows, block.diagonal, true, chosen);
+  void add_diagonal(index p, index count) const {
+    if (bias.has_diagonal()) add_exactly(p, count, bias.diagonal(), block.rows, block.diagonal, true);
   }
 
   /// After all pieces: adds the diagonal and the keys outside, tests, divides and writes. Returns how many rows of
@@ -254,26 +238,25 @@ struct aft_rows {
     for (index p = 0, count; p < block.packets; p += count) {
       count = std::min(block.together, parts - p % parts);
       std::fill_n(block.totals, block.together * block_rows, key_sums<T>{});
-      add_diagonal(p, count, [](index, index) { return true; });
+      std::fill_n(block.exact, block.together * block_rows, true);
+      add_diagonal(p, count);
       index underflowed = 0;
       for (index n = 0; n < count; ++n) underflowed += combine(p, n, keys);
       if (underflowed > 0) recompute(p, count, keys);
       recomputed += underflowed;
       for (index n = 0; n < count; ++n)
-        elements.write(heads[static_cast<std::size_t>(p / parts)], gate, (p + n) % parts * width<T>, first, block.rows,
+        elements.write(heads.data()[p / parts], gate, (p + n) % parts * width<T>, first, block.rows,
                        block.totals + n * block_rows);
     }
     return recomputed;
   }
 
-  const T* outside_of(index p) const { return outside + p * key_sums<T>::size; }
-
-  /// Adds up all sums of packet p + n; marks and counts the rows that need recomputation. Where every key is masked
-  /// nothing can be lost.
+  /// Adds up all sums of packet p + n; marks in `exact`, and counts, the rows that need recomputation. Where every key
+  /// is masked nothing can be lost.
   index combine(index p, index n, index keys) const {
     const T* const sums = block.sums + (p + n) * block_rows * panel_width<T>;
-    const packet<T> exponent = load<T>(block.exponent + (p + n) * width<T>);
-    const packet<T> smallest = load<T>(block.smallest + (p + n) * width<T>), enough = broadcast<T>(trusted_sum<T>(keys));
+    const packet<T> exponent = block.seen[p + n].exponent, smallest = block.seen[p + n].smallest;
+    const packet<T> enough = broadcast<T>(trusted_sum<T>(keys));
     const packet<T> none = broadcast<T>(-std::numeric_limits<T>::infinity());
     index underflowed = 0;
     for (index r = 0; r < block.rows; ++r) {
@@ -281,54 +264,48 @@ struct aft_rows {
       key_sums<T> all{load<T>(sums + r * panel_width<T>), load<T>(sums + r * panel_width<T> + width<T>), scale};
       key_sums<T>& total = block.totals[n * block_rows + r];
       all.merge(total);
-      if (outside) all.merge(key_sums<T>::read(outside_of(p + n)));
+      if (outside) all.merge(outside[p + n]);
       total = all;
       const packet<T> bound = sum_lower_bound<T>(all.num, all.den, smallest);
       const packet<T> lost = if_less(bound, enough, broadcast<T>(T(1)), zero<T>());
-      block.underflowed[n * block_rows + r] = sum_lanes(if_less(none, scale, lost, zero<T>())) != T(0);
-      underflowed += block.underflowed[n * block_rows + r];
+      const bool recompute = sum_lanes(if_less(none, scale, lost, zero<T>())) != T(0);
+      block.exact[n * block_rows + r] = recompute;
+      underflowed += recompute;
     }
     return underflowed;
   }
 
   /// Computes the marked rows of `count` packets again, exactly; channels that lost nothing keep their sums.
   [[gnu::noinline]] void recompute(index p, index count, index keys) const {
-    const auto underflowed = [&](index n, index r) { return block.underflowed[n * block_rows + r]; };
     const packet<T> enough = broadcast<T>(trusted_sum<T>(keys));
-    T* const fast_sums = block.weights;  // the product is over
-    static_assert(aft_block<T>::together * key_sums<T>::size <= weight_stride);
-    const auto fast_at = [&](index n, index r) { return fast_sums + (n * block_rows + r) * key_sums<T>::size; };
-    for (index n = 0; n < count; ++n)
-      for (index r = 0; r < block.rows; ++r)
-        if (underflowed(n, r)) {
-          block.totals[n * block_rows + r].write(fast_at(n, r));
-          block.totals[n * block_rows + r] = {};
-        }
+    auto* const fast_sums = reinterpret_cast<key_sums<T>*>(block.weights);  // the product is over
+    static_assert(aft_block<T>::together * sizeof(key_sums<T>) <= weight_stride * sizeof(T));
+    for (index n = 0; n < count * block_rows; ++n)
+      if (block.exact[n]) fast_sums[n] = block.totals[n], block.totals[n] = {};
     bias.ranges([&](index begin, index end) {
       for (index j = begin; j < end; j += key_piece) {
         const index some = std::min(key_piece, end - j);
         for (index r = 0; r < block.rows; ++r) {
           bool any = false;
-          for (index n = 0; n < count; ++n) any |= underflowed(n, r);
+          for (index n = 0; n < count; ++n) any |= block.exact[n * block_rows + r];
           if (!any) continue;
           const auto row = block.biases.row(r);
           bias.fill(r, j, some, row.factor);
           row.split(some);
         }
-        add_exactly(p, count, j, some, block.biases, false, underflowed);
+        add_exactly(p, count, j, some, block.biases, false);
       }
     });
-    add_diagonal(p, count, underflowed);
-    for (index n = 0; n < count; ++n)
-      for (index r = 0; r < block.rows; ++r) {
-        if (!underflowed(n, r)) continue;
-        key_sums<T>& exact = block.totals[n * block_rows + r];
-        if (outside) exact.merge(key_sums<T>::read(outside_of(p + n)));
-        const auto fast = key_sums<T>::read(fast_at(n, r));
-        const packet<T> bound = sum_lower_bound<T>(fast.num, fast.den, load<T>(block.smallest + (p + n) * width<T>));
-        exact.num = if_less(bound, enough, exact.num, fast.num);
-        exact.den = if_less(bound, enough, exact.den, fast.den);
-      }
+    add_diagonal(p, count);
+    for (index n = 0; n < count * block_rows; ++n) {
+      if (!block.exact[n]) continue;
+      key_sums<T>& exact = block.totals[n];
+      if (outside) exact.merge(outside[p + n / block_rows]);
+      const key_sums<T>& fast = fast_sums[n];
+      const packet<T> bound = sum_lower_bound<T>(fast.num, fast.den, block.seen[p + n / block_rows].smallest);
+      exact.num = if_less(bound, enough, exact.num, fast.num);
+      exact.den = if_less(bound, enough, exact.den, fast.den);
+    }
   }
 };
 

@@ -1,25 +1,21 @@
-// attn: elements in memory as the kernels of the attention-free family see them.
-//
-// The kernels are compiled once for each compute type T. What depends on the element type S is here: reading k, v, w and
-// q, and writing out, by a table of functions that each do a whole piece of work.
+// attn: elements in memory as the kernels of the attention-free family see them. Kernels are compiled once for each
+// compute type T; what depends on the element type S is in a table of functions that each do a whole piece of work.
 #pragma once
 
 #include <attn/aft/detail/key_sums.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// One head of one batch item, elements of any type.
+/// One head of one batch item, elements of any type; its biases and its true length where there are any.
 struct aft_head {
   matrix_view<const void> q, k, v;
   matrix_view<void> out;
+  matrix_view<const void> w{};
+  index length = 0;
 };
 
-template <class S>
-matrix_view<const S> typed(const matrix_view<const void>& x) {
-  return {static_cast<const S*>(x.data), x.rows, x.cols, x.row_stride, x.col_stride};
-}
-template <class S>
-matrix_view<S> typed(const matrix_view<void>& x) {
+template <class S, class Void>
+matrix_view<S> typed(const matrix_view<Void>& x) {
   return {static_cast<S*>(x.data), x.rows, x.cols, x.row_stride, x.col_stride};
 }
 
@@ -27,28 +23,24 @@ matrix_view<S> typed(const matrix_view<void>& x) {
 /// with zeros for channels beyond the last.
 template <class T, class S, bool Whole>
 struct channel_reader {
-  const S* data;
-  index row_stride, col_stride, count;
-
-  channel_reader(const matrix_view<const S>& x, index c)
-      : data(x.data + c * x.col_stride), row_stride(x.row_stride), col_stride(x.col_stride), count(x.cols - c) {}
+  matrix_view<const S> x;
+  index c;
 
   ATTN_INLINE packet<T> operator()(index row, int n = 0) const {
-    if constexpr (Whole)
-      return load_as<T>(data + row * row_stride + n * width<T>);
-    else
-      return gather_part<T>(data + row * row_stride + n * width<T> * col_stride, col_stride, count - n * width<T>);
+    const index from = c + n * width<T>;
+    if constexpr (Whole) return load_as<T>(x.row(row) + from);
+    return gather_part<T>(x.row(row) + from * x.col_stride, x.col_stride, x.cols - from);
   }
 };
 
 /// f(reader of k, reader of v) for C packets from channel c on.
 template <class T, class S, int C, class F>
 ATTN_INLINE void read_channels(const aft_head& head, index c, F&& f) {
-  const auto k = typed<S>(head.k), v = typed<S>(head.v);
+  const auto k = typed<const S>(head.k), v = typed<const S>(head.v);
   if (k.col_stride == 1 && v.col_stride == 1 && c + C * width<T> <= std::min(k.cols, v.cols)) [[likely]]
-    f(channel_reader<T, S, true>(k, c), channel_reader<T, S, true>(v, c));
+    f(channel_reader<T, S, true>{k, c}, channel_reader<T, S, true>{v, c});
   else
-    f(channel_reader<T, S, false>(k, c), channel_reader<T, S, false>(v, c));
+    f(channel_reader<T, S, false>{k, c}, channel_reader<T, S, false>{v, c});
 }
 
 /// Writes packets of channels of the output: num / den, times sigmoid(q) if gated; 0 where den is 0, which is where no
@@ -83,7 +75,7 @@ struct channel_writer {
 /// f(writer) for C packets from channel c on.
 template <class T, class S, int C, class F>
 ATTN_INLINE void write_channels(const aft_head& head, bool gate, index c, F&& f) {
-  const auto q = typed<S>(head.q);
+  const auto q = typed<const S>(head.q);
   const auto out = typed<S>(head.out);
   if (q.col_stride == 1 && out.col_stride == 1 && c + C * width<T> <= out.cols) [[likely]]
     f(channel_writer<T, S, true>{{q, c}, out, c, gate});
@@ -91,29 +83,28 @@ ATTN_INLINE void write_channels(const aft_head& head, bool gate, index c, F&& f)
     f(channel_writer<T, S, false>{{q, c}, out, c, gate});
 }
 
-/// Keys of one packet of channels for the product of aft_block.hpp.
+/// What the product of aft_block.hpp must know of some keys of one packet of channels: of none, unless set.
 template <class T>
 struct packed_channels {
-  T* panel;     // [keys][e^k v | e^k], both times 2^-exponent
-  T* exponent;  // the largest of the keys, in each channel
-  T* smallest;  // the smallest |v| but 0
-  bool* finite;
+  packet<T> exponent = broadcast<T>(-std::numeric_limits<T>::infinity());  // the largest, in each channel
+  packet<T> smallest = broadcast<T>(std::numeric_limits<T>::infinity());   // |v| but 0
+  bool finite = true;                                                      // all keys and values
 };
 
-/// Functions for elements of one type.
+/// Functions for elements of one type, of `size` bytes. Those of a head work on its rows [begin, begin + count) and one
+/// packet of channels from c on.
 template <class T>
 struct aft_elements {
-  /// Bytes of an element.
   index size;
   /// Numbers `stride` elements apart, converted.
   void (*copy)(const void* from, index stride, index count, T* to);
-  /// Rows [begin, begin + count) of k and v, one packet of channels from c on.
-  void (*split)(const aft_head& head, index c, index begin, index count, const split_keys<T>& to);
-  /// The same for the product.
-  void (*pack)(const aft_head& head, index c, index begin, index count, const packed_channels<T>& to);
-  /// Rows [begin, begin + count) of out, one packet of channels from c on.
+  /// Keys with their values, each as sums of its own.
+  void (*split)(const aft_head& head, index c, index begin, index count, key_sums<T>* to);
+  /// Keys for the product: panel [count][e^k v | e^k], both times 2^-exponent.
+  packed_channels<T> (*pack)(const aft_head& head, index c, index begin, index count, T* panel);
+  /// Rows of out.
   void (*write)(const aft_head& head, bool gate, index c, index begin, index count, const key_sums<T>* sums);
-  /// Zeros for rows [begin, end) of out.
+  /// Zeros for all channels of rows [begin, end) of out.
   void (*clear)(const aft_head& head, index begin, index end);
 
   /// An element of a matrix.
@@ -131,28 +122,26 @@ void copy_elements(const void* first, index stride, index count, T* to) {
 }
 
 template <class T, class S>
-void split_channels(const aft_head& head, index c, index begin, index count, const split_keys<T>& to) {
+void split_channels(const aft_head& head, index c, index begin, index count, key_sums<T>* to) {
   read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& x) {
     for (index j = 0; j < count; ++j) {
       const auto e = split_exp<T>(key(begin + j));
-      store<T>(to.factor + j * width<T>, e.factor);
-      store<T>(to.exponent + j * width<T>, e.exponent);
-      store<T>(to.value + j * width<T>, if_less(zero<T>(), e.factor, mul(e.factor, x(begin + j)), e.factor));
+      to[j] = {if_less(zero<T>(), e.factor, mul(e.factor, x(begin + j)), e.factor), e.factor, e.exponent};
     }
   });
 }
 
 template <class T, class S>
-void pack_channels(const aft_head& head, index c, index begin, index count, const packed_channels<T>& to) {
-  constexpr T infinity = std::numeric_limits<T>::infinity();
+packed_channels<T> pack_channels(const aft_head& head, index c, index begin, index count, T* panel) {
+  packed_channels<T> all;
   read_channels<T, S, 1>(head, c, [&](const auto& key, const auto& x) {
-    packet<T> highest = broadcast<T>(-infinity), size = broadcast<T>(infinity), trace = zero<T>();
+    const packet<T> none = all.exponent, infinity = all.smallest;
+    packet<T> highest = none, size = infinity, trace = zero<T>();
     for (index j = begin; j < begin + count; ++j) {
       const packet<T> k_j = key(j);
-      highest = max(highest, if_less(abs(k_j), broadcast<T>(infinity), k_j, broadcast<T>(-infinity)));
+      highest = max(highest, if_less(abs(k_j), infinity, k_j, none));
     }
     const packet<T> exponent = split_exp<T>(highest).exponent, reference = key_sums<T>::finite(exponent);
-    T* panel = to.panel;
     for (index j = begin; j < begin + count; ++j, panel += panel_width<T>) {
       const auto e = split_exp<T>(key(j));
       const packet<T> v_j = x(j), weight = mul(e.factor, power_of_two<T>(sub(e.exponent, reference)));
@@ -162,10 +151,9 @@ void pack_channels(const aft_head& head, index c, index begin, index count, cons
       store<T>(panel, weighted);
       store<T>(panel + width<T>, weight);
     }
-    store<T>(to.exponent, exponent);
-    store<T>(to.smallest, size);
-    *to.finite = sum_lanes(trace) == T(0);
+    all = {exponent, size, sum_lanes(trace) == T(0)};
   });
+  return all;
 }
 
 template <class T, class S>
@@ -175,37 +163,27 @@ void write_sums(const aft_head& head, bool gate, index c, index begin, index cou
   });
 }
 
-template <class S>
-void clear_output(const aft_head& head, index begin, index end) {
-  clear_rows(typed<S>(head.out), begin, end);
-}
-
 template <class S, class T = compute_type<S>>
-inline constexpr aft_elements<T> elements_of = {.size = sizeof(S),
-                                                .copy = copy_elements<T, S>,
-                                                .split = split_channels<T, S>,
-                                                .pack = pack_channels<T, S>,
-                                                .write = write_sums<T, S>,
-                                                .clear = clear_output<S>};
-
-/// Packets of channels that are summed together.
-inline constexpr int sum_columns = 4;
+inline constexpr aft_elements<T> elements_of = {
+    sizeof(S), copy_elements<T, S>, split_channels<T, S>, pack_channels<T, S>, write_sums<T, S>,
+    [](const aft_head& head, index begin, index end) { clear_rows(typed<S>(head.out), begin, end); }};
 
 /// f(integral_constant<int, C>, p) for packets p ... p + C - 1, until all are done.
 template <class F>
 void for_columns(index packets, F&& f) {
+  constexpr int columns = 4;  // packets of channels that are summed together
   index p = 0;
-  for (; p + sum_columns <= packets; p += sum_columns) f(std::integral_constant<int, sum_columns>{}, p);
+  for (; p + columns <= packets; p += columns) f(std::integral_constant<int, columns>{}, p);
   for (; p < packets; ++p) f(std::integral_constant<int, 1>{}, p);
 }
 
 /// Adds rows [begin, end) of k and v, channels from c on, without biases, to the sums of C packets in memory.
 template <class T, class S, int C>
-void add_plain_keys(const aft_head& head, index c, index begin, index end, T* total) {
+void add_plain_keys(const aft_head& head, index c, index begin, index end, key_sums<T>* total) {
   constexpr index step = 16;  // rows that share a maximum; they come from the cache the second time
   read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
     key_sums<T> sums[C];
-    unroll<C>([&](auto n) { sums[n] = key_sums<T>::read(total + n * key_sums<T>::size); });
+    unroll<C>([&](auto n) { sums[n] = total[n]; });
     for (index j0 = begin; j0 < end; j0 += step) {
       const index j1 = std::min(j0 + step, end);
       packet<T> reference[C];
@@ -224,18 +202,18 @@ void add_plain_keys(const aft_head& head, index c, index begin, index end, T* to
           sums[n].den = add(sums[n].den, weight);
         });
     }
-    unroll<C>([&](auto n) { sums[n].write(total + n * key_sums<T>::size); });
+    unroll<C>([&](auto n) { total[n] = sums[n]; });
   });
 }
 
 /// Adds rows [begin, end) to sums in memory, `parts` packets of them.
 template <class T>
-using add_rows_function = void (*)(const aft_head& head, index begin, index end, index parts, T* sums);
+using add_rows_function = void (*)(const aft_head& head, index begin, index end, index parts, key_sums<T>* sums);
 
 template <class T, class S>
-void add_rows(const aft_head& head, index begin, index end, index parts, T* sums) {
+void add_rows(const aft_head& head, index begin, index end, index parts, key_sums<T>* sums) {
   for_columns(parts, [&](auto count, index p) {
-    add_plain_keys<T, S, count.value>(head, p * width<T>, begin, end, sums + p * key_sums<T>::size);
+    add_plain_keys<T, S, count.value>(head, p * width<T>, begin, end, sums + p);
   });
 }
 

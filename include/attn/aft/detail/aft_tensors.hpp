@@ -2,24 +2,20 @@
 //   q, k, v, out [B, H, L, D]; parameters w as views of rank 2 to 4, whose missing axes are 1
 #pragma once
 
-#include <attn/aft/detail/aft_elements.hpp>
+#include <attn/aft/detail/aft_block.hpp>
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/attention_shape.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
 /// A parameter as a view of rank 4.
-template <class W>
-auto parameter_view(const W& w) {
-  const auto given = as_view(w);
-  using element_type = const typename decltype(given)::value_type;
-  constexpr int rank = decltype(given)::rank;
-  std::array<index, 4> extents{1, 1, 1, 1}, strides{};
-  for (int axis = 0; axis < rank; ++axis) {
-    extents[static_cast<std::size_t>(4 - rank + axis)] = given.extent(axis);
-    strides[static_cast<std::size_t>(4 - rank + axis)] = given.stride(axis);
+inline memory_layout of_rank_4(memory_layout x) {
+  for (; x.rank < 4; ++x.rank) {
+    std::copy_backward(x.extents, x.extents + 3, x.extents + 4);
+    std::copy_backward(x.strides, x.strides + 3, x.strides + 4);
+    x.extents[0] = 1, x.strides[0] = 0;
   }
-  return tensor_view<element_type>(given.data(), extents, strides);
+  return x;
 }
 
 /// A head of a view of rank 4.
@@ -35,17 +31,19 @@ struct aft_tensors {
   const aft_elements<T>* elements;
   list_view<index> lengths{};
   bool causal = true, gate = true;
+  bool one_key = false;  // a k of one channel serves all of a head
   index batch = 0, heads = 0, length = 0, dim = 0;
 
-  index true_length(index b) const { return lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]; }
-  aft_head head(index b, index h) const {
+  /// Head n of all heads of the batch.
+  aft_head head(index n) const {
+    const index b = n / heads, h = n % heads;
     const auto to = head_of(out, b, h);
-    return {head_of(q, b, h), head_of(k, b, h), head_of(v, b, h),
-            {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride}};
+    return {.q = head_of(q, b, h), .k = head_of(k, b, h), .v = head_of(v, b, h),
+            .out = {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride},
+            .w = head_of(w, 0, shares_biases() ? 0 : h),
+            .length = lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]};
   }
-  /// The biases of a head.
   bool shares_biases() const { return w.extents[1] == 1; }
-  matrix_view<const void> biases(index h) const { return head_of(w, 0, shares_biases() ? 0 : h); }
   /// Packets of channels per head.
   index parts() const { return (dim + width<T> - 1) / width<T>; }
   /// For `pairs` of a row and a key per head; causal calls see half of them.
@@ -55,55 +53,37 @@ struct aft_tensors {
   }
 };
 
-/// The views of a call. The element types are checked where the compiler can.
-template <class Q, class K, class V, class O, class W>
-aft_tensors<compute_type<element_of<const Q&>>> tensors_of(const Q& q, const K& k, const V& v, O& out, const W& w) {
+/// The views and options of a call. The element types are checked where the compiler can.
+template <class Options, class Q, class K, class V, class O, class W = tensor_view<const element_of<const Q&>>>
+auto tensors_of(const Options& options, const Q& q, const K& k, const V& v, O& out, const W& w = {}) {
   require_one_element_type<const Q&, const K&, const V&, O&>();
   using S = element_of<const Q&>;
   static_assert(std::same_as<S, element_of<const W&>>, "attn: w must have the element type of q, k, v and out");
-  using view = tensor_view<const S>;
-  return {.q = view(as_view(q)),
-          .k = view(as_view(k)),
-          .v = view(as_view(v)),
-          .out = tensor_view<S>(as_view(out)),
-          .w = parameter_view(w),
-          .elements = &elements_of<S>};
-}
-template <class Q, class K, class V, class O>
-auto tensors_of(const Q& q, const K& k, const V& v, O& out) {
-  return tensors_of(q, k, v, out, tensor_view<const element_of<const Q&>>());
+  aft_tensors<compute_type<S>> x{as_view(q), as_view(k), as_view(v), as_view(out), of_rank_4(as_view(w)),
+                                 &elements_of<S>};
+  x.gate = options.gate;
+  if constexpr (requires { options.causal; }) x.causal = options.causal, x.lengths = options.lengths;
+  return x;
 }
 
-/// A k of one channel as that of `dim` channels.
-inline memory_layout for_all_channels(memory_layout k, index dim) {
-  if (k.extents[3] == 1 && dim != 1) k.extents[3] = dim, k.strides[3] = 0;
-  return k;
-}
-
-enum class aft_keys { per_channel, per_head_too };
-
-/// Checks the views against one another, and sets the extents. `per_head_too`: a k of one channel serves all.
+/// Checks the views against one another, and sets the extents.
 template <class T>
-void check_aft(const validator& check, aft_tensors<T>& x, aft_keys keys = aft_keys::per_channel) {
+void check_aft(const validator& check, aft_tensors<T>& x) {
   check.memory({{"out", x.out}}, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"w", x.w}});
-  const auto& q = x.q.extents;
-  x.batch = q[0], x.heads = q[1], x.length = q[2], x.dim = q[3];
-  const bool one_key = keys == aft_keys::per_head_too && x.k.extents[3] != x.dim;
-  if (one_key) check.broadcasts("key dim", x.dim, x.k.extents[3]);
-  check.extents({{"key batch = query batch", x.batch, x.k.extents[0]},
-                 {"key heads = query heads", x.heads, x.k.extents[1]},
-                 {"key length = query length", x.length, x.k.extents[2]},
-                 {"key dim = query dim", one_key ? 1 : x.dim, x.k.extents[3]},
-                 {"value batch = query batch", x.batch, x.v.extents[0]},
-                 {"value heads = query heads", x.heads, x.v.extents[1]},
-                 {"value length = query length", x.length, x.v.extents[2]},
-                 {"value dim = query dim", x.dim, x.v.extents[3]},
-                 {"out batch = query batch", x.batch, x.out.extents[0]},
-                 {"out heads = query heads", x.heads, x.out.extents[1]},
-                 {"out length = query length", x.length, x.out.extents[2]},
-                 {"out dim = query dim", x.dim, x.out.extents[3]}});
-  check_length_list(check, "lengths", x.lengths, x.batch, x.length);
-  if (one_key) x.k = for_all_channels(x.k, x.dim);
+  const auto& [batch, heads, length, dim] = x.q.extents;
+  x.batch = batch, x.heads = heads, x.length = length, x.dim = dim;
+  if (x.one_key && x.k.extents[3] != dim) {
+    check.broadcasts("key dim", dim, x.k.extents[3]);
+    x.k.extents[3] = dim, x.k.strides[3] = 0;
+  }
+  const auto &k = x.k.extents, &v = x.v.extents, &out = x.out.extents;
+  check.extents({{"key batch = query batch", batch, k[0]}, {"key heads = query heads", heads, k[1]},
+                 {"key length = query length", length, k[2]}, {"key dim = query dim", dim, k[3]},
+                 {"value batch = query batch", batch, v[0]}, {"value heads = query heads", heads, v[1]},
+                 {"value length = query length", length, v[2]}, {"value dim = query dim", dim, v[3]},
+                 {"out batch = query batch", batch, out[0]}, {"out heads = query heads", heads, out[1]},
+                 {"out length = query length", length, out[2]}, {"out dim = query dim", dim, out[3]}});
+  check_length_list(check, "lengths", x.lengths, batch, length);
 }
 
 /// Checks the leading extents of biases w [rows, columns] or [H, rows, columns].
@@ -127,50 +107,32 @@ void check_kernels(const validator& check, aft_tensors<T>& x, bool image) {
   if (w.extents[2] % 2 == 0) check.fail("w of odd height", w.extents[2]);
 }
 
-/// Channels whose sums are computed together: enough to make up for the exponentials of w, few enough for the cache.
-inline constexpr index bundle_channels = 512;
-
-/// Heads of one true length that share their biases, from entry `first` of the order of heads on.
-struct head_bundle {
-  index first = 0, heads = 0, length = 0;
-};
-
 /// The heads of a call in bundles. Heads that share their biases lie side by side: all of them, or the batch items of
 /// one head.
 template <class T>
 struct head_bundles {
+  /// Channels of a bundle, at most: enough to make up for the exponentials of w, few enough for the cache.
+  static constexpr index channels = 512;
+
   head_bundle* list = nullptr;
   aft_head* heads = nullptr;  // in order
-  index count = 0, most = 0;     // bundles; heads of the largest
-
-  struct position {
-    index batch, head;
-  };
-  static position at(const aft_tensors<T>& x, index n) {
-    return x.shares_biases() ? position{n / x.heads, n % x.heads} : position{n % x.batch, n / x.batch};
-  }
+  index count = 0, most = 0;  // bundles; heads of the largest
 
   static head_bundles make(const aft_tensors<T>& x, arena& memory) {
     head_bundles g;
     const index all = x.batch * x.heads;
-    g.most = std::min(all, std::max<index>(1, bundle_channels / (std::max<index>(1, x.parts()) * width<T>)));
+    g.most = std::min(all, std::max<index>(1, channels / (std::max<index>(1, x.parts()) * width<T>)));
     g.list = memory.allocate<head_bundle>(all);
     g.heads = memory.allocate<aft_head>(all);
     if (!g.list) return g;
-    for (index n = 0; n < all; ++n) {
-      const position here = at(x, n);
-      g.heads[n] = x.head(here.batch, here.head);
-      const index length = x.true_length(here.batch);
-      const bool joins = g.count > 0 && g.list[g.count - 1].length == length && g.list[g.count - 1].heads < g.most &&
-                         (x.shares_biases() || here.head == at(x, n - 1).head);
-      if (!joins) g.list[g.count++] = {.first = n, .heads = 0, .length = length};
-      ++g.list[g.count - 1].heads;
+    for (index n = 0, first = 0; n < all; ++n) {
+      g.heads[n] = x.shares_biases() ? x.head(n) : x.head(n % x.batch * x.heads + n / x.batch);
+      const aft_head &here = g.heads[n], &start = g.heads[first];
+      const bool joins = n > 0 && n < first + g.most && here.length == start.length && here.w.data == start.w.data;
+      if (!joins) first = n, ++g.count;
+      g.list[g.count - 1] = {g.heads + first, static_cast<std::size_t>(n - first + 1)};
     }
     return g;
-  }
-
-  std::span<const aft_head> of(const head_bundle& bundle) const {
-    return {heads + bundle.first, static_cast<std::size_t>(bundle.heads)};
   }
 };
 

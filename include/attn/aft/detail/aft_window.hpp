@@ -6,9 +6,7 @@
 // a total would lose every digit where the window holds most of it.
 #pragma once
 
-#include <attn/aft/detail/aft_block.hpp>
 #include <attn/aft/detail/aft_tensors.hpp>
-#include <attn/aft/detail/sums_array.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -56,12 +54,6 @@ struct aft_window_bias {
       if (from < to) f(line * grid.columns + from, line * grid.columns + to);
     }
   }
-  index count_keys() const {
-    index count = 0;
-    ranges([&](index begin, index end) { count += end - begin; });
-    return count;
-  }
-
   void fill(index row, index begin, index count, T* to) const {
     const index column = i * block_rows + row, line = begin / grid.columns, first = begin - line * grid.columns;
     const index low = std::clamp(column - grid.side - first, index(0), count);
@@ -69,20 +61,9 @@ struct aft_window_bias {
     std::fill(to, to + low, T(0));
     std::fill(to + high, to + count, T(0));
     if (low == high) return;
-    const index t = first + low;
-    const void* from = nullptr;
-    switch (layout) {
-      case aft_window_layout::square:
-        from = elements.at(w, column, t);
-        break;
-      case aft_window_layout::band:
-        from = elements.at(w, column, t - column + grid.side);
-        break;
-      case aft_window_layout::kernel:
-        from = elements.at(w, line - r + grid.up, t - column + grid.side);
-        break;
-    }
-    elements.copy(from, w.col_stride, high - low, to + low);
+    const index t = first + low, w_row = layout == aft_window_layout::kernel ? line - r + grid.up : column;
+    const index w_column = layout == aft_window_layout::square ? t : t - column + grid.side;
+    elements.copy(elements.at(w, w_row, w_column), w.col_stride, high - low, to + low);
   }
 };
 
@@ -101,11 +82,10 @@ struct aft_window_call {
   void sum_outside(const head_bundles<T>& bundles, const sums_array<T>& beside, const sums_array<T>& after,
                    const sums_array<T>& lines, const sums_array<T>& beyond, execution& exec) const {
     const index heads = x.batch * x.heads, blocks = grid.blocks(), parts = x.parts();
-    const auto length = [&](index head) { return x.true_length(head_bundles<T>::at(x, head).batch); };
     exec.for_each(heads * grid.lines * blocks, [&](index task, int) {
       const index head = task / blocks / grid.lines, r = task / blocks % grid.lines, i = task % blocks;
-      const index all = grid.columns_of(r, length(head)), at = r * grid.columns;
-      const auto add = [&](index from, index to, T* sums) {
+      const index all = grid.columns_of(r, bundles.heads[head].length), at = r * grid.columns;
+      const auto add = [&](index from, index to, key_sums<T>* sums) {
         add_rows(bundles.heads[head], at + from, at + to, parts, sums);
       };
       beside.clear(task), after.clear(task);
@@ -114,26 +94,26 @@ struct aft_window_call {
     });
     exec.for_each(heads * grid.lines, [&](index task, int) {
       const index first = task * blocks;
-      for (index i = 1; i < blocks; ++i) sums_array<T>::merge(beside.at(first + i), beside.at(first + i - 1), parts);
-      for (index i = blocks - 2; i >= 0; --i) sums_array<T>::merge(after.at(first + i), after.at(first + i + 1), parts);
-      for (index i = 0; i < blocks; ++i) sums_array<T>::merge(beside.at(first + i), after.at(first + i), parts);
+      for (index i = 1; i < blocks; ++i) beside.merge(first + i, beside.at(first + i - 1));
+      for (index i = blocks - 2; i >= 0; --i) after.merge(first + i, after.at(first + i + 1));
+      for (index i = 0; i < blocks; ++i) beside.merge(first + i, after.at(first + i));
       if (grid.lines == 1) return;
       const index head = task / grid.lines, r = task % grid.lines, at = r * grid.columns;
       lines.clear(task);
-      add_rows(bundles.heads[head], at, at + grid.columns_of(r, length(head)), parts, lines.at(task));
+      add_rows(bundles.heads[head], at, at + grid.columns_of(r, bundles.heads[head].length), parts, lines.at(task));
     });
     if (grid.lines == 1) return;
     exec.for_each(heads, [&](index head, int) {
       const index first = head * grid.lines;
       for (index r = 0; r < grid.lines; ++r) {
         beyond.clear(first + r);
-        if (r > 0) sums_array<T>::merge(beyond.at(first + r), beyond.at(first + r - 1), parts);
-        if (r - grid.up > 0) sums_array<T>::merge(beyond.at(first + r), lines.at(first + r - grid.up - 1), parts);
+        if (r > 0) beyond.merge(first + r, beyond.at(first + r - 1));
+        if (r - grid.up > 0) beyond.merge(first + r, lines.at(first + r - grid.up - 1));
       }
       // Upwards, lines[r] becomes the sum of the lines from r on: those below r are read no more.
       for (index r = grid.lines - 1; r >= 0; --r) {
-        if (r + 1 < grid.lines) sums_array<T>::merge(lines.at(first + r), lines.at(first + r + 1), parts);
-        if (r - grid.up - 1 >= 0) sums_array<T>::merge(beyond.at(first + r - grid.up - 1), lines.at(first + r), parts);
+        if (r + 1 < grid.lines) lines.merge(first + r, lines.at(first + r + 1));
+        if (r - grid.up - 1 >= 0) beyond.merge(first + r - grid.up - 1, lines.at(first + r));
       }
     });
   }
@@ -156,53 +136,42 @@ struct aft_window_call {
       const head_bundle bundle = bundles.list[task / blocks / grid.lines];
       const index r = task / blocks % grid.lines, i = task % blocks, at = r * grid.columns;
       const index first = i * block_rows, end = std::min(first + block_rows, grid.columns);
-      const index real = std::clamp(grid.columns_of(r, bundle.length), first, end);
-      const auto members = bundles.of(bundle);
-      for (const auto& head : members) x.elements->clear(head, at + real, at + end);
+      const index length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
+      for (const auto& head : bundle) x.elements->clear(head, at + real, at + end);
       if (first == real) return;
       sums_array<T> outside;
       packed_piece<T> piece;
       auto block = exec.scratch(worker, [&](arena& memory) {
-        outside = sums_array<T>::layout(memory, 1, bundles.most * parts);
+        outside = sums_array<T>::layout(memory, bundles.most, parts);
         piece = packed_piece<T>::layout(memory, bundles.most * parts, product_keys);
         return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
       });
-      for (index n = 0; n < bundle.heads; ++n) {
-        const index head = bundle.first + n;
-        T* const to = outside.data + n * parts * key_sums<T>::size;
-        std::copy_n(beside.at(place(head, r, i)), parts * key_sums<T>::size, to);
+      for (index n = 0; n < std::ssize(bundle); ++n) {
+        const index head = bundle.data() + n - bundles.heads;
+        std::copy_n(beside.at(place(head, r, i)), parts, outside.at(n));
         if (grid.lines == 1) continue;
-        sums_array<T>::merge(to, beyond.at(head * grid.lines + r), parts);
+        outside.merge(n, beyond.at(head * grid.lines + r));
         for (index line = grid.first_line(r); line < grid.end_line(r); ++line)
-          if (line != r) sums_array<T>::merge(to, beside.at(place(head, line, i)), parts);
+          if (line != r) outside.merge(n, beside.at(place(head, line, i)));
       }
-      block.packets = bundle.heads * parts;
+      block.packets = std::ssize(bundle) * parts;
       block.begin(real - first);
-      const aft_window_bias<T> bias{.w = x.biases(head_bundles<T>::at(x, bundle.first).head),
-                                    .elements = *x.elements,
-                                    .layout = layout,
-                                    .grid = grid,
-                                    .keys = bundle.length,
-                                    .r = r,
-                                    .i = i};
-      const aft_rows<T, aft_window_bias<T>> rows{.block = block,
-                                                 .elements = *x.elements,
-                                                 .heads = members,
-                                                 .bias = bias,
-                                                 .first = at + first,
-                                                 .parts = parts,
-                                                 .outside = outside.data,
-                                                 .gate = x.gate};
+      const aft_window_bias<T> bias{.w = bundle[0].w, .elements = *x.elements, .layout = layout,
+                                    .grid = grid, .keys = length, .r = r, .i = i};
+      const aft_rows<T, aft_window_bias<T>> rows{
+          .block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
+          .first = at + first, .parts = parts, .outside = outside.data, .gate = x.gate};
       rows.find_row_exponents();
+      index keys = 0;
       bias.ranges([&](index begin, index stop) {
+        keys += stop - begin;
         for (index j = begin; j < stop; j += product_keys) {
           const index count = std::min(product_keys, stop - j);
-          for (index n = 0; n < bundle.heads; ++n)
-            piece.pack(*x.elements, members[static_cast<std::size_t>(n)], n * parts, j, count);
+          for (index n = 0; n < std::ssize(bundle); ++n) piece.pack(*x.elements, bundle.data()[n], n * parts, j, count);
           rows.add_piece(piece, j, count);
         }
       });
-      rows.finish(bias.count_keys());
+      rows.finish(keys);
     });
   }
 };

@@ -19,20 +19,10 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
+/// A single key with its value is a sum too: num = e^k v, den = e^k.
 template <class T>
 struct key_sums {
   packet<T> num = zero<T>(), den = zero<T>(), exponent = broadcast<T>(-std::numeric_limits<T>::infinity());
-
-  static constexpr index size = 3 * width<T>;  // numbers in memory
-
-  static ATTN_INLINE key_sums read(const T* p) {
-    return {load<T>(p), load<T>(p + width<T>), load<T>(p + 2 * width<T>)};
-  }
-  ATTN_INLINE void write(T* p) const {
-    store<T>(p, num);
-    store<T>(p + width<T>, den);
-    store<T>(p + 2 * width<T>, exponent);
-  }
 
   /// Rescales the sums so that `exponent` is at least `least`; that of no key at all stays -infinity.
   ATTN_INLINE void raise(const packet<T>& least) {
@@ -52,21 +42,23 @@ struct key_sums {
   }
 };
 
-/// Keys that are split at a time.
-inline constexpr index key_piece = 96;
-
-/// Keys of one packet of channels as factor and exponent, with their values.
+/// Arrays of sums of `parts` packets each.
 template <class T>
-struct split_keys {
-  T *factor = nullptr, *exponent = nullptr, *value = nullptr;  // [keys][width]; value: factor * v
+struct sums_array {
+  key_sums<T>* data = nullptr;
+  index parts = 0;
 
-  split_keys from(index j) const { return {factor + j * width<T>, exponent + j * width<T>, value + j * width<T>}; }
-
-  static split_keys layout(arena& memory) {
-    constexpr index size = key_piece * width<T>;
-    return {memory.allocate<T>(size), memory.allocate<T>(size), memory.allocate<T>(size)};
+  static sums_array layout(arena& memory, index count, index parts) {
+    return {memory.allocate<key_sums<T>>(count * parts), parts};
+  }
+  key_sums<T>* at(index n) const { return data + n * parts; }
+  void clear(index n) const { std::fill_n(at(n), parts, key_sums<T>{}); }
+  void merge(index to, const key_sums<T>* from) const {
+    for (index p = 0; p < parts; ++p) at(to)[p].merge(from[p]);
   }
 };
+
+inline constexpr index key_piece = 96;  // keys that are split at a time
 
 /// The biases of one row towards `key_piece` keys as factor and exponent.
 template <class T>
@@ -90,31 +82,20 @@ struct split_biases {
   }
 };
 
-/// Adds one key without a bias.
-template <class T>
-void add_key(key_sums<T>& sums, const split_keys<T>& key) {
-  const packet<T> exponent = load<T>(key.exponent);
-  sums.raise(exponent);
-  const packet<T> power = power_of_two<T>(sub(exponent, key_sums<T>::finite(sums.exponent)));
-  sums.num = fma(load<T>(key.value), power, sums.num);
-  sums.den = fma(load<T>(key.factor), power, sums.den);
-}
-
 /// Adds `count` keys with their biases.
 template <class T>
-void add_keys(key_sums<T>& sums, const split_keys<T>& keys, const split_biases<T>& bias, index count) {
+void add_keys(key_sums<T>& sums, const key_sums<T>* keys, const split_biases<T>& bias, index count) {
   packet<T> highest = sums.exponent;
-  for (index j = 0; j < count; ++j)
-    highest = max(highest, add(load<T>(keys.exponent + j * width<T>), broadcast<T>(bias.exponent[j])));
+  for (index j = 0; j < count; ++j) highest = max(highest, add(keys[j].exponent, broadcast<T>(bias.exponent[j])));
   sums.raise(highest);
   const packet<T> reference = key_sums<T>::finite(highest);
   packet<T> num = sums.num, den = sums.den;
   for (index j = 0; j < count; ++j) {
     if (bias.factor[j] == T(0)) continue;
-    const packet<T> exponent = add(load<T>(keys.exponent + j * width<T>), broadcast<T>(bias.exponent[j]));
+    const packet<T> exponent = add(keys[j].exponent, broadcast<T>(bias.exponent[j]));
     const packet<T> weight = mul(power_of_two<T>(sub(exponent, reference)), broadcast<T>(bias.factor[j]));
-    num = fma(weight, load<T>(keys.value + j * width<T>), num);
-    den = fma(weight, load<T>(keys.factor + j * width<T>), den);
+    num = fma(weight, keys[j].num, num);
+    den = fma(weight, keys[j].den, den);
   }
   sums.num = num, sums.den = den;
 }
