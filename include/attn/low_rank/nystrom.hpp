@@ -20,7 +20,6 @@
 //          form, and no such option: a landmark is a mean over tokens on both sides of a query.
 #pragma once
 
-#include <attn/core/detail/arguments.hpp>
 #include <attn/low_rank/detail/nystrom_call.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -58,13 +57,14 @@ struct nystrom_options {
 
 namespace detail {
 
-inline void check_landmarks(const validator& check, index heads, index landmarks, index iterations, double cutoff,
-                            const memory_layout& convolution, bool convolved,
-                            const memory_layout& out) {
+inline void check_landmarks(const validator& check, index landmarks, index iterations, double cutoff) {
   check.at_least("landmarks", 1, landmarks);
   check.at_least("iterations", 0, iterations);
   if (!(cutoff >= 0 && cutoff < 1)) check.fail("a cutoff from 0 to below 1", cutoff);
-  if (!convolved) return;
+}
+
+inline void check_convolution(const validator& check, index heads, const memory_layout& convolution,
+                              const memory_layout& out) {
   check.memory({{"out", out}}, {{"convolution", convolution}});
   check.equal("heads of convolution = query heads", heads, convolution.extents[0]);
   if (convolution.extents[1] % 2 == 0) check.fail("a convolution of odd width", convolution.extents[1]);
@@ -78,30 +78,23 @@ void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   using namespace detail;
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
   const auto& given = options_or_default<nystrom_options<S>>(options);
 
   const validator check("nystrom");
-  const attention_shape s = check_attention(check, queries, keys, values, to);
-  const sequence_lengths lengths = check_lengths(check, s, given);
-  check_scale(check, given.scale);
-  check_landmarks(check, s.heads, given.landmarks, given.iterations, given.cutoff, given.convolution,
-                  static_cast<bool>(given.convolution), to);
+  const auto views = check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
+  const attention_shape& s = views.shape;
+  check_landmarks(check, given.landmarks, given.iterations, given.cutoff);
+  if (given.convolution) check_convolution(check, s.heads, given.convolution, views.out);
 
   execution& threads = execution_of(exec, options);
-  const auto limit = threads.limit_threads(
-      {.operations = s.operations_per_pair() * static_cast<double>(std::min(given.landmarks, s.keys)) *
-                     static_cast<double>(s.queries + s.keys)});
-  nystrom_call<S>{.q = queries,
-                  .k = keys,
-                  .v = values,
-                  .out = to,
+  const double pairs =
+      static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
+  const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
+  nystrom_call<S>{.views = views,
                   .convolution = given.convolution,
-                  .plan = {.shape = s, .lengths = lengths, .landmarks = given.landmarks},
+                  .plan = {s, views.lengths, given.landmarks},
                   .terms = terms_of<compute_type<S>>(given, s.dim),
-                  .inverse = {.exact = given.inverse == pseudo_inverse::exact,
-                              .iterations = given.iterations,
+                  .inverse = {.exact = given.inverse == pseudo_inverse::exact, .iterations = given.iterations,
                               .cutoff = static_cast<double>(given.cutoff)},
                   .whole_batch = given.inverse == pseudo_inverse::whole_batch}
       .run(threads);
