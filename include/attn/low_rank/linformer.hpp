@@ -8,9 +8,7 @@
 //
 // E and F belong to a trained model: random ones, as drawn by draw_projection, are where training starts.
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. e and f
-//          [H or 1, rank, Lk]: one per query head, or one for all; any rank >= 1. float, double, or Eigen::half /
-//          Eigen::bfloat16 in memory with float arithmetic.
+// Shapes   as full_softmax; e and f [H or 1, rank, Lk]: one per query head, or one for all; any rank >= 1.
 // Cost     2 rank (Lq + Lk) (D + Dv) operations per head. Scratch: the projected keys and values, rank (D + Dv) numbers
 //          per head, twice, of one batch item at a time, or of several with 32 heads together; and E and F packed for
 //          some tokens at a time: 2^20 numbers, or 256 tokens of every head's E and F, if that is more.
@@ -41,7 +39,7 @@ struct linformer_options {
 
 namespace detail {
 
-/// Projected keys and values of one batch item, as project() leaves them, and packed for the kernel.
+/// Projected keys and values of one batch item, as project() leaves them and as the kernel takes them.
 template <class T>
 struct linformer_item {
   T *keys = nullptr, *values = nullptr;
@@ -131,10 +129,10 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
   execution& threads = execution_of(exec, options);
   const double pairs = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
   const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
-  const auto heads = [&](index given_heads) { return given_heads == 1 ? s.kv_heads : s.heads; };
+  const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
   linformer_call<S>{.views = views, .lse = given.lse, .terms = terms_of<compute_type<S>>(given, s.dim),
-                    .keys = {.e = by_e, .x = views.k, .heads = heads(by_e.extent(0))},
-                    .values = {.e = by_f, .x = views.v, .heads = heads(by_f.extent(0))},
+                    .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
+                    .values = {.e = by_f, .x = views.v, .heads = heads(by_f)},
                     .shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() &&
                               by_e.strides() == by_f.strides()}
       .run(threads);

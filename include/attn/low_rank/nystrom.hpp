@@ -11,8 +11,7 @@
 //
 // Where no more than m queries or keys are real, the result is that of full softmax: every token is a landmark.
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
-//          Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Shapes   as full_softmax.
 // Cost     2 m (Lq + Lk) (D + Dv) operations per head, and 8 iterations m^3 for the inverse; the exact one takes 8 to 20
 //          sweeps (16 to 256 landmarks) of 9 m^3, in double. Scratch: per key head, up to 16 partial results of m Dv
 //          numbers per query head, and a few matrices m x m: nothing grows with the length.

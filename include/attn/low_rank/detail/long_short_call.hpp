@@ -70,7 +70,8 @@ struct long_short_call {
   score_terms<T, no_score> terms;
   key_norm<T> local, global;
   bool causal;
-  index causal_segment, left, right, block;  // the window, cut to what can occur
+  index causal_segment;
+  index left, right, block;  // the window, cut to what can occur
 
   const attention_shape& shape() const { return views.shape; }
   index length(index b) const { return views.lengths.keys(b); }
