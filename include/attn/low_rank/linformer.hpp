@@ -65,12 +65,13 @@ struct linformer_call {
       return std::array{first, shared ? first : memory.allocate<T>(values.packed_size())};
     });
     keys.packed = (*packed)[0], values.packed = (*packed)[1];
+    const auto packed_head = [&](arena& memory) {
+      return packed_keys<T>::layout(memory, rank, shape.dim, shape.dim_v);
+    };
     const auto layout = [&](arena& memory) {
-      const auto layout_head = [&](arena& m) { return packed_keys<T>::layout(m, rank, shape.dim, shape.dim_v); };
-      linformer_item<T> item{.keys = memory.allocate<T>(keys.heads * keys.result_size()),
-                             .values = memory.allocate<T>(values.heads * values.result_size())};
-      item.packed = memory.allocate_list(heads, layout_head);
-      return item;
+      return linformer_item<T>{.keys = memory.allocate<T>(keys.heads * keys.result_size()),
+                               .values = memory.allocate<T>(values.heads * values.result_size()),
+                               .packed = memory.allocate_list(heads, packed_head)};
     };
     // 32 heads together share the packing of E and F.
     for_each_wave(exec, shape.batch, std::max<index>(1, 32 / shape.heads), layout,

@@ -26,8 +26,7 @@ namespace attn::inline ATTN_ISA {
 /// How A is inverted.
 enum class pseudo_inverse {
   per_head,     // iteration from A^T / (largest column sum * largest row sum) of the head
-  whole_batch,  // the same with the largest sums of all heads and batch items, as the original: heads then depend on
-                // each other
+  whole_batch,  // the same with the largest sums of the whole batch, as the original: heads depend on each other
   exact         // by singular values, in double
 };
 
@@ -46,8 +45,7 @@ struct nystrom_options {
   pseudo_inverse inverse = pseudo_inverse::per_head;
   /// Steps of the iterative inverse.
   index iterations = 6;
-  /// Exact inverse: singular values well below this times the largest hardly count; 0 inverts all of them, which real
-  /// data seldom bears (detail/pseudo_inverse.hpp has figures).
+  /// Exact inverse: singular values well below this times the largest hardly count (figures: detail/pseudo_inverse.hpp).
   real cutoff = real(0.03);
   /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel per head,
   /// [H, width], width odd. Weight p meets the token p - width / 2 after the query's own; outside is 0.

@@ -8,9 +8,8 @@
 //   out_-l,c = out_l,-c = h_lc
 //
 // Both steps run the same transform on packets: of channels over the tokens, as they lie in memory; of tokens over the
-// channels, where squares of numbers are transposed in registers on the way in and out. (In place of the second step a
-// product with the D x D matrix of cas, halved by symmetry, takes D^2 / 2 multiply-adds a row: at D = 64 35 ns at the
-// peak of a Zen 4 core, where the transform takes 10. They meet at D = 16.)
+// channels, where squares of numbers are transposed in registers on the way in and out. (A product with the D x D matrix
+// of cas takes D^2 / 2 multiply-adds a row: at D = 64 3.5 times as long on a Zen 4. They meet at D = 16.)
 #pragma once
 
 #include <attn/core/detail/tile_product.hpp>
@@ -88,8 +87,7 @@ struct channel_transform {
   index mirrored_token(index i) const { return mirror(token(i), sequence.length()); }
   index dim() const { return plan.length(); }
 
-  /// The packet of real parts is one half of the tokens, that of imaginary parts the other. `rows` has room for the
-  /// channels and what the plan needs beside them.
+  /// Real parts are one half of the tokens, imaginary parts the other. `rows` has room for channels and plan.
   [[gnu::noinline]] void transform(const T* blocks, T* rows) const {
     constexpr int w = width<T>;
     const T *plus[wide], *minus[wide];  // the rows of the tokens l, and those of -l

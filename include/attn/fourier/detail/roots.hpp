@@ -34,7 +34,7 @@ class root_table {
     table.n_ = n;
     while (table.step_ * table.step_ < n) table.step_ *= 2;
     table.fine_ = memory.allocate<std::complex<double>>(table.step_);
-    table.coarse_ = memory.allocate<std::complex<double>>(ceil_div(n, table.step_));
+    table.coarse_ = memory.allocate<std::complex<double>>((n + table.step_ - 1) / table.step_);
     return table;
   }
   void fill() const {

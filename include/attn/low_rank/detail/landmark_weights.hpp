@@ -7,7 +7,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index landmark_step = 16;  // that one task takes
+inline constexpr index landmark_step = 16;  // landmarks a task takes
 
 /// Segment a of `length` tokens in `count` segments begins at token floor(a length / count).
 inline index segment_begin(index a, index length, index count) {
@@ -36,7 +36,7 @@ void mean_of_rows(const matrix_view<const S>& x, index begin, index end, T* mean
   }
 }
 
-/// Row a of `means`, a from `first` to `last`, becomes the mean of segment a of x.
+/// Row a of `means`, for a in [first, last), becomes the mean of segment a of x.
 template <class T, class S>
 void segment_means(const matrix_view<const S>& x, index length, index count, index first, index last, T* means) {
   for (index a = first; a < last; ++a)

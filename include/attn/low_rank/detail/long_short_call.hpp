@@ -1,5 +1,4 @@
-// attn: the driver of long_short: the keys are compressed part by part, then every chunk of queries attends to its window
-// and to the compressed keys.
+// attn: the driver of long_short: keys are compressed part by part, then queries attend to their window and to these.
 #pragma once
 
 #include <attn/low_rank/detail/attention_call.hpp>
@@ -122,14 +121,13 @@ struct long_short_call {
     const index n = length(b), shift = n - views.lengths.queries(b), kv = h / shape().group();
     const auto key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
     const index first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
+    s.window.positions = {local ? 0 : first, 1, nullptr};
     if (count > 0 && local) {
       local.apply(key, first, count, s.keys);
       local.apply(value, first, count, s.values);
-      s.window.positions = {0, 1, nullptr};
       s.window.pack(matrix_view<const T>{s.keys, count, shape().dim, shape().dim, 1},
                     matrix_view<const T>{s.values, count, shape().dim_v, shape().dim_v, 1}, 0, count);
     } else if (count > 0) {
-      s.window.positions = {first, 1, nullptr};
       s.window.pack(key, value, 0, count);
     }
     for (index i = begin; i < end; i += max_rows) {

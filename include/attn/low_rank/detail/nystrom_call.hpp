@@ -26,13 +26,12 @@ struct nystrom_call {
   /// Every query or every key is a landmark: nothing is inverted.
   bool few_tokens(index b) const { return plan.few_keys(b) || plan.few_queries(b); }
 
-  /// Landmarks [first, last) of the queries of one head.
+  /// Landmarks [first, last) of the queries or keys of one head.
   void average_queries(T* queries, index b, index kv, index member, index first, index last) const {
     const index count = plan.query_landmarks(b);
     segment_means(head_of(views.q, b, kv * shape().group() + member), plan.lengths.queries(b), count, first,
                   std::min(last, count), queries + member * count * shape().dim);
   }
-  /// Landmarks [first, last) of the keys.
   void average_keys(T* keys, index b, index kv, index first, index last) const {
     segment_means(head_of(views.k, b, kv), plan.lengths.keys(b), m(), first, last, keys);
   }

@@ -52,7 +52,7 @@ struct sequence_projection {
 
   index rank() const { return e.extent(1); }
   index columns() const { return round_up(x.extent(3), panel_width<T>); }
-  /// Numbers of one head's result, rows rounded up to whole tiles.
+  /// Numbers of one head's result, in whole tiles of rows.
   index result_size() const { return round_up(rank(), tile_rows) * columns(); }
   index step_size() const { return round_up(rank(), tile_rows) / tile_rows * project_tile; }
   /// Steps that are packed at a time.
@@ -76,8 +76,7 @@ struct sequence_projection {
     }
   }
 
-  /// Adds what the tokens [begin, end) of one step give to rows [r0, r1) of a head's result; `panels` has room for a
-  /// step.
+  /// Adds the tokens [begin, end) of one step to rows [r0, r1) of a head's result; `panels` has room for a step.
   void accumulate(index item, index head, index step, index r0, index r1, index begin, index end, T* panels,
                   T* results) const {
     const matrix_view<const S> from = head_of(x, item, head * x.extent(1) / heads);
