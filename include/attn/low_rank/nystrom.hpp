@@ -45,7 +45,7 @@ struct nystrom_options {
   pseudo_inverse inverse = pseudo_inverse::per_head;
   /// Steps of the iterative inverse.
   index iterations = 6;
-  /// Exact inverse: singular values well below this times the largest hardly count (figures: detail/pseudo_inverse.hpp).
+  /// Exact inverse: singular values well below this times the largest hardly count (see detail/pseudo_inverse.hpp).
   real cutoff = real(0.03);
   /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel per head,
   /// [H, width], width odd. Weight p meets the token p - width / 2 after the query's own; outside is 0.

@@ -8,8 +8,8 @@
 //   out_-l,c = out_l,-c = h_lc
 //
 // Both steps run the same transform on packets: of channels over the tokens, as they lie in memory; of tokens over the
-// channels, where squares of numbers are transposed in registers on the way in and out. (A product with the D x D matrix
-// of cas takes D^2 / 2 multiply-adds a row: at D = 64 3.5 times as long on a Zen 4. They meet at D = 16.)
+// channels, where squares of numbers are transposed in registers on the way in and out. (A product with the D x D
+// matrix of cas takes D^2 / 2 multiply-adds a row: at D = 64 3.5 times as long on a Zen 4. They meet at D = 16.)
 #pragma once
 
 #include <attn/core/detail/tile_product.hpp>

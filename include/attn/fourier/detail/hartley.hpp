@@ -1,4 +1,4 @@
-// attn: the discrete Hartley transform, H_k = sum over t of x_t (cos + sin)(2 pi t k / n), of many real channels at once.
+// attn: the discrete Hartley transform of many real channels, H_k = sum over t of x_t (cos + sin)(2 pi t k / n).
 //
 // Two channels make one complex one: the packets of real and of imaginary parts of a row are channels of their own.
 // With Z the Fourier transform of a + i b, sums and differences of Z_k and Z_-k are the transforms of a and b at k and

@@ -1,5 +1,5 @@
-// attn: landmarks, the means of balanced segments of a sequence, and what they alone decide: A = softmax(scale Q' K'^T),
-// its pseudo-inverse, and the keys and values the queries of one head attend to. Landmarks are in the compute type.
+// attn: landmarks, the means of balanced segments of a sequence, and what they decide: A = softmax(scale Q' K'^T), its
+// pseudo-inverse, and the keys and values the queries of one head attend to. Landmarks are in the compute type.
 #pragma once
 
 #include <attn/low_rank/detail/pseudo_inverse.hpp>

@@ -89,7 +89,7 @@ struct sequence_projection {
   }
 };
 
-/// Projects keys and values of a wave of batch items, side by side; `shared` tells that they have one E. The results are
+/// Projects keys and values of a wave of batch items, side by side; `shared` tells that they have one E. Results are
 /// `keys` and `values` of an item's scratch memory: [heads][result_size].
 template <class S, class Item>
 void project(const sequence_projection<S>& keys, const sequence_projection<S>& values, bool shared,
