@@ -8,9 +8,7 @@
 //
 // E and F belong to a trained model: random ones, as drawn by draw_projection, are where training starts.
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. e and f
-//          [H or 1, rank, Lk]: one per query head, or one for all; any rank >= 1. float, double, or Eigen::half /
-//          Eigen::bfloat16 in memory with float arithmetic.
+// Shapes   as full_softmax; e and f [H or 1, rank, Lk]: one per query head, or one for all; any rank >= 1.
 // Cost     2 rank (Lq + Lk) (D + Dv) operations per head. Scratch: the projected keys and values, rank (D + Dv) numbers
 //          per head, twice, of one batch item at a time, or of several with 32 heads together; and E and F packed for
 //          some tokens at a time: 2^20 numbers, or 256 tokens of every head's E and F, if that is more.
@@ -19,10 +17,9 @@
 //          form, and no such option: every projected key mixes all tokens, also those after a query.
 #pragma once
 
-#include <attn/core/detail/arguments.hpp>
+#include <attn/low_rank/detail/attention_call.hpp>
 #include <attn/low_rank/detail/project.hpp>
 #include <attn/low_rank/draw_projection.hpp>
-#include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -42,7 +39,7 @@ struct linformer_options {
 
 namespace detail {
 
-/// Projected keys and values of one batch item, as project() leaves them, and packed for the kernel.
+/// Projected keys and values of one batch item, as project() leaves them and as the kernel takes them.
 template <class T>
 struct linformer_item {
   T *keys = nullptr, *values = nullptr;
@@ -54,65 +51,47 @@ template <class S>
 struct linformer_call {
   using T = compute_type<S>;
 
-  const tensor_view<const S>& q;
-  const tensor_view<S>& out;
-  const linformer_options<S>& options;
-  attention_shape shape;
-  sequence_lengths lengths;
+  const attention_views<S>& views;
+  tensor_view<T, 3> lse;
   score_terms<T, no_score> terms;
   sequence_projection<S> keys, values;
   bool shared;  // E is F
 
-  index rank() const { return keys.rank(); }
-  index packed_heads() const { return std::max(keys.heads, values.heads); }
-
   void run(execution& exec) {
+    const attention_shape& shape = views.shape;
+    const index heads = std::max(keys.heads, values.heads), rank = keys.rank();
     const auto packed = exec.workspace([&](arena& memory) {
       T* const first = memory.allocate<T>(keys.packed_size());
       return std::array{first, shared ? first : memory.allocate<T>(values.packed_size())};
     });
     keys.packed = (*packed)[0], values.packed = (*packed)[1];
+    const auto packed_head = [&](arena& memory) {
+      return packed_keys<T>::layout(memory, rank, shape.dim, shape.dim_v);
+    };
     const auto layout = [&](arena& memory) {
-      linformer_item<T> item{.keys = memory.allocate<T>(keys.heads * keys.result_size()),
-                             .values = memory.allocate<T>(values.heads * values.result_size())};
-      item.packed = memory.allocate_list(
-          packed_heads(), [&](arena& m) { return packed_keys<T>::layout(m, rank(), shape.dim, shape.dim_v); });
-      return item;
+      return linformer_item<T>{.keys = memory.allocate<T>(keys.heads * keys.result_size()),
+                               .values = memory.allocate<T>(values.heads * values.result_size()),
+                               .packed = memory.allocate_list(heads, packed_head)};
     };
     // 32 heads together share the packing of E and F.
     for_each_wave(exec, shape.batch, std::max<index>(1, 32 / shape.heads), layout,
-                  [&](const wave<linformer_item<T>>& w) { run_wave(w); });
+                  [&](const wave<linformer_item<T>>& w) { run_wave(w, heads); });
   }
 
-  void run_wave(const wave<linformer_item<T>>& w) const {
-    project<S>(keys, values, shared, lengths, w);
-    const index heads = packed_heads(), row_blocks = ceil_div(shape.queries, max_rows);
+  /// `heads` are those of the packed keys.
+  void run_wave(const wave<linformer_item<T>>& w, index heads) const {
+    project<S>(keys, values, shared, views.lengths, w);
     w.for_each(heads, [&](index, const linformer_item<T>& item, index h, int) {
       item.packed[h].pack(keys.result(item.keys, h * keys.heads / heads),
-                          values.result(item.values, h * values.heads / heads), 0, rank());
+                          values.result(item.values, h * values.heads / heads), 0, keys.rank());
     });
     // Rows of one head follow one another: its packed keys stay in the cache.
-    w.exec.for_each(w.count * shape.heads * row_blocks, [&](index task, int worker) {
-      const index n = task / row_blocks / shape.heads, h = task / row_blocks % shape.heads;
-      attend_rows(w.first + n, h, task % row_blocks * max_rows, w.scratch[n].packed[h * heads / shape.heads], w.exec,
-                  worker);
+    const index all = views.shape.heads, row_blocks = ceil_div(views.shape.queries, max_rows);
+    w.exec.for_each(w.count * all * row_blocks, [&](index task, int worker) {
+      const index n = task / row_blocks / all, h = task / row_blocks % all, b = w.first + n;
+      views.attend_rows(b, h, task % row_blocks * max_rows, w.scratch[n].packed[h * heads / all],
+                        views.lengths.keys(b) > 0 ? keys.rank() : 0, terms, lse, w.exec, worker, [](auto&) {});
     });
-  }
-
-  void attend_rows(index b, index h, index i0, const packed_keys<T>& packed, execution& exec, int worker) const {
-    const index queries = lengths.queries(b), seen = lengths.keys(b) > 0 ? rank() : 0;
-    const index i1 = std::min(i0 + max_rows, queries);
-    T* const lse = row_of(options.lse, b, h);
-    if (i0 < i1) {
-      auto block =
-          exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
-      block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
-      std::fill_n(block.ranges, block.rows, key_range{0, seen});
-      attend(block, packed, terms);
-      finish(block, head_of(out, b, h), static_cast<const T*>(nullptr), lse, options.lse.stride(2));
-    }
-    clear_rows(head_of(out, b, h), std::max(i0, queries), std::min(i0 + max_rows, shape.queries), lse,
-               options.lse.stride(2));
   }
 };
 
@@ -138,30 +117,23 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   using namespace detail;
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
   const tensor_view<const S, 3> by_e = projection_view<S>(e), by_f = projection_view<S>(f);
   const auto& given = options_or_default<linformer_options<S>>(options);
 
   const validator check("linformer");
-  const attention_shape s = check_attention(check, queries, keys, values, to);
-  const sequence_lengths lengths = check_lengths(check, s, given);
-  check_scale(check, given.scale);
-  check_lse<S>(check, s, given.lse, queries, keys, values, to);
-  check_projections(check, s, by_e, by_f, to, given.lse);
+  const auto views = check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
+  const attention_shape& s = views.shape;
+  check_lse<S>(check, s, given.lse, views.q, views.k, views.v, views.out);
+  check_projections(check, s, by_e, by_f, views.out, given.lse);
   if (s.heads == 0) return;
 
   execution& threads = execution_of(exec, options);
   const double pairs = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
   const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
-  linformer_call<S>{.q = queries,
-                    .out = to,
-                    .options = given,
-                    .shape = s,
-                    .lengths = lengths,
-                    .terms = terms_of<compute_type<S>>(given, s.dim),
-                    .keys = {.e = by_e, .x = keys, .heads = by_e.extent(0) == 1 ? s.kv_heads : s.heads},
-                    .values = {.e = by_f, .x = values, .heads = by_f.extent(0) == 1 ? s.kv_heads : s.heads},
+  const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
+  linformer_call<S>{.views = views, .lse = given.lse, .terms = terms_of<compute_type<S>>(given, s.dim),
+                    .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
+                    .values = {.e = by_f, .x = views.v, .heads = heads(by_f)},
                     .shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() &&
                               by_e.strides() == by_f.strides()}
       .run(threads);

@@ -18,7 +18,6 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
-#include <attn/core/detail/arguments.hpp>
 #include <attn/low_rank/detail/long_short_call.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -101,22 +100,22 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
   using T = compute_type<S>;
   using namespace detail;
   static_assert(std::same_as<element_of<const L&>, S>, "attn: logits must have the element type of q, k and v");
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v), weights = as_view(logits);
-  const tensor_view<S> to = as_view(out);
+  const tensor_view<const S> weights = as_view(logits);
   const auto& given = options_or_default<long_short_options<S>>(options);
 
   const validator check("long_short");
-  const attention_shape s = check_attention(check, queries, keys, values, to);
-  const sequence_lengths lengths = check_lengths(check, s, given);
-  check_softmax_options(check, s, given, queries, keys, values, to);
+  const auto views = check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
+  const attention_shape& s = views.shape;
+  check_softmax_options(check, s, given, views.q, views.k, views.v, views.out);
   check_window(check, given.left, given.right, given.block, given.causal, given.segment);
-  check_compression(check, s, weights, to, given.lse);
+  check_compression(check, s, weights, views.out, given.lse);
   if (!(given.norm_eps >= 0 && std::isfinite(given.norm_eps)))
     check.fail("a finite norm_eps >= 0", static_cast<double>(given.norm_eps));
-  const key_norm<T> local = check_norm<T>(check, "local_gamma", given.local_gamma, "local_beta", given.local_beta,
-                                          given.norm_eps, s, to, given.lse);
-  const key_norm<T> global = check_norm<T>(check, "global_gamma", given.global_gamma, "global_beta", given.global_beta,
-                                           given.norm_eps, s, to, given.lse);
+  const auto norm = [&](const char* gamma, std::span<const T> scales, const char* beta, std::span<const T> shifts) {
+    return check_norm<T>(check, gamma, scales, beta, shifts, given.norm_eps, s, views.out, given.lse);
+  };
+  const key_norm<T> local = norm("local_gamma", given.local_gamma, "local_beta", given.local_beta);
+  const key_norm<T> global = norm("global_gamma", given.global_gamma, "global_beta", given.global_beta);
 
   const index all = s.queries + s.keys, left = std::min(given.left, all), block = std::min(given.block, all);
   const index right = given.causal ? 0 : std::min(given.right, all), rank = weights.extent(3);
@@ -124,23 +123,10 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
   const double pairs = static_cast<double>(rank) * static_cast<double>(s.keys) +
                        static_cast<double>(s.queries) * static_cast<double>(std::min(left + right + block, s.keys) + rank);
   const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
-  long_short_call<S>{.q = queries,
-                     .k = keys,
-                     .v = values,
-                     .out = to,
-                     .logits = weights,
-                     .sinks = given.sinks,
-                     .lse = given.lse,
-                     .shape = s,
-                     .lengths = lengths,
-                     .terms = terms_of<compute_type<S>>(given, s.dim),
-                     .local = local,
-                     .global = global,
-                     .causal = given.causal,
-                     .causal_segment = given.segment,
-                     .left = left,
-                     .right = right,
-                     .block = block}
+  long_short_call<S>{.views = views, .logits = weights, .sinks = given.sinks, .lse = given.lse,
+                     .terms = terms_of<T>(given, s.dim), .local = local, .global = global,
+                     .causal = given.causal, .causal_segment = given.segment,
+                     .left = left, .right = right, .block = block}
       .run(threads);
 }
 

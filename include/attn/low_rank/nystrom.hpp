@@ -11,8 +11,7 @@
 //
 // Where no more than m queries or keys are real, the result is that of full softmax: every token is a landmark.
 //
-// Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
-//          Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Shapes   as full_softmax.
 // Cost     2 m (Lq + Lk) (D + Dv) operations per head, and 8 iterations m^3 for the inverse; the exact one takes 8 to 20
 //          sweeps (16 to 256 landmarks) of 9 m^3, in double. Scratch: per key head, up to 16 partial results of m Dv
 //          numbers per query head, and a few matrices m x m: nothing grows with the length.
@@ -20,7 +19,6 @@
 //          form, and no such option: a landmark is a mean over tokens on both sides of a query.
 #pragma once
 
-#include <attn/core/detail/arguments.hpp>
 #include <attn/low_rank/detail/nystrom_call.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -28,8 +26,7 @@ namespace attn::inline ATTN_ISA {
 /// How A is inverted.
 enum class pseudo_inverse {
   per_head,     // iteration from A^T / (largest column sum * largest row sum) of the head
-  whole_batch,  // the same with the largest sums of all heads and batch items, as the original: heads then depend on
-                // each other
+  whole_batch,  // the same with the largest sums of the whole batch, as the original: heads depend on each other
   exact         // by singular values, in double
 };
 
@@ -48,8 +45,7 @@ struct nystrom_options {
   pseudo_inverse inverse = pseudo_inverse::per_head;
   /// Steps of the iterative inverse.
   index iterations = 6;
-  /// Exact inverse: singular values well below this times the largest hardly count; 0 inverts all of them, which real
-  /// data seldom bears (detail/pseudo_inverse.hpp has figures).
+  /// Exact inverse: singular values well below this times the largest hardly count (see detail/pseudo_inverse.hpp).
   real cutoff = real(0.03);
   /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel per head,
   /// [H, width], width odd. Weight p meets the token p - width / 2 after the query's own; outside is 0.
@@ -58,13 +54,14 @@ struct nystrom_options {
 
 namespace detail {
 
-inline void check_landmarks(const validator& check, index heads, index landmarks, index iterations, double cutoff,
-                            const memory_layout& convolution, bool convolved,
-                            const memory_layout& out) {
+inline void check_landmarks(const validator& check, index landmarks, index iterations, double cutoff) {
   check.at_least("landmarks", 1, landmarks);
   check.at_least("iterations", 0, iterations);
   if (!(cutoff >= 0 && cutoff < 1)) check.fail("a cutoff from 0 to below 1", cutoff);
-  if (!convolved) return;
+}
+
+inline void check_convolution(const validator& check, index heads, const memory_layout& convolution,
+                              const memory_layout& out) {
   check.memory({{"out", out}}, {{"convolution", convolution}});
   check.equal("heads of convolution = query heads", heads, convolution.extents[0]);
   if (convolution.extents[1] % 2 == 0) check.fail("a convolution of odd width", convolution.extents[1]);
@@ -78,30 +75,23 @@ void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
   using namespace detail;
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
   const auto& given = options_or_default<nystrom_options<S>>(options);
 
   const validator check("nystrom");
-  const attention_shape s = check_attention(check, queries, keys, values, to);
-  const sequence_lengths lengths = check_lengths(check, s, given);
-  check_scale(check, given.scale);
-  check_landmarks(check, s.heads, given.landmarks, given.iterations, given.cutoff, given.convolution,
-                  static_cast<bool>(given.convolution), to);
+  const auto views = check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
+  const attention_shape& s = views.shape;
+  check_landmarks(check, given.landmarks, given.iterations, given.cutoff);
+  if (given.convolution) check_convolution(check, s.heads, given.convolution, views.out);
 
   execution& threads = execution_of(exec, options);
-  const auto limit = threads.limit_threads(
-      {.operations = s.operations_per_pair() * static_cast<double>(std::min(given.landmarks, s.keys)) *
-                     static_cast<double>(s.queries + s.keys)});
-  nystrom_call<S>{.q = queries,
-                  .k = keys,
-                  .v = values,
-                  .out = to,
+  const double pairs =
+      static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
+  const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
+  nystrom_call<S>{.views = views,
                   .convolution = given.convolution,
-                  .plan = {.shape = s, .lengths = lengths, .landmarks = given.landmarks},
+                  .plan = {s, views.lengths, given.landmarks},
                   .terms = terms_of<compute_type<S>>(given, s.dim),
-                  .inverse = {.exact = given.inverse == pseudo_inverse::exact,
-                              .iterations = given.iterations,
+                  .inverse = {.exact = given.inverse == pseudo_inverse::exact, .iterations = given.iterations,
                               .cutoff = static_cast<double>(given.cutoff)},
                   .whole_batch = given.inverse == pseudo_inverse::whole_batch}
       .run(threads);

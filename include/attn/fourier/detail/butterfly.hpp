@@ -1,8 +1,7 @@
 // attn: the small transforms a long one is made of, over packets of independent channels.
 //
-// A row is one complex number for each lane: a packet of real parts, then a packet of imaginary parts. One pass takes
-// blocks of `size` rows and transforms the `radix` rows that stand size / radix apart (decimation in frequency:
-// twiddles after the butterfly), in place.
+// A row is one complex number per lane: a packet of real parts, then one of imaginary parts. One pass takes blocks of
+// `size` rows and transforms the `radix` rows that are size / radix apart (decimation in frequency), in place.
 #pragma once
 
 #include <attn/core/detail/simd.hpp>
@@ -16,6 +15,20 @@ inline constexpr int row_width = 2 * width<T>;
 template <class T>
 struct complex_packet {
   packet<T> re, im;
+
+  friend ATTN_INLINE complex_packet add(const complex_packet& a, const complex_packet& b) {
+    return {add(a.re, b.re), add(a.im, b.im)};
+  }
+  friend ATTN_INLINE complex_packet sub(const complex_packet& a, const complex_packet& b) {
+    return {sub(a.re, b.re), sub(a.im, b.im)};
+  }
+  /// a - i b and a + i b
+  friend ATTN_INLINE complex_packet sub_i(const complex_packet& a, const complex_packet& b) {
+    return {add(a.re, b.im), sub(a.im, b.re)};
+  }
+  friend ATTN_INLINE complex_packet add_i(const complex_packet& a, const complex_packet& b) {
+    return {sub(a.re, b.im), add(a.im, b.re)};
+  }
 };
 template <class T>
 ATTN_INLINE complex_packet<T> load_row(const T* p) {
@@ -23,25 +36,7 @@ ATTN_INLINE complex_packet<T> load_row(const T* p) {
 }
 template <class T>
 ATTN_INLINE void store_row(T* p, const complex_packet<T>& x) {
-  store<T>(p, x.re);
-  store<T>(p + width<T>, x.im);
-}
-template <class T>
-ATTN_INLINE complex_packet<T> add(const complex_packet<T>& a, const complex_packet<T>& b) {
-  return {add(a.re, b.re), add(a.im, b.im)};
-}
-template <class T>
-ATTN_INLINE complex_packet<T> sub(const complex_packet<T>& a, const complex_packet<T>& b) {
-  return {sub(a.re, b.re), sub(a.im, b.im)};
-}
-/// a - i b and a + i b
-template <class T>
-ATTN_INLINE complex_packet<T> sub_i(const complex_packet<T>& a, const complex_packet<T>& b) {
-  return {add(a.re, b.im), sub(a.im, b.re)};
-}
-template <class T>
-ATTN_INLINE complex_packet<T> add_i(const complex_packet<T>& a, const complex_packet<T>& b) {
-  return {sub(a.re, b.im), add(a.im, b.re)};
+  store<T>(p, x.re), store<T>(p + width<T>, x.im);
 }
 /// x times the complex number at `factor`, the same for all lanes.
 template <class T>
@@ -55,18 +50,14 @@ ATTN_INLINE complex_packet<T> times(const complex_packet<T>& x, const T* factor)
 template <class T>
 ATTN_INLINE void butterfly(complex_packet<T> (&x)[2]) {
   const auto a = x[0], b = x[1];
-  x[0] = add(a, b);
-  x[1] = sub(a, b);
+  x[0] = add(a, b), x[1] = sub(a, b);
 }
 
 template <class T>
 ATTN_INLINE void butterfly_4(complex_packet<T>& x0, complex_packet<T>& x1, complex_packet<T>& x2,
                              complex_packet<T>& x3) {
   const auto a = add(x0, x2), b = sub(x0, x2), c = add(x1, x3), d = sub(x1, x3);
-  x0 = add(a, c);
-  x1 = sub_i(b, d);
-  x2 = sub(a, c);
-  x3 = add_i(b, d);
+  x0 = add(a, c), x1 = sub_i(b, d), x2 = sub(a, c), x3 = add_i(b, d);
 }
 template <class T>
 ATTN_INLINE void butterfly(complex_packet<T> (&x)[4]) {
@@ -112,8 +103,7 @@ ATTN_INLINE void butterfly(complex_packet<T> (&x)[R]) {
   complex_packet<T> a[half], b[half];
   const auto first = x[0];
   unroll<half>([&](auto q) {
-    a[q] = add(x[q + 1], x[R - 1 - q]);
-    b[q] = sub(x[q + 1], x[R - 1 - q]);
+    a[q] = add(x[q + 1], x[R - 1 - q]), b[q] = sub(x[q + 1], x[R - 1 - q]);
     x[0] = add(x[0], a[q]);
   });
   unroll<half>([&](auto k) {
@@ -128,14 +118,13 @@ ATTN_INLINE void butterfly(complex_packet<T> (&x)[R]) {
       else
         odd = {fma(b[q].re, s, odd.re), fma(b[q].im, s, odd.im)};
     });
-    x[k + 1] = sub_i(even, odd);
-    x[R - 1 - k] = add_i(even, odd);
+    x[k + 1] = sub_i(even, odd), x[R - 1 - k] = add_i(even, odd);
   });
 }
 
 // Passes --------------------------------------------------------------------------------------------------------------
 
-/// One pass over `blocks` blocks of `size` rows. The twiddles e^(-2 pi i j k / size), k = 1 ... R - 1, stand in the
+/// One pass over `blocks` blocks of `size` rows. The twiddles e^(-2 pi i j k / size), k = 1 ... R - 1, are in the
 /// order of j; the last pass, of size R, needs none. Transposed, they come before the butterfly: as its matrix is
 /// symmetric, a transform is also its passes transposed and in reverse, from the order it leaves into the natural one.
 template <int R, bool Transposed, class T>
@@ -174,9 +163,7 @@ template <class T>
       auto whole = first;
       for (int q = 0; q < half; ++q) {
         const auto one = load_row(at + (q + 1) * step), other = load_row(at + (radix - 1 - q) * step);
-        a[q] = add(one, other);
-        b[q] = sub(one, other);
-        whole = add(whole, a[q]);
+        a[q] = add(one, other), b[q] = sub(one, other), whole = add(whole, a[q]);
       }
       store_row(at, whole);
       for (int k = 1; k <= half; ++k) {

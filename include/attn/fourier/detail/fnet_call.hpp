@@ -8,9 +8,8 @@
 //   out_-l,c = out_l,-c = h_lc
 //
 // Both steps run the same transform on packets: of channels over the tokens, as they lie in memory; of tokens over the
-// channels, where squares of numbers are transposed in registers on the way in and out. (In place of the second step a
-// product with the D x D matrix of cas, halved by symmetry, takes D^2 / 2 multiply-adds a row: at D = 64 35 ns at the
-// peak of a Zen 4 core, where the transform takes 10. They meet at D = 16.)
+// channels, where squares of numbers are transposed in registers on the way in and out. (A product with the D x D
+// matrix of cas takes D^2 / 2 multiply-adds a row: at D = 64 3.5 times as long on a Zen 4. They meet at D = 16.)
 #pragma once
 
 #include <attn/core/detail/tile_product.hpp>
@@ -42,10 +41,8 @@ struct even_part {
     const packet<T> eighth = broadcast<T>(T(0.125));
     unroll<2>([&](auto part) {
       const index d = first + part * width<T>;
-      const packet<T> one = mul(add(load_as<T>(a + d), mirror(b, d)), eighth);
-      const packet<T> two = mul(add(load_as<T>(b + d), mirror(a, d)), eighth);
-      store<T>(row + part * width<T>, one);
-      store<T>(mirrored_row + part * width<T>, two);
+      store<T>(row + part * width<T>, mul(add(load_as<T>(a + d), mirror(b, d)), eighth));
+      store<T>(mirrored_row + part * width<T>, mul(add(load_as<T>(b + d), mirror(a, d)), eighth));
     });
   }
 
@@ -59,13 +56,10 @@ struct even_part {
 
   [[gnu::noinline]] void fold_slowly(index t, index other, index first, T* row) const {
     const S *const a = x.row(t), *const b = x.row(other);
-    for (index i = 0; i < row_width<T>; ++i) {
-      const index d = first + i;
-      row[i] = T(0);
-      if (d < x.cols)
-        row[i] =
-            (static_cast<T>(a[d * x.col_stride]) + static_cast<T>(b[(x.cols - d) % x.cols * x.col_stride])) * T(0.125);
-    }
+    std::fill_n(row, row_width<T>, T(0));
+    for (index d = first; d < std::min<index>(first + row_width<T>, x.cols); ++d)
+      row[d - first] =
+          (static_cast<T>(a[d * x.col_stride]) + static_cast<T>(b[(x.cols - d) % x.cols * x.col_stride])) * T(0.125);
   }
 };
 
@@ -86,27 +80,20 @@ struct channel_transform {
 
   const fourier_plan<T>& plan;
   const sequence_plan<T>& sequence;
-  index first, count;  // tokens, in the order of their places
-  index token[wide];
+  index first;  // token of the block, in the order of their places
+  index count = std::min<index>(wide, sequence.length() / 2 + 1 - first);
 
-  channel_transform(const fourier_plan<T>& over_channels, const sequence_plan<T>& over_tokens, index block)
-      : plan(over_channels),
-        sequence(over_tokens),
-        first(block * wide),
-        count(std::min<index>(wide, sequence.length() / 2 + 1 - first)) {
-    for (index i = 0; i < wide; ++i) token[i] = sequence.token(first + std::min(i, count - 1));
-  }
-
+  index token(index i) const { return sequence.token(first + std::min(i, count - 1)); }
+  index mirrored_token(index i) const { return mirror(token(i), sequence.length()); }
   index dim() const { return plan.length(); }
 
-  /// The packet of real parts is one half of the tokens, that of imaginary parts the other. `rows` has room for the
-  /// channels and what the plan needs beside them.
+  /// Real parts are one half of the tokens, imaginary parts the other. `rows` has room for channels and plan.
   [[gnu::noinline]] void transform(const T* blocks, T* rows) const {
     constexpr int w = width<T>;
     const T *plus[wide], *minus[wide];  // the rows of the tokens l, and those of -l
     for (index i = 0; i < wide; ++i) {
-      plus[i] = blocks + sequence.place(token[i]) * wide;
-      minus[i] = blocks + sequence.place(mirror(token[i], sequence.length())) * wide;
+      plus[i] = blocks + sequence.place(token(i)) * wide;
+      minus[i] = blocks + sequence.place(mirrored_token(i)) * wide;
     }
     for (index b = 0; b * wide <= dim() / 2; ++b)
       unroll<8>([&](auto choice) {
@@ -143,7 +130,7 @@ struct channel_transform {
           }
           transpose<T>(square);
           for (index i = part; i < std::min<index>(part + w, count); ++i) {
-            const index l = mirrored ? mirror(token[i], sequence.length()) : token[i];
+            const index l = mirrored ? mirrored_token(i) : token(i);
             store_part<T>(to.row(l) + c0 * to.col_stride, to.col_stride, dim() - c0, square[i - part]);
           }
         }
@@ -163,19 +150,15 @@ struct fnet_call {
   const tensor_view<S>& out;
   std::span<const index> lengths;
 
-  index dim() const { return x.extent(3); }
   index length(index slice) const {
     return lengths.empty() ? x.extent(2) : lengths[static_cast<std::size_t>(slice / x.extent(1))];
   }
-  /// Blocks of the channels d <= D / 2.
-  index channel_blocks() const { return (dim() / 2 + wide) / wide; }
-  matrix_view<const S> input(index slice, index n) const {
-    auto head = head_of(x, slice / x.extent(1), slice % x.extent(1));
-    head.rows = n;
-    return head;
+  template <class X>
+  static auto slice_of(const tensor_view<X>& y, index slice) {
+    return head_of(y, slice / y.extent(1), slice % y.extent(1));
   }
-  matrix_view<S> output(index slice) const { return head_of(out, slice / x.extent(1), slice % x.extent(1)); }
-
+  /// Blocks of the channels d <= D / 2.
+  index channel_blocks() const { return (x.extent(3) / 2 + wide) / wide; }
   static T* rows_of(execution& exec, int worker, index count) {
     return exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(count * wide); });
   }
@@ -188,7 +171,8 @@ struct fnet_call {
     const auto spare = [&](int worker) { return rows_of(w.exec, worker, spare_rows); };
 
     w.for_each(over_tokens.input_pieces() * groups, [&](index slice, T* rows, index step, int worker) {
-      const even_part<T, S> even{input(slice, n)};
+      even_part<T, S> even{slice_of(x, slice)};
+      even.x.rows = n;
       const index group = step % groups;
       over_tokens.take_in(
           step / groups, group * blocks / groups, (group + 1) * blocks / groups, rows, spare(worker),
@@ -198,10 +182,10 @@ struct fnet_call {
       over_tokens.transform_part(step % parts, rows + step / parts * block_size, spare(worker));
     });
     w.for_each((n / 2 + wide) / wide, [&](index slice, T* rows, index block, int worker) {
-      const channel_transform<T> over(over_channels, over_tokens, block);
+      const channel_transform<T> over{over_channels, over_tokens, block * wide};
       T* const channels = spare(worker);
       over.transform(rows, channels);
-      over.write(channels, output(slice));
+      over.write(channels, slice_of(out, slice));
     });
   }
 
@@ -220,10 +204,10 @@ struct fnet_call {
     fourier_plan<T> over_channels;
     sequence_plan<T> over_tokens;
     const auto plan_memory = exec.workspace([&](arena& memory) {
-      over_channels = fourier_plan<T>::layout(memory, dim());
+      over_channels = fourier_plan<T>::layout(memory, x.extent(3));
       return memory.allocate<std::byte>(plan_bytes);
     });
-    spare_rows = std::max(spare_rows, dim() + over_channels.spare_rows());
+    spare_rows = std::max(spare_rows, x.extent(3) + over_channels.spare_rows());
     over_channels.fill(rows_of(exec, 0, spare_rows));
 
     // A slice alone keeps the threads busy unless it is small.
@@ -243,7 +227,7 @@ struct fnet_call {
               planned = n;
             }
             if (n > 0) transform(over_channels, over_tokens, {exec, first, end - begin, w.scratch + begin}, spare_rows);
-            for (index slice = first; slice < w.first + end; ++slice) clear_rows(output(slice), n, x.extent(2));
+            for (index slice = first; slice < w.first + end; ++slice) clear_rows(slice_of(out, slice), n, x.extent(2));
           }
         });
   }

@@ -1,6 +1,4 @@
-// attn: the discrete Hartley transform of many real channels at once.
-//
-//   H_k = sum over t of x_t (cos + sin)(2 pi t k / n)
+// attn: the discrete Hartley transform of many real channels, H_k = sum over t of x_t (cos + sin)(2 pi t k / n).
 //
 // Two channels make one complex one: the packets of real and of imaginary parts of a row are channels of their own.
 // With Z the Fourier transform of a + i b, sums and differences of Z_k and Z_-k are the transforms of a and b at k and
@@ -20,7 +18,7 @@ ATTN_INLINE complex_packet<T> hartley_twice(const complex_packet<T>& z, const co
   return add_i(add(z, z_mirrored), sub(z, z_mirrored));
 }
 
-/// Twice the Hartley transform of plan.length() rows, in place; result k stands at row plan.order(k).
+/// Twice the Hartley transform of plan.length() rows, in place; result k is row plan.order(k).
 template <class T>
 void hartley_twice(const fourier_plan<T>& plan, T* rows, T* spare) {
   plan.transform(rows, spare);

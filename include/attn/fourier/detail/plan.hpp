@@ -12,15 +12,11 @@
 #include <attn/fourier/detail/butterfly.hpp>
 #include <attn/fourier/detail/roots.hpp>
 
-#include <algorithm>
-#include <array>
-
 namespace attn::inline ATTN_ISA::detail {
 
 /// The least number of factors 2, 3 and 5 that is not below n.
 inline index smooth_size(index n) {
-  index best = 1;
-  while (best < n) best *= 2;
+  index best = std::numeric_limits<index>::max();
   for (index fives = 1; fives < best; fives *= 5)
     for (index odd = fives; odd < best; odd *= 3) {
       index all = odd;
@@ -33,8 +29,7 @@ inline index smooth_size(index n) {
 /// A root of unity as two numbers of type T.
 template <class T>
 void put_root(T* to, std::complex<double> root) {
-  to[0] = static_cast<T>(root.real());
-  to[1] = static_cast<T>(root.imag());
+  to[0] = static_cast<T>(root.real()), to[1] = static_cast<T>(root.imag());
 }
 
 template <class T>
@@ -59,12 +54,10 @@ class fourier_plan {
     if (!plan.convolves()) plan.place_ = memory.allocate<index>(n);
     plan.roots_ = root_table::layout(memory, plan.size_);
     index size = plan.size_;
-    for (int pass = 0; pass < plan.passes_; ++pass) {
-      stage& s = plan.stages_[static_cast<std::size_t>(pass)];
-      s.size = size;
-      size /= s.radix;
-      s.roots = memory.allocate<T>(2 * s.radix);
-      s.twiddles = memory.allocate<T>(2 * (s.radix - 1) * size);
+    for (stage* s = plan.stages_; s < plan.stages_ + plan.passes_; ++s) {
+      s->size = size, size /= s->radix;
+      s->roots = memory.allocate<T>(2 * s->radix);
+      s->twiddles = memory.allocate<T>(2 * (s->radix - 1) * size);
     }
     return plan;
   }
@@ -72,25 +65,19 @@ class fourier_plan {
   index length() const { return length_; }
   /// Rows of memory a transform needs beside its own.
   index spare_rows() const { return convolves() ? size_ : 0; }
-  /// Where result k stands after a transform.
+  /// The row of result k after a transform.
   index order(index k) const { return convolves() ? k : place_[k]; }
 
   /// Computes the tables; `spare` is memory of spare_rows() rows.
   void fill(T* spare) const {
     roots_.fill();
-    for (int n = 0; n < passes_; ++n) stages_[static_cast<std::size_t>(n)].fill(roots_, size_);
-    if (convolves())
-      fill_chirp(spare);
-    else
-      fill_places();
+    for (int n = 0; n < passes_; ++n) stages_[n].fill(roots_, size_);
+    convolves() ? fill_chirp(spare) : fill_places();
   }
 
   /// Transforms length() rows in place; `spare` is memory of spare_rows() rows.
   void transform(T* rows, T* spare) const {
-    if (convolves())
-      convolve(rows, spare);
-    else
-      run<false>(0, rows);
+    convolves() ? convolve(rows, spare) : run<false>(0, rows);
   }
 
  private:
@@ -108,20 +95,12 @@ class fourier_plan {
     }
     template <bool Transposed>
     void run(T* rows, index blocks) const {
-      switch (radix) {
-        case 2:
-          return pass<2, Transposed>(rows, blocks, size, twiddles);
-        case 3:
-          return pass<3, Transposed>(rows, blocks, size, twiddles);
-        case 4:
-          return pass<4, Transposed>(rows, blocks, size, twiddles);
-        case 5:
-          return pass<5, Transposed>(rows, blocks, size, twiddles);
-        case 8:
-          return pass<8, Transposed>(rows, blocks, size, twiddles);
-        default:  // never in a convolution
-          return odd_pass(radix, rows, blocks, size, roots, twiddles);
-      }
+      if (radix == 2) return pass<2, Transposed>(rows, blocks, size, twiddles);
+      if (radix == 3) return pass<3, Transposed>(rows, blocks, size, twiddles);
+      if (radix == 4) return pass<4, Transposed>(rows, blocks, size, twiddles);
+      if (radix == 5) return pass<5, Transposed>(rows, blocks, size, twiddles);
+      if (radix == 8) return pass<8, Transposed>(rows, blocks, size, twiddles);
+      odd_pass(radix, rows, blocks, size, roots, twiddles);  // never in a convolution
     }
   };
 
@@ -134,13 +113,13 @@ class fourier_plan {
     run<false>(0, spare);
     // Real and imaginary parts change places before and after: that makes a transform its inverse.
     for (index p = 0; p < size_; ++p) {
-      const complex_packet<T> x = times(load_row(spare + p * wide), spectrum_ + 2 * p);
-      store_row(spare + p * wide, complex_packet<T>{x.im, x.re});
+      const auto x = times(load_row(spare + p * wide), spectrum_ + 2 * p);
+      store_row<T>(spare + p * wide, {x.im, x.re});
     }
     run<true>(0, spare);
     for (index k = 0; k < length_; ++k) {
-      const complex_packet<T> x = load_row(spare + k * wide);
-      store_row(rows + k * wide, times(complex_packet<T>{x.im, x.re}, chirp_ + 2 * k));
+      const auto x = load_row(spare + k * wide);
+      store_row(rows + k * wide, times<T>({x.im, x.re}, chirp_ + 2 * k));
     }
   }
 
@@ -148,7 +127,7 @@ class fourier_plan {
   /// hold them, else by fours; the widest come last, since the last pass needs no twiddles.
   bool factor(index n) {
     passes_ = 0;
-    const auto use = [this](int radix) { stages_[static_cast<std::size_t>(passes_++)].radix = radix; };
+    const auto use = [this](int radix) { stages_[passes_++].radix = radix; };
     for (int p = 3; p <= largest_odd_radix; p += 2)
       for (; n % p == 0; n /= p) use(p);
     int twos = 0;
@@ -160,12 +139,12 @@ class fourier_plan {
     return n == 1;
   }
 
-  /// Result k = k_0 + r_0 (k_1 + r_1 (k_2 + ...)) stands where its digits count parts, the first one the largest.
+  /// Result k = k_0 + r_0 (k_1 + r_1 (k_2 + ...)) is where its digits count parts, the first one the largest.
   void fill_places() const {
     index known = 1;  // results below `known` are placed
     place_[0] = 0;
     for (int n = 0; n < passes_; ++n) {
-      const stage& s = stages_[static_cast<std::size_t>(n)];
+      const stage& s = stages_[n];
       for (index digit = 1; digit < s.radix; ++digit)
         for (index k = 0; k < known; ++k) place_[digit * known + k] = place_[k] + digit * (s.size / s.radix);
       known *= s.radix;
@@ -184,10 +163,7 @@ class fourier_plan {
       }
     }
     run<false>(0, rows);
-    for (index p = 0; p < size_; ++p) {
-      spectrum_[2 * p] = rows[p * row_width<T>];
-      spectrum_[2 * p + 1] = rows[p * row_width<T> + width<T>];
-    }
+    for (index n = 0; n < 2 * size_; ++n) spectrum_[n] = rows[n / 2 * row_width<T> + n % 2 * width<T>];
   }
 
   /// Passes n, n + 1, ... on one block; transposed, they come in reverse.
@@ -195,10 +171,10 @@ class fourier_plan {
   void run(int n, T* rows) const {
     constexpr index near = 24 * 1024 / (row_width<T> * static_cast<index>(sizeof(T)));
     if (n == passes_) return;
-    const stage& first = stages_[static_cast<std::size_t>(n)];
+    const stage& first = stages_[n];
     if (first.size <= near) {
-      for (int m = 0; m < passes_ - n; ++m) {
-        const stage& s = stages_[static_cast<std::size_t>(Transposed ? passes_ - 1 - m : n + m)];
+      for (int m = n; m < passes_; ++m) {
+        const stage& s = stages_[Transposed ? passes_ - 1 - (m - n) : m];
         s.template run<Transposed>(rows, first.size / s.size);
       }
       return;
@@ -211,7 +187,7 @@ class fourier_plan {
 
   index length_ = 0, size_ = 0;  // of the transform, and of its passes
   int passes_ = 0;
-  std::array<stage, 40> stages_;              // 3^39 is beyond memory
+  stage stages_[40];                          // 3^39 is beyond memory
   index* place_ = nullptr;                    // where result k of the passes stands
   T *chirp_ = nullptr, *spectrum_ = nullptr;  // the spectrum as the passes leave it
   root_table roots_, chirp_roots_;

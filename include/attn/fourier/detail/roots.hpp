@@ -13,12 +13,12 @@ namespace attn::inline ATTN_ISA::detail {
 /// see a rounded multiple of pi.
 inline std::complex<double> root_of_unity(index k, index n) {
   index a = 8 * (k % n);  // the circle is 8 n, an octant n
-  const bool below = a > 4 * n;
-  if (below) a = 8 * n - a;
-  const bool left = a > 2 * n;
-  if (left) a = 4 * n - a;
-  const bool steep = a > n;
-  if (steep) a = 2 * n - a;
+  const auto fold = [&a](index half) {
+    const bool beyond = a > half;
+    if (beyond) a = 2 * half - a;
+    return beyond;
+  };
+  const bool below = fold(4 * n), left = fold(2 * n), steep = fold(n);
   const double angle = std::numbers::pi / 4 * (static_cast<double>(a) / static_cast<double>(n));
   double c = std::cos(angle), s = std::sin(angle);
   if (steep) std::swap(c, s);
@@ -29,8 +29,6 @@ inline std::complex<double> root_of_unity(index k, index n) {
 /// take as long as a transform.
 class root_table {
  public:
-  root_table() = default;
-
   static root_table layout(arena& memory, index n) {
     root_table table;
     table.n_ = n;

@@ -1,9 +1,9 @@
 // attn: the transform over tokens, split so that every piece of work is done in the cache.
 //
-// Row t of a block is row_width channels of token t. A block whose rows fit into the second cache is transformed where
-// it lies. A longer one is cut, n = P s: column j, the P rows j, j + s, j + 2 s, ..., is transformed on its way in and
-// turned by e^(-2 pi i j k / n), its result k being row j of part k; then every part, s rows, is transformed where it
-// lies. So memory is written twice and read once, whatever the length. Results are read where they come to lie.
+// Row t of a block is row_width channels of token t. A block whose rows fit into the second cache is transformed in
+// place. A longer one is cut, n = P s: column j, the P rows j, j + s, j + 2 s, ..., is transformed on its way in and
+// turned by e^(-2 pi i j k / n), its result k being row j of part k; then every part, s rows, is transformed in place.
+// So memory is written twice and read once, whatever the length. Results stay where these transforms leave them.
 #pragma once
 
 #include <attn/fourier/detail/hartley.hpp>
@@ -66,7 +66,7 @@ class sequence_plan {
       if (tokens_[place] <= length_ / 2) tokens_[count++] = tokens_[place];
   }
 
-  /// Result l stands at this row of its block.
+  /// The row of result l in its block.
   index place(index l) const { return places_[l]; }
   /// The results l <= n / 2 in the order of their places.
   index token(index i) const { return tokens_[i]; }

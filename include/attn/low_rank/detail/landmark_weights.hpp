@@ -1,12 +1,47 @@
-// attn: what landmarks alone decide: A = softmax(scale Q' K'^T), its pseudo-inverse, and the keys and values the queries
-// of one head attend to. Knows no element type: landmarks are in the compute type.
+// attn: landmarks, the means of balanced segments of a sequence, and what they decide: A = softmax(scale Q' K'^T), its
+// pseudo-inverse, and the keys and values the queries of one head attend to. Landmarks are in the compute type.
 #pragma once
 
-#include <attn/low_rank/detail/landmarks.hpp>
 #include <attn/low_rank/detail/pseudo_inverse.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
+
+inline constexpr index landmark_step = 16;  // landmarks a task takes
+
+/// Segment a of `length` tokens in `count` segments begins at token floor(a length / count).
+inline index segment_begin(index a, index length, index count) {
+  const index whole = length / count, rest = length % count;
+  return a * whole + a * rest / count;  // a * length might overflow
+}
+
+/// The mean of rows [begin, end) of x: several packets of columns at a time, so that rows are read from end to end.
+template <class T, class S>
+void mean_of_rows(const matrix_view<const S>& x, index begin, index end, T* mean) {
+  constexpr int w = width<T>, together = 4;
+  const packet<T> share = broadcast<T>(T(1) / static_cast<T>(end - begin));
+  for (index d = 0; d < x.cols; d += together * w) {
+    packet<T> sum[together];
+    unroll<together>([&](auto n) { sum[n] = zero<T>(); });
+    if (x.col_stride == 1 && d + together * w <= x.cols)
+      for (index i = begin; i < end; ++i)
+        unroll<together>([&](auto n) { sum[n] = add(sum[n], load_as<T>(x.row(i) + d + n * w)); });
+    else
+      for (index i = begin; i < end; ++i)
+        for (int n = 0; n < together && d + n * w < x.cols; ++n)
+          sum[n] = add(sum[n], load_part<T>(x.row(i) + (d + n * w) * x.col_stride, x.col_stride, x.cols - d - n * w));
+    alignas(64) T lanes[together * w];
+    unroll<together>([&](auto n) { store<T>(lanes + n * w, mul(sum[n], share)); });
+    std::copy_n(lanes, std::min<index>(together * w, x.cols - d), mean + d);
+  }
+}
+
+/// Row a of `means`, for a in [first, last), becomes the mean of segment a of x.
+template <class T, class S>
+void segment_means(const matrix_view<const S>& x, index length, index count, index first, index last, T* means) {
+  for (index a = first; a < last; ++a)
+    mean_of_rows(x, segment_begin(a, length, count), segment_begin(a + 1, length, count), means + a * x.cols);
+}
 
 /// The shape of a call, and where it is cut.
 struct landmark_plan {
@@ -15,7 +50,6 @@ struct landmark_plan {
   index landmarks = 0;
 
   index most_queries() const { return std::min(landmarks, shape.queries); }
-  index most_keys() const { return std::min(landmarks, shape.keys); }
   /// Every key is a landmark: softmax over them is all there is to do.
   bool few_keys(index b) const { return lengths.keys(b) <= landmarks; }
   /// Every query is one: what the landmarks attend to is the result.
@@ -30,24 +64,17 @@ struct landmark_plan {
 /// What is known of one batch item and key head.
 template <class T>
 struct landmark_pair {
-  T* queries = nullptr;                // [group][landmarks][dim]
-  T* keys = nullptr;                   // [landmarks][dim]
-  online_softmax<T>* partial = nullptr;  // [piece], of rows [group][landmarks]
-  packed_keys<T>* packed = nullptr;    // [group]; the first for all where every key is a landmark
+  T *queries = nullptr, *keys = nullptr;  // [group][landmarks][dim], [landmarks][dim]
+  online_softmax<T>* partial = nullptr;   // [piece], of rows [group][landmarks]
+  packed_keys<T>* packed = nullptr;       // [group]; the first for all where every key is a landmark
 
   static landmark_pair layout(arena& memory, const landmark_plan& plan) {
     const attention_shape& s = plan.shape;
-    const index rows = s.group() * plan.most_queries(), keys = plan.most_keys();
-    return {.queries = memory.allocate<T>(rows * s.dim),
-            .keys = memory.allocate<T>(keys * s.dim),
-            .partial = memory.allocate_list(
-                plan.pieces(), [&](arena& m) { return online_softmax<T>::layout(m, rows, s.dim_v); }),
-            .packed = memory.allocate_list(
-                s.group(), [&](arena& m) { return packed_keys<T>::layout(m, keys, s.dim, s.dim_v); })};
-  }
-
-  void merge_pieces(index pieces) const {
-    for (index n = 1; n < pieces; ++n) partial[0].merge(partial[n]);
+    const index rows = s.group() * plan.most_queries(), keys = std::min(plan.landmarks, s.keys);
+    const auto partial = [&](arena& m) { return online_softmax<T>::layout(m, rows, s.dim_v); };
+    const auto packed = [&](arena& m) { return packed_keys<T>::layout(m, keys, s.dim, s.dim_v); };
+    return {memory.allocate<T>(rows * s.dim), memory.allocate<T>(keys * s.dim),
+            memory.allocate_list(plan.pieces(), partial), memory.allocate_list(s.group(), packed)};
   }
 };
 
@@ -88,12 +115,8 @@ struct landmark_weights {
   T *identity = nullptr, *weights = nullptr, *sums = nullptr;
 
   static landmark_weights layout(arena& memory, index m, index dim) {
-    return {.m = m,
-            .packed = packed_keys<T>::layout(memory, m, dim, m),
-            .block = row_block<T>::layout(memory, dim, m),
-            .identity = memory.allocate<T>(2 * m),
-            .weights = memory.allocate<T>(m * m),
-            .sums = memory.allocate<T>(m)};
+    return {m, packed_keys<T>::layout(memory, m, dim, m), row_block<T>::layout(memory, dim, m),
+            memory.allocate<T>(2 * m), memory.allocate<T>(m * m), memory.allocate<T>(m)};
   }
   [[gnu::noinline]] void compute(const T* queries, const T* keys, const score_terms<T, no_score>& terms) {
     const index dim = packed.dim;

@@ -1,10 +1,8 @@
-// attn: the driver of long_short: the keys are compressed part by part, then every chunk of queries attends to its window
-// and to the compressed keys.
+// attn: the driver of long_short: keys are compressed part by part, then queries attend to their window and to these.
 #pragma once
 
-#include <attn/core/detail/waves.hpp>
+#include <attn/low_rank/detail/attention_call.hpp>
 #include <attn/low_rank/detail/token_softmax.hpp>
-#include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -64,19 +62,18 @@ template <class S>
 struct long_short_call {
   using T = compute_type<S>;
 
-  const tensor_view<const S>&q, &k, &v;
-  const tensor_view<S>& out;
+  const attention_views<S>& views;
   const tensor_view<const S>& logits;
   std::span<const T> sinks;
   tensor_view<T, 3> lse;
-  attention_shape shape;
-  sequence_lengths lengths;
   score_terms<T, no_score> terms;
   key_norm<T> local, global;
   bool causal;
   index causal_segment;
   index left, right, block;  // the window, cut to what can occur
 
+  const attention_shape& shape() const { return views.shape; }
+  index length(index b) const { return views.lengths.keys(b); }
   index rank() const { return logits.extent(3); }
   /// Queries a task takes.
   index chunk() const {
@@ -87,29 +84,27 @@ struct long_short_call {
   index finished(index keys, index tokens) const {
     return keys == 0 ? 0 : std::clamp<index>(tokens, 0, keys) / segment(keys);
   }
-  index segments(index b) const { return finished(lengths.keys(b), lengths.keys(b)); }
-  index parts(index b) const { return segments(b) * token_sums<T>::parts(segment(lengths.keys(b))); }
-  index slots() const { return std::min(shape.keys, chunk() + left + right + 2 * block); }
+  index segments(index b) const { return finished(length(b), length(b)); }
+  index parts(index b) const { return segments(b) * token_sums<T>::parts(segment(length(b))); }
+  index slots() const { return std::min(shape().keys, chunk() + left + right + 2 * block); }
 
   long_short_head<T> head_layout(arena& memory) const {
-    const index most = finished(shape.keys, shape.keys);
-    return {.sums = token_sums<T>::layout(memory, most, segment(shape.keys), rank(), shape.dim, shape.dim_v),
-            .compressed = packed_keys<T>::layout(memory, most * rank(), shape.dim, shape.dim_v)};
+    const index most = finished(shape().keys, shape().keys), dim = shape().dim, dim_v = shape().dim_v;
+    return {token_sums<T>::layout(memory, most, segment(shape().keys), rank(), dim, dim_v),
+            packed_keys<T>::layout(memory, most * rank(), dim, dim_v)};
   }
   long_short_scratch<T> scratch_layout(arena& memory) const {
-    const index normed = local ? slots() : 0;
-    return {.block = row_block<T>::layout(memory, shape.dim, shape.dim_v),
-            .window = packed_keys<T>::layout(memory, slots(), shape.dim, shape.dim_v),
-            .keys = memory.allocate<T>(normed * shape.dim),
-            .values = memory.allocate<T>(normed * shape.dim_v)};
+    const index normed = local ? slots() : 0, dim = shape().dim, dim_v = shape().dim_v;
+    return {row_block<T>::layout(memory, dim, dim_v), packed_keys<T>::layout(memory, slots(), dim, dim_v),
+            memory.allocate<T>(normed * dim), memory.allocate<T>(normed * dim_v)};
   }
 
   /// Ends the compressed keys of one segment: sums of its parts, normed.
   void finish_segment(const long_short_head<T>& head, index b, index n) const {
-    head.sums.merge(n, segment(lengths.keys(b)));
+    head.sums.merge(n, segment(length(b)));
     for (index c = 0; c < rank(); ++c) {
-      global.apply(head.sums.keys(n, c), shape.dim);
-      global.apply(head.sums.values(n, c), shape.dim_v);
+      global.apply(head.sums.keys(n, c), shape().dim);
+      global.apply(head.sums.values(n, c), shape().dim_v);
     }
   }
 
@@ -123,22 +118,21 @@ struct long_short_call {
   /// Queries [begin, end) of one head.
   void attend_rows(const long_short_head<T>& head, index b, index h, index begin, index end,
                    long_short_scratch<T>& s) const {
-    const index n = lengths.keys(b), shift = n - lengths.queries(b), kv = h / shape.group();
-    const auto key = head_of(k, b, kv), value = head_of(v, b, kv);
+    const index n = length(b), shift = n - views.lengths.queries(b), kv = h / shape().group();
+    const auto key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
     const index first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
+    s.window.positions = {local ? 0 : first, 1, nullptr};
     if (count > 0 && local) {
       local.apply(key, first, count, s.keys);
       local.apply(value, first, count, s.values);
-      s.window.positions = {0, 1, nullptr};
-      s.window.pack(matrix_view<const T>{s.keys, count, shape.dim, shape.dim, 1},
-                    matrix_view<const T>{s.values, count, shape.dim_v, shape.dim_v, 1}, 0, count);
+      s.window.pack(matrix_view<const T>{s.keys, count, shape().dim, shape().dim, 1},
+                    matrix_view<const T>{s.values, count, shape().dim_v, shape().dim_v, 1}, 0, count);
     } else if (count > 0) {
-      s.window.positions = {first, 1, nullptr};
       s.window.pack(key, value, 0, count);
     }
     for (index i = begin; i < end; i += max_rows) {
       const index rows = std::min(max_rows, end - i);
-      s.block.begin(head_of(q, b, h), {i, 1, nullptr}, rows, terms.query_factor());
+      s.block.begin(head_of(views.q, b, h), {i, 1, nullptr}, rows, terms.query_factor());
       for (index r = 0; r < rows; ++r) {
         const key_range seen = window(i + r + shift, n);
         s.block.ranges[r] = {seen.begin - first, seen.end - first};
@@ -146,52 +140,45 @@ struct long_short_call {
       attend(s.block, s.window, terms);
       for (index r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, causal ? i + r + shift + 1 : n)};
       attend(s.block, head.compressed, terms);
-      finish(s.block, head_of(out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2));
+      finish(s.block, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2));
     }
   }
 
   void run_wave(const wave<long_short_head<T>>& w) const {
-    const auto each = [&](index steps, auto&& body) {  // body(head, its batch item and number, step, worker)
-      w.for_each(steps, [&](index n, const long_short_head<T>& head, index step, int worker) {
-        body(head, n / shape.heads, n % shape.heads, step, worker);
-      });
-    };
+    const index heads = shape().heads;
     index most_segments = 0, most_parts = 0;
-    for (index b = w.first / shape.heads; b <= (w.first + w.count - 1) / shape.heads; ++b) {
+    for (index b = w.first / heads; b <= (w.first + w.count - 1) / heads; ++b) {
       most_segments = std::max(most_segments, segments(b));
       most_parts = std::max(most_parts, parts(b));
     }
-    each(most_parts, [&](const long_short_head<T>& head, index b, index h, index part, int worker) {
+    using head = long_short_head<T>;
+    for_each_head(w, heads, most_parts, [&](const head& to, index b, index h, index part, int worker) {
       if (part >= parts(b)) return;
-      const index kv = h / shape.group();
+      const index kv = h / shape().group();
       const auto scratch = w.exec.scratch(
-          worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape.dim, shape.dim_v); });
-      head.sums.add_part(part, segment(lengths.keys(b)), head_of(logits, b, h), head_of(k, b, kv), head_of(v, b, kv),
-                         scratch);
+          worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
+      to.sums.add_part(part, segment(length(b)), head_of(logits, b, h), head_of(views.k, b, kv),
+                       head_of(views.v, b, kv), scratch);
     });
-    each(most_segments, [&](const long_short_head<T>& head, index b, index, index n, int) {
-      if (n < segments(b)) finish_segment(head, b, n);
+    for_each_head(w, heads, most_segments, [&](const head& to, index b, index, index n, int) {
+      if (n < segments(b)) finish_segment(to, b, n);
     });
-    each(1, [&](const long_short_head<T>& head, index b, index, index, int) { head.pack(segments(b)); });
-    each(ceil_div(shape.queries, chunk()),
-         [&](const long_short_head<T>& head, index b, index h, index part, int worker) {
-           const index from = part * chunk(), queries = lengths.queries(b), to = std::min(from + chunk(), queries);
-           if (from < to) {
-             auto scratch = w.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
-             attend_rows(head, b, h, from, to, scratch);
-           }
-           clear_rows(head_of(out, b, h), std::max(from, queries), std::min(from + chunk(), shape.queries),
-                      row_of(lse, b, h), lse.stride(2));
-         });
+    for_each_head(w, heads, 1, [&](const head& to, index b, index, index, int) { to.pack(segments(b)); });
+    for_each_head(w, heads, ceil_div(shape().queries, chunk()),
+                  [&](const head& from, index b, index h, index part, int worker) {
+                    const index begin = part * chunk(), end = std::min(begin + chunk(), views.lengths.queries(b));
+                    if (begin < end) {
+                      auto scratch = w.exec.scratch(worker, [&](arena& memory) { return scratch_layout(memory); });
+                      attend_rows(from, b, h, begin, end, scratch);
+                    }
+                    views.clear_padding(b, h, begin, begin + chunk(), lse);
+                  });
   }
 
   void run(execution& exec) const {
-    const auto layout = [&](arena& memory) { return head_layout(memory); };
-    arena one;
-    layout(one);
-    const index heads = shape.batch * shape.heads;
-    for_each_wave(exec, heads, wave_size(exec, heads, static_cast<index>(one.used())), layout,
-                  [&](const wave<long_short_head<T>>& w) { run_wave(w); });
+    for_each_wave(
+        exec, shape().batch * shape().heads, [&](arena& memory) { return head_layout(memory); },
+        [&](const wave<long_short_head<T>>& w) { run_wave(w); });
   }
 };
 

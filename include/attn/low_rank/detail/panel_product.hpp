@@ -6,8 +6,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// A matrix in panels [capacity][panel_width]: what pack_panels writes, and both operands and the result of a product.
-/// Rows up to `capacity`, a multiple of tile_rows, may be read and written: they hold zeros.
+/// A matrix in panels [capacity][panel_width], as pack_panels writes it: an operand of a product or its result. Rows up
+/// to `capacity`, a multiple of tile_rows, may be read and written: they hold zeros.
 template <class T>
 struct panel_matrix {
   static constexpr index wide = panel_width<T>;

@@ -11,10 +11,10 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index project_step = 256;  // tokens summed in registers: a panel of them fills the L1 cache
-inline constexpr index projection_rows = 8 * tile_rows;                // of E, packed by one task
+inline constexpr index project_step = 256;                // tokens summed in registers: a panel fills the L1 cache
+inline constexpr index projection_rows = 8 * tile_rows;   // of E, packed by one task
 inline constexpr index project_tile = (project_step + 4) * tile_rows;  // pack_rows writes a little beyond its rows
-inline constexpr index project_numbers = index(1) << 19;               // of E, packed at a time, about
+inline constexpr index project_numbers = index(1) << 19;  // of E, packed at a time, about
 
 /// A projection as the caller gives it: [heads or 1, rank, length], or a matrix [rank, length].
 template <class S, class X>
@@ -31,10 +31,10 @@ tensor_view<const S, 3> projection_view(const X& x) {
 
 /// to += E x for `rows` rows of E, packed in tiles, and `tokens` rows of x, packed in panels of project_step.
 template <class T>
-[[gnu::noinline]] void add_projected(const T* tiles, index rows, const T* panels, index cols, index tokens,
+[[gnu::noinline]] void add_projected(const T* tiles, index rows, const T* panels, index tokens,
                                      const matrix_view<T>& to) {
   panel_product<T>([&](index r) { return packed_rows<T>{tiles + r / tile_rows * project_tile}; }, rows, panels,
-                   project_step, cols, tokens, [&](index r, index col, const auto& sum) {
+                   project_step, to.cols, tokens, [&](index r, index col, const auto& sum) {
                      T* const c = to.row(r) + col;
                      store<T>(c, add(load<T>(c), sum));
                    });
@@ -52,7 +52,7 @@ struct sequence_projection {
 
   index rank() const { return e.extent(1); }
   index columns() const { return round_up(x.extent(3), panel_width<T>); }
-  /// Numbers of one head's result, rows rounded up to whole tiles.
+  /// Numbers of one head's result, in whole tiles of rows.
   index result_size() const { return round_up(rank(), tile_rows) * columns(); }
   index step_size() const { return round_up(rank(), tile_rows) / tile_rows * project_tile; }
   /// Steps that are packed at a time.
@@ -76,8 +76,7 @@ struct sequence_projection {
     }
   }
 
-  /// Adds what the tokens [begin, end) of one step give to rows [r0, r1) of a head's result; `panels` has room for a
-  /// step.
+  /// Adds the tokens [begin, end) of one step to rows [r0, r1) of a head's result; `panels` has room for a step.
   void accumulate(index item, index head, index step, index r0, index r1, index begin, index end, T* panels,
                   T* results) const {
     const matrix_view<const S> from = head_of(x, item, head * x.extent(1) / heads);
@@ -86,28 +85,26 @@ struct sequence_projection {
     const T* const tiles = packed + ((e.extent(0) == 1 ? 0 : head) * steps() + step) * step_size();
     matrix_view<T> to = result(results, head);
     to.data = to.row(r0);
-    add_projected<T>(tiles + r0 / tile_rows * project_tile, r1 - r0, panels, from.cols, end - begin, to);
+    add_projected<T>(tiles + r0 / tile_rows * project_tile, r1 - r0, panels, end - begin, to);
   }
 };
 
-/// Projects keys and values of a wave of batch items, side by side; `shared` tells that they have one E. The results go
-/// to what `keys` and `values` of an item's scratch memory point to: [heads][result_size].
+/// Projects keys and values of a wave of batch items, side by side; `shared` tells that they have one E. Results are
+/// `keys` and `values` of an item's scratch memory: [heads][result_size].
 template <class S, class Item>
 void project(const sequence_projection<S>& keys, const sequence_projection<S>& values, bool shared,
              const sequence_lengths& lengths, const wave<Item>& w) {
   using T = compute_type<S>;
-  const index row_groups = ceil_div(keys.rank(), projection_rows), both = keys.heads + values.heads;
+  const index row_groups = ceil_div(keys.rank(), projection_rows), steps = std::min(keys.steps(), values.steps());
   index longest = 0;
   for (index n = 0; n < w.count; ++n) {
     longest = std::max(longest, lengths.keys(w.first + n));
     std::fill_n(w.scratch[n].keys, keys.heads * keys.result_size(), T(0));
     std::fill_n(w.scratch[n].values, values.heads * values.result_size(), T(0));
   }
-
   // Heads are cut into groups of rows only where they are too few to keep the threads busy.
-  const index heads = w.count * both, threads = w.exec.active_threads();
+  const index heads = w.count * (keys.heads + values.heads), threads = w.exec.active_threads();
   const index parts = threads > 1 && heads < 4 * threads ? row_groups : 1;
-  const index steps = std::min(keys.steps(), values.steps());
   for (index begin = 0; begin < longest; begin += steps * project_step) {
     const auto step_end = [&](index step, index length) { return std::min(begin + (step + 1) * project_step, length); };
     const auto pack = [&](const sequence_projection<S>& side) {
@@ -123,15 +120,14 @@ void project(const sequence_projection<S>& keys, const sequence_projection<S>& v
       const index n = task / parts % w.count, h = task / parts / w.count, item = w.first + n;
       const bool second = h >= keys.heads;
       const sequence_projection<S>& side = second ? values : keys;
-      const index r0 = parts == 1 ? 0 : task % parts * projection_rows;
+      T* const results = second ? w.scratch[n].values : w.scratch[n].keys;
+      const index r0 = task % parts * projection_rows;
       const index r1 = parts == 1 ? side.rank() : std::min(r0 + projection_rows, side.rank());
       T* const panels =
           w.exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(project_step * side.columns()); });
       for (index step = 0; step < steps; ++step) {
         const index from = begin + step * project_step, to = step_end(step, lengths.keys(item));
-        if (from < to)
-          side.accumulate(item, second ? h - keys.heads : h, step, r0, r1, from, to, panels,
-                          second ? w.scratch[n].values : w.scratch[n].keys);
+        if (from < to) side.accumulate(item, second ? h - keys.heads : h, step, r0, r1, from, to, panels, results);
       }
     });
   }

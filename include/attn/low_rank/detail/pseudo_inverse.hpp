@@ -30,8 +30,7 @@ struct start_norms {
     return norms;
   }
   void raise(const start_norms& other) {
-    column = std::max(column, other.column);
-    row = std::max(row, other.row);
+    column = std::max(column, other.column), row = std::max(row, other.row);
   }
 };
 
@@ -51,23 +50,18 @@ struct iterative_inverse {
   /// Row r of `to` = factor (x y) for rows r of x; panels of its columns lie `panel` numbers apart.
   [[gnu::noinline]] static void product(const panel_matrix<T>& x, const panel_matrix<T>& y, T factor, T* to,
                                         index row_stride, index panel) {
-    const index depth_panel = x.capacity * panel_width<T>;
-    panel_product<T>(
-        [&](index r) {
-          return panel_rows<T>{x.at(r, 0), depth_panel};
-        },
-        x.rows, y.data, y.capacity, y.cols, x.cols, [&](index r, index col, const auto& sum) {
-          if (r < x.rows)
-            store<T>(to + r * row_stride + col / panel_width<T> * panel + col % panel_width<T>,
-                     mul(sum, broadcast<T>(factor)));
-        });
+    const auto left = [&](index r) { return panel_rows<T>{x.at(r, 0), x.capacity * panel_width<T>}; };
+    panel_product<T>(left, x.rows, y.data, y.capacity, y.cols, x.cols, [&](index r, index col, const auto& sum) {
+      if (r < x.rows)
+        store<T>(to + r * row_stride + col / panel_width<T> * panel + col % panel_width<T>,
+                 mul(sum, broadcast<T>(factor)));
+    });
   }
   /// c = diagonal + factor x y
   static void product(const panel_matrix<T>& x, const panel_matrix<T>& y, T diagonal, T factor,
                       const panel_matrix<T>& c) {
     product(x, y, factor, c.data, panel_width<T>, c.capacity * panel_width<T>);
-    if (diagonal == T(0)) return;
-    for (index i = 0; i < c.rows; ++i) *c.at(i, i) += diagonal;
+    for (index i = 0; i < c.rows && diagonal != T(0); ++i) *c.at(i, i) += diagonal;
   }
 
   /// `matrix` [m, m] and `values` [m, cols, one row every `stride`]; values become A^+ values, panels rounded up.
@@ -86,8 +80,7 @@ struct iterative_inverse {
       product(z, t, T(0), T(0.25), u);
       std::swap(z, u);
     }
-    const auto row = [&](index i) { return values + i * stride; };
-    pack_panels<T>(row, 0, m, b.cols, 1, b.data, b.capacity);
+    pack_panels<T>([&](index i) { return values + i * stride; }, 0, m, b.cols, 1, b.data, b.capacity);
     product(z, b, T(1), values, stride, panel_width<T>);
   }
 };
@@ -107,13 +100,8 @@ struct exact_inverse {
 
   static exact_inverse layout(arena& memory, index m, index cols) {
     const index stride = round_up(m, lanes);
-    return {m,
-            stride,
-            cols,
-            memory.allocate<double>(m * stride),
-            memory.allocate<double>(m * stride),
-            memory.allocate<double>(m * cols),
-            memory.allocate<double>(m * cols)};
+    return {m, stride, cols, memory.allocate<double>(m * stride), memory.allocate<double>(m * stride),
+            memory.allocate<double>(m * cols), memory.allocate<double>(m * cols)};
   }
 
   static double dot(const double* x, const double* y, index n) {
@@ -130,6 +118,8 @@ struct exact_inverse {
       store<double>(y + i, fma(cosine, b, mul(sine, a)));
     }
   }
+
+  double squared_norm(index i) const { return dot(rows + i * stride, rows + i * stride, stride); }
 
   /// Turns every pair of rows until they are orthogonal.
   void decompose() const {
@@ -162,16 +152,14 @@ struct exact_inverse {
     }
     decompose();
     double largest = 0;
-    for (index i = 0; i < size; ++i) {
-      const double square = dot(rows + i * stride, rows + i * stride, stride);
-      if (!(square <= largest)) largest = square;
-    }
+    for (index i = 0; i < size; ++i)
+      if (const double square = squared_norm(i); !(square <= largest)) largest = square;
     // A^+ b = S^T (J b / s^2), s the lengths of the rows of S; what rounding leaves of 0 is 0
     const double none = static_cast<double>(size) * static_cast<double>(std::numeric_limits<T>::epsilon());
     std::fill_n(product, size * cols, 0.0);
     std::fill_n(result, size * cols, 0.0);
     for (index i = 0; i < size; ++i) {
-      const double square = dot(rows + i * stride, rows + i * stride, stride);
+      const double square = squared_norm(i);
       if (square <= none * none * largest) continue;
       double* const c = product + i * cols;
       for (index j = 0; j < size; ++j) {

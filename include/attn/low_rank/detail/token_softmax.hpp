@@ -12,12 +12,10 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index part_size = 256;
 
-/// Scratch of one thread.
+/// Scratch of one thread: panels [part_size][panel_width] of keys and values, and weights [part_size][tile_rows].
 template <class T>
 struct token_sums_scratch {
-  T* keys;     // panels [part_size][panel_width]
-  T* values;   // likewise
-  T* weights;  // [part_size][tile_rows]
+  T *keys, *values, *weights;
 
   static token_sums_scratch layout(arena& memory, index dim, index dim_v) {
     return {memory.allocate<T>(part_size * round_up(dim, panel_width<T>)),
@@ -29,12 +27,10 @@ struct token_sums_scratch {
 template <class T>
 struct token_sums {
   index rank = 0, dim = 0, dim_v = 0;
-  T* part_keys = nullptr;    // [part][rank][padded dim]: of weights relative to the part's maximum
-  T* part_values = nullptr;  // [part][rank][padded dim_v]
-  T* top = nullptr;          // [part][rank]: the maximum
-  T* sum = nullptr;          // [part][rank]: of the weights
-  T* all_keys = nullptr;     // [segment][rank][padded dim]: the result; where a segment is one part, in its place
-  T* all_values = nullptr;   // [segment][rank][padded dim_v]
+  T *part_keys = nullptr, *part_values = nullptr;  // [part][rank][padded dim]: relative to the part's maximum
+  T *maximum = nullptr, *sum = nullptr;            // [part][rank]: of the logits, of the weights
+  T *all_keys = nullptr, *all_values = nullptr;    // [segment][rank][padded dim]: the result; where a segment is one
+                                                   // part, in its place
 
   static index parts(index segment) { return ceil_div(segment, part_size); }
   index padded() const { return round_up(dim, panel_width<T>); }
@@ -45,10 +41,8 @@ struct token_sums {
   static token_sums layout(arena& memory, index segments, index segment, index rank, index dim, index dim_v) {
     token_sums s{rank, dim, dim_v};
     const index rows = segments * parts(segment) * rank;
-    s.part_keys = memory.allocate<T>(rows * s.padded());
-    s.part_values = memory.allocate<T>(rows * s.padded_v());
-    s.top = memory.allocate<T>(rows);
-    s.sum = memory.allocate<T>(rows);
+    s.part_keys = memory.allocate<T>(rows * s.padded()), s.part_values = memory.allocate<T>(rows * s.padded_v());
+    s.maximum = memory.allocate<T>(rows), s.sum = memory.allocate<T>(rows);
     const bool merged = parts(segment) > 1;
     s.all_keys = merged ? memory.allocate<T>(segments * rank * s.padded()) : s.part_keys;
     s.all_values = merged ? memory.allocate<T>(segments * rank * s.padded_v()) : s.part_values;
@@ -65,7 +59,7 @@ struct token_sums {
     pack_panels<T>([&](index n) { return v.row(begin + n); }, 0, count, dim_v, v.col_stride, s.values, part_size);
     for (index c = 0; c < rank; c += tile_rows) {
       const index columns = std::min<index>(tile_rows, rank - c), row = part * rank + c;
-      weigh(logits, begin, count, c, columns, s.weights, top + row, sum + row);
+      weigh(logits, begin, count, c, columns, s.weights, maximum + row, sum + row);
       multiply(s.weights, s.keys, count, columns, dim, part_keys + row * padded(), padded());
       multiply(s.weights, s.values, count, columns, dim_v, part_values + row * padded_v(), padded_v());
     }
@@ -73,28 +67,28 @@ struct token_sums {
 
   /// Merges the parts of one segment: keys(n, c) and values(n, c) are what was sought.
   void merge(index n, index segment) const {
-    const index first = n * parts(segment), count = parts(segment);
+    const index begin = n * parts(segment), end = begin + parts(segment);
     for (index c = 0; c < rank; ++c) {
       constexpr T nothing = -std::numeric_limits<T>::infinity();
       T highest = nothing, total = 0;
-      for (index p = first; p < first + count; ++p) {
-        const T t = top[p * rank + c];
+      for (index p = begin; p < end; ++p) {
+        const T t = maximum[p * rank + c];
         highest = t > highest || t != t ? t : highest;  // NaN stays
       }
-      for (index p = first; p < first + count && highest != nothing; ++p)
-        total += sum[p * rank + c] * std::exp(top[p * rank + c] - highest);
-      for (index p = first; p < first + count; ++p) {
+      for (index row = begin * rank + c; row < end * rank && highest != nothing; row += rank)
+        total += sum[row] * std::exp(maximum[row] - highest);
+      for (index p = begin; p < end; ++p) {
         const index row = p * rank + c;
-        const T factor = highest == nothing ? T(0) : std::exp(top[row] - highest) / total;
-        take_scaled(keys(n, c), part_keys + row * padded(), dim, factor, p == first);
-        take_scaled(values(n, c), part_values + row * padded_v(), dim_v, factor, p == first);
+        const T factor = highest == nothing ? T(0) : std::exp(maximum[row] - highest) / total;
+        add_scaled(keys(n, c), part_keys + row * padded(), dim, factor, p == begin);
+        add_scaled(values(n, c), part_values + row * padded_v(), dim_v, factor, p == begin);
       }
     }
   }
 
  private:
-  /// to += factor from, or to = factor from; a factor of 0 takes nothing, not even NaN.
-  static void take_scaled(T* to, const T* from, index count, T factor, bool first) {
+  /// to += factor from, or to = factor from; a factor of 0 adds nothing, not even NaN.
+  static void add_scaled(T* to, const T* from, index count, T factor, bool first) {
     if (factor != T(0))
       for (index d = 0; d < count; ++d) to[d] = (first ? T(0) : to[d]) + from[d] * factor;
     else if (first)
@@ -104,7 +98,7 @@ struct token_sums {
   /// weights[n][m] = e^(logit - maximum) of `columns` columns from c on; columns beyond them repeat the last.
   template <class S>
   static void weigh(const matrix_view<const S>& logits, index begin, index count, index c, index columns, T* weights,
-                    T* top, T* sum) {
+                    T* maximum, T* sum) {
     constexpr T nothing = -std::numeric_limits<T>::infinity();
     T highest[tile_rows], total[tile_rows] = {};
     std::fill_n(highest, tile_rows, nothing);
@@ -119,7 +113,7 @@ struct token_sums {
     attn::exp(weights, weights, count * tile_rows);
     for (index n = 0; n < count; ++n)
       for (index m = 0; m < tile_rows; ++m) total[m] += weights[n * tile_rows + m];
-    std::copy_n(highest, columns, top);
+    std::copy_n(highest, columns, maximum);
     std::copy_n(total, columns, sum);
   }
 

@@ -1,0 +1,73 @@
+// attn: what the attention operators of this family share: the views of a call, queries that attend to packed keys, and
+// waves of heads.
+#pragma once
+
+#include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/waves.hpp>
+#include <attn/softmax/detail/blockwise.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The views of a call, checked.
+template <class S>
+struct attention_views {
+  using T = compute_type<S>;
+
+  tensor_view<const S> q, k, v;
+  tensor_view<S> out;
+  attention_shape shape;
+  sequence_lengths lengths;
+
+  /// Zeros in the rows of padding among [begin, end) of one head.
+  void clear_padding(index b, index h, index begin, index end, const tensor_view<T, 3>& lse) const {
+    clear_rows(head_of(out, b, h), std::max(begin, lengths.queries(b)), std::min(end, shape.queries), row_of(lse, b, h),
+               lse.stride(2));
+  }
+
+  /// Queries [i0, i0 + max_rows) of one head attend to slots [0, seen) of `packed`. complete(block) may add to their
+  /// sums before they are divided.
+  template <class Complete>
+  void attend_rows(index b, index h, index i0, const packed_keys<T>& packed, index seen,
+                   const score_terms<T, no_score>& terms, const tensor_view<T, 3>& lse, execution& exec, int worker,
+                   Complete&& complete) const {
+    const index i1 = std::min(i0 + max_rows, lengths.queries(b));
+    if (i0 < i1) {
+      auto block =
+          exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+      block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
+      std::fill_n(block.ranges, block.rows, key_range{0, seen});
+      attend(block, packed, terms);
+      complete(block);
+      finish(block, head_of(out, b, h), static_cast<const T*>(nullptr), row_of(lse, b, h), lse.stride(2));
+    }
+    clear_padding(b, h, i0, i0 + max_rows, lse);
+  }
+};
+
+/// Checks views, lengths and scale.
+template <class S, class Options>
+attention_views<S> check_views(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& k,
+                               const tensor_view<const S>& v, const tensor_view<S>& out, const Options& options) {
+  const attention_shape s = check_attention(check, q, k, v, out);
+  const sequence_lengths lengths = check_lengths(check, s, options);
+  check_scale(check, options.scale);
+  return {q, k, v, out, s, lengths};
+}
+
+/// body(wave) for all `items`, as many at a time as their scratch memory lets.
+template <class Layout, class Body>
+void for_each_wave(execution& exec, index items, Layout&& layout, Body&& body) {
+  arena one;
+  layout(one);
+  for_each_wave(exec, items, wave_size(exec, items, static_cast<index>(one.used())), layout, body);
+}
+
+/// body(scratch, batch item, head, step, worker) for every step of every head of a wave.
+template <class Scratch, class Body>
+void for_each_head(const wave<Scratch>& w, index heads, index steps, Body&& body) {
+  w.for_each(steps, [&](index n, const Scratch& scratch, index step, int worker) {
+    body(scratch, n / heads, n % heads, step, worker);
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA::detail
