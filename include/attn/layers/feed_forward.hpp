@@ -48,14 +48,13 @@ struct feed_forward_memory {
 template <class T>
 struct feed_forward_block {
   packed_tokens<T> x, hidden_tiles;
-  output_sums<T> hidden, out;
-  row_buffer<T> inputs, residual;
+  row_buffer<T> hidden, out, inputs, residual;
 
   feed_forward_block(arena& memory, const linear_weight<T>& up, const linear_weight<T>& down)
       : x(memory, up.inputs),
         hidden_tiles(memory, std::min(input_block, up.outputs)),
-        hidden(memory, hidden_tiles.inputs),
-        out(memory, down.outputs),
+        hidden(memory, token_block, hidden_tiles.inputs, panel_width<T>),
+        out(memory, token_block, down.outputs, panel_width<T>),
         inputs(memory, token_block, up.inputs),
         residual(memory, token_block, down.outputs) {}
 
@@ -95,14 +94,12 @@ template <class T, class Begin, class End>
 void feed_few_tokens(index rows, const feed_forward_memory<T>& w, activation f, Begin&& begin, End&& end,
                      execution& exec) {
   struct pieces {
-    padded_rows<T> x, hidden, out, residual;
+    row_buffer<T> x, hidden, out, residual;
   };
   const auto all = exec.shared_scratch([&](arena& memory) {
-    const auto make = [&](index count) { return padded_rows<T>(memory, std::min(token_block, rows), count); };
+    const auto make = [&](index count) { return row_buffer<T>(memory, std::min(token_block, rows), count, width<T>); };
     return pieces{make(w.up.inputs), make(w.up.outputs), make(w.down.outputs), make(w.down.outputs)};
   });
-  all.x.clear();
-  all.hidden.clear();
   for (index first = 0; first < rows; first += token_block) {
     const index count = std::min(token_block, rows - first);
     for (index r = 0; r < count; ++r) begin(first + r, all.x.row(r), all.residual.row(r));
@@ -118,9 +115,8 @@ void feed_few_tokens(index rows, const feed_forward_memory<T>& w, activation f, 
 }
 
 /// The layer over the tokens of x. begin(n, x, residual) writes the inputs of token n and may keep as many numbers as
-/// there are outputs for end(n, sums, residual), which takes the token's outputs and may change them. The length of a
-/// sequence, not the number of all tokens, decides how products are computed, so that a batch gives what its items alone
-/// give.
+/// there are outputs for end(n, sums, residual), which takes the token's outputs. The length of a sequence, not the
+/// number of all tokens, decides how products are computed, so that a batch gives what its items alone give.
 template <class T, class Begin, class End>
 void feed_tokens(const input_tokens<T>& x, const feed_forward_memory<T>& w, activation f, Begin&& begin, End&& end,
                  execution& exec) {

@@ -18,10 +18,7 @@ namespace attn::inline ATTN_ISA {
 /// Weights of layer_norm.
 template <class S>
 struct layer_norm_weights {
-  /// Factor of every feature, [D]; 1 unless given.
-  tensor_view<const S, 1> gamma{};
-  /// Added to every feature, [D]; 0 unless given.
-  tensor_view<const S, 1> beta{};
+  tensor_view<const S, 1> gamma{}, beta{};  // 1 and 0 unless given
 };
 
 /// Options of layer_norm for elements of type S.
@@ -45,14 +42,8 @@ struct row_norm {
   template <class S>
   void set(const layer_norm_weights<S>& weights, T epsilon) {
     eps = epsilon;
-    const auto load_or_fill = [this](const tensor_view<const S, 1>& from, T value, T* to) {
-      if (from)
-        row_access_of<T, S>.load(from.data(), from.stride(0), dim, to);
-      else
-        std::fill(to, to + dim, value);
-    };
-    load_or_fill(weights.gamma, T(1), gamma);
-    load_or_fill(weights.beta, T(0), beta);
+    row_access_of<T, S>.load_list(weights.gamma, 0, dim, T(1), gamma);
+    row_access_of<T, S>.load_list(weights.beta, 0, dim, T(0), beta);
   }
 
   /// Normalises one row in place.

@@ -26,7 +26,6 @@ namespace attn::inline ATTN_ISA {
 template <class S>
 struct project_weights {
   tensor_view<const S, 2> weight{};
-  /// Added to every token's output.
   tensor_view<const S, 1> bias{};
 };
 
@@ -42,8 +41,7 @@ struct projection {
 template <class T>
 void project_few_tokens(const input_tokens<T>& x, const projection<T>& p, execution& exec) {
   const auto rows = exec.shared_scratch(
-      [&](arena& memory) { return padded_rows<T>(memory, std::min(token_block, x.count), x.dim); });
-  rows.clear();
+      [&](arena& memory) { return row_buffer<T>(memory, std::min(token_block, x.count), x.dim, width<T>); });
   for (index first = 0; first < x.count; first += token_block) {
     const index count = std::min(token_block, x.count - first);
     for (index r = 0; r < count; ++r) x.load(first + r, rows.row(r));
@@ -66,7 +64,7 @@ void project_many_tokens(const input_tokens<T>& x, std::span<const projection<T>
   exec.for_each(ceil_div(x.count, token_block), [&](index task, int worker) {
     const index begin = task * token_block, rows = std::min(token_block, x.count - begin);
     auto [packed, sums] = exec.scratch(worker, [&](arena& memory) {
-      return std::pair{packed_tokens<T>(memory, x.dim), output_sums<T>(memory, widest)};
+      return std::pair{packed_tokens<T>(memory, x.dim), row_buffer<T>(memory, token_block, widest, panel_width<T>)};
     });
     packed.pack([&](index r) { return x.at(begin + r); }, rows, x.strides[2], *x.access);
     for (std::size_t n = 0; n < list.size(); ++n) {

@@ -88,18 +88,18 @@ void add_change(const tensor_view<const S, 3>& from, const tensor_view<S, 3>& ch
   });
 }
 
-/// Forward, or with sign -1 back: the half `first` changes by what `change_first` makes of the other half, then the
-/// other half by what `change_second` makes of the changed one.
+/// Forward, or with sign -1 back: the first half, or on the way back the second, changes by what `change_first` makes of
+/// the other half, then the other half by what `change_second` makes of the changed one.
 template <class S, class First, class Second>
 void run_reversible(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const tensor_view<S, 3>& remainder,
-                    int first, compute_type<S> sign, First& change_first, Second& change_second, execution& exec) {
-  const index dim = x.extent(2) / 2;
-  const auto half = [&](const auto& whole, int which) { return whole.slice(2, which * dim, dim); };
+                    int sign, First& change_first, Second& change_second, execution& exec) {
+  const index dim = x.extent(2) / 2, first = sign < 0;
+  const auto half = [&](const auto& whole, index which) { return whole.slice(2, which * dim, dim); };
   const auto change =
       exec.workspace([&](arena& memory) { return allocate_sequence<S>(memory, x.extent(0), x.extent(1), dim); });
-  const auto add = [&](int which) {
-    add_change<S>(half(x, which), *change, sign, half(out, which), remainder ? half(remainder, which) : remainder,
-                  exec);
+  const auto add = [&](index which) {
+    const auto rest = remainder ? half(remainder, which) : remainder;
+    add_change<S>(half(x, which), *change, static_cast<compute_type<S>>(sign), half(out, which), rest, exec);
   };
   change_first(half(x, 1 - first), *change, exec);
   add(first);
@@ -108,8 +108,8 @@ void run_reversible(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& o
 }
 
 /// The block, or its inverse, by `name`.
-template <bool Inverse, class X, class O, class F, class G, class Options>
-void reversible(const char* name, const X& x, O& out, F& f, G& g, Options& options, execution_ref& exec) {
+template <class X, class O, class F, class G, class Options>
+void reversible(const char* name, int sign, const X& x, O& out, F& f, G& g, Options& options, execution_ref& exec) {
   using S = element_of<const X&>;
   static_assert(token_mixer<F, S> && token_mixer<G, S>, "attn: f and g must be callable as f(x, out, execution)");
   const auto [from, to] = sequences_of(x, out);
@@ -124,11 +124,7 @@ void reversible(const char* name, const X& x, O& out, F& f, G& g, Options& optio
                    {"remainder length = x length", from.extent(1), remainder.extent(1)},
                    {"remainder dim = x dim", dim, remainder.extent(2)}});
   check.fits("x", {from.extent(0), from.extent(1), dim});
-  execution& e = execution_of(exec, options);
-  if constexpr (Inverse)
-    run_reversible<S>(from, to, remainder, 1, -1, g, f, e);
-  else
-    run_reversible<S>(from, to, remainder, 0, 1, f, g, e);
+  run_reversible<S>(from, to, remainder, sign, f, g, execution_of(exec, options));
 }
 
 }  // namespace detail
@@ -136,13 +132,13 @@ void reversible(const char* name, const X& x, O& out, F& f, G& g, Options& optio
 /// Forward. See the top of the file.
 template <viewable X, viewable O, class F, class G, class Options = reversible_block_options<element_of<const X&>>>
 void reversible_block(const X& x, O&& out, F&& f, G&& g, Options&& options = {}, execution_ref exec = {}) {
-  detail::reversible<false>("reversible_block", x, out, f, g, options, exec);
+  detail::reversible("reversible_block", 1, x, out, f, g, options, exec);
 }
 
 /// Back: x from what reversible_block made of it, with the same f and g and the remainder it left.
 template <viewable Y, viewable O, class F, class G, class Options = reversible_block_options<element_of<const Y&>>>
 void reversible_block_inverse(const Y& y, O&& out, F&& f, G&& g, Options&& options = {}, execution_ref exec = {}) {
-  detail::reversible<true>("reversible_block_inverse", y, out, f, g, options, exec);
+  detail::reversible("reversible_block_inverse", -1, y, out, g, f, options, exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

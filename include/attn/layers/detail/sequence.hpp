@@ -36,9 +36,7 @@ constexpr auto sequences_of(const X& x, Out& out) {
 /// What mixes the tokens of a sequence: mixer(x, out, execution), both [batch, length, dim]. It fills out, which may lie
 /// in any memory but x's.
 template <class F, class S>
-concept token_mixer = std::invocable < F&,
-        const tensor_view<const S, 3>
-&, const tensor_view<S, 3>&, execution& > ;
+concept token_mixer = std::invocable<F&, const tensor_view<const S, 3>&, const tensor_view<S, 3>&, execution&>;
 
 /// The weights given, which are those of this layer for the element type of x. Where all of them are optional, an
 /// execution may be in their place.
@@ -61,23 +59,19 @@ tensor_view<S, 3> allocate_sequence(arena& memory, index batch, index length, in
 
 // Checks --------------------------------------------------------------------------------------------------------------
 
-/// Are x and out the same view, so that the layer works in place?
-inline bool in_place(const memory_layout& x, const memory_layout& out) {
-  bool same = x.data == out.data;
-  for (int axis = 0; axis < 3; ++axis)
-    same &= x.extents[axis] == out.extents[axis] && (x.extents[axis] < 2 || x.strides[axis] == out.strides[axis]);
-  return same;
-}
-
 /// Checks the sequences and parameters of a call of a layer.
 struct layer_validator : validator {
   memory_layout x, out;
 
-  layer_validator(const char* name, const memory_layout& x, const memory_layout& out, bool may_be_in_place = true)
+  /// Out may be x itself where `in_place`.
+  layer_validator(const char* name, const memory_layout& x, const memory_layout& out, bool in_place = true)
       : validator(name), x(x), out(out) {
     readable("x", x);
     writable("out", out);
-    if (!may_be_in_place || !in_place(x, out)) no_alias("out", out, "x", x);
+    bool same = in_place && x.data == out.data;
+    for (int n = 0; n < 3; ++n)
+      same &= x.extents[n] == out.extents[n] && (x.extents[n] < 2 || x.strides[n] == out.strides[n]);
+    if (!same) no_alias("out", out, "x", x);
   }
 
   /// out is [batch, length, dim] for x [batch, length, ...].
@@ -103,7 +97,7 @@ struct layer_validator : validator {
   void linear(const char* what, const memory_layout& weight, const char* bias_name, const memory_layout& bias,
               index inputs) const {
     separate_from_out(what, weight);
-    if (weight.extents[1] != inputs) equal(text({what, " columns = dim of its input"}).c_str(), inputs, weight.extents[1]);
+    if (weight.extents[1] != inputs) fail(text({what, " columns = dim of its input ", inputs}), weight.extents[1]);
     fits("a packed weight", {round_up(weight.extents[0], panel_width<float>), inputs});
     optional(bias_name, bias, "row of its weight", weight.extents[0]);
   }
@@ -111,13 +105,21 @@ struct layer_validator : validator {
 
 // Access to tokens ----------------------------------------------------------------------------------------------------
 
-/// Access to rows of memory of one element type in the compute type T, for which alone everything above is compiled.
+/// Access to memory of one element type in the compute type T, for which alone everything above is compiled.
 template <class T>
 struct row_access {
   void (*load)(const void* from, index stride, index count, T* to);
   void (*store)(const T* from, index count, void* to, index stride);
   /// Packs up to tile_rows rows, numbers [k0, k0 + depth) of each, as one tile.
   void (*pack_tile)(const void* const* rows, index count, index k0, index depth, index stride, T* tile);
+
+  /// Numbers [begin, begin + count) of a list that may be left out: then all are `otherwise`.
+  void load_list(const memory_layout& list, index begin, index count, T otherwise, T* to) const {
+    if (list.data)
+      load(list.data + begin * list.strides[0] * list.item, list.strides[0], count, to);
+    else
+      std::fill(to, to + count, otherwise);
+  }
 };
 
 template <class T, class S>
@@ -130,8 +132,10 @@ inline constexpr row_access<T> row_access_of = {
           else
             for (index n = 0; n < count; ++n) to[n] = static_cast<T>(row[n * stride]);
         },
-    .store = [](const T* from, index count, void* to,
-                index stride) { write_row(from, matrix_view<S>{static_cast<S*>(to), 1, count, 0, stride}, 0); },
+    .store =
+        [](const T* from, index count, void* to, index stride) {
+          write_row(from, matrix_view<S>{static_cast<S*>(to), 1, count, 0, stride}, 0);
+        },
     .pack_tile =
         [](const void* const* rows, index count, index k0, index depth, index stride, T* tile) {
           const auto row = [&](index i) { return static_cast<const S*>(rows[i]) + k0 * stride; };

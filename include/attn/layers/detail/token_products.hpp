@@ -1,7 +1,7 @@
 // attn: products of tokens and weights, x W^T + b, in two ways.
 //
 //   1. packed_weight, packed_tokens, multiply_tokens   many tokens: operands packed for the register-blocked product
-//   2. padded_rows, few_token_products                 few tokens: the weight read once, in place
+//   2. few_token_products                              few tokens: the weight read once, in place
 //
 // Every number is one sum in an order that the way, the inputs and nothing else decide, whatever the other rows hold.
 // Compiled for the compute type T; only what reads a weight in memory, behind linear_weight's pointers, knows its type.
@@ -27,10 +27,11 @@ template <class T>
 struct linear_weight {
   memory_layout weight, bias;
   index outputs, inputs;
+  const row_access<T>* access;
   /// Packs panels of outputs [begin, begin + count) and inputs [k0, k0 + depth).
   void (*pack)(const linear_weight&, index begin, index count, index k0, index depth, T* panels);
-  /// sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][outputs_per_task]. Rows of x are
-  /// padded with zeros to whole packets.
+  /// sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][outputs_per_task]. Rows of x
+  /// are padded with zeros to whole packets.
   void (*multiply)(const linear_weight&, const T* x, index x_stride, index tokens, index begin, index end, T* sums);
 
   template <class S>
@@ -39,23 +40,15 @@ struct linear_weight {
         bias(b),
         outputs(w.extent(0)),
         inputs(w.extent(1)),
+        access(&row_access_of<T, S>),
         pack(pack_as<S>),
-        multiply(multiply_as<S>),
-        load_(row_access_of<T, S>.load) {}
+        multiply(multiply_as<S>) {}
 
   bool readable_in_place() const { return weight.strides[1] == 1; }
 
-  /// Biases [begin, begin + count), or zeros.
-  void load_bias(index begin, index count, T* to) const {
-    if (bias.data)
-      load_(bias.data + begin * bias.strides[0] * bias.item, bias.strides[0], count, to);
-    else
-      std::fill(to, to + count, T(0));
-  }
+  void load_bias(index begin, index count, T* to) const { access->load_list(bias, begin, count, T(0), to); }
 
  private:
-  void (*load_)(const void*, index, index, T*);
-
   template <class S>
   const S* row(index i) const {
     return reinterpret_cast<const S*>(weight.data) + i * weight.strides[0];
@@ -106,14 +99,20 @@ struct linear_weight {
   }
 };
 
-/// Rows of numbers in scratch memory.
+/// Rows of numbers in scratch memory, their stride a multiple of `step`.
 template <class T>
 struct row_buffer {
-  T* data;
   index stride;
+  T* data;
 
-  row_buffer(arena& memory, index rows, index stride) : data(memory.allocate<T>(rows * stride)), stride(stride) {}
+  row_buffer(arena& memory, index rows, index count, index step = 1)
+      : stride(round_up(count, step)), data(memory.allocate<T>(rows * stride)) {}
   T* row(index r) const { return data + r * stride; }
+
+  /// Begins whole tiles of sums with the bias.
+  void begin(const T* bias, index rows) const {
+    for (index r = 0; r < round_up(rows, tile_rows); ++r) std::copy(bias, bias + stride, row(r));
+  }
 };
 
 // Many tokens ---------------------------------------------------------------------------------------------------------
@@ -181,21 +180,10 @@ struct packed_tokens {
   }
 };
 
-/// What products are added to: token_block rows of numbers, begun with the bias.
-template <class T>
-struct output_sums : row_buffer<T> {
-  output_sums(arena& memory, index outputs)
-      : row_buffer<T>(memory, token_block, round_up(outputs, panel_width<T>)) {}
-
-  void begin(const T* bias, index rows) const {
-    for (index r = 0; r < round_up(rows, tile_rows); ++r) std::copy(bias, bias + this->stride, this->row(r));
-  }
-};
-
 /// sums += tiles x panels over one block of `depth` inputs. Tile r lies at tiles + r * depth.
 template <class T>
 [[gnu::noinline]] void add_products(const T* tiles, index rows, const T* panels, index depth,
-                                    const output_sums<T>& sums) {
+                                    const row_buffer<T>& sums) {
   constexpr index wide = panel_width<T>;
   for (index n = 0; n < sums.stride; n += wide)
     for (index r = 0; r < rows; r += tile_rows)
@@ -212,7 +200,7 @@ template <class T>
 /// sums = bias + rows of x times the weight, for its outputs [first, first + count).
 template <class T>
 void multiply_tokens(const packed_tokens<T>& x, const packed_weight<T>& weight, index first, index count,
-                     output_sums<T>& sums) {
+                     row_buffer<T>& sums) {
   sums.stride = round_up(count, panel_width<T>);
   sums.begin(weight.bias + first, x.rows);
   for (index k0 = 0; k0 < x.inputs; k0 += input_block) {
@@ -223,21 +211,12 @@ void multiply_tokens(const packed_tokens<T>& x, const packed_weight<T>& weight, 
 
 // Few tokens ----------------------------------------------------------------------------------------------------------
 
-/// Rows for few_token_products, each padded with zeros to whole packets.
-template <class T>
-struct padded_rows : row_buffer<T> {
-  index rows;
-
-  padded_rows(arena& memory, index rows, index count)
-      : row_buffer<T>(memory, rows, round_up(count, width<T>)), rows(rows) {}
-  void clear() const { std::fill(this->data, this->row(rows), T(0)); }
-};
-
 /// done(row, output, count, values) for the outputs of `rows` rows of x, bias included, some of them at a time: values
-/// are those of outputs [output, output + count). Tasks share the outputs.
+/// are those of outputs [output, output + count). Tasks share the outputs. Rows of x are of whole packets.
 template <class T, class Done>
-void few_token_products(const padded_rows<T>& x, index rows, const linear_weight<T>& weight, execution& exec,
+void few_token_products(const row_buffer<T>& x, index rows, const linear_weight<T>& weight, execution& exec,
                         Done&& done) {
+  for (index r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
   exec.for_each(ceil_div(weight.outputs, outputs_per_task), [&](index task, int) {
     const index begin = task * outputs_per_task, end = std::min(begin + outputs_per_task, weight.outputs);
     T bias[outputs_per_task], sums[tokens_in_place][outputs_per_task];
