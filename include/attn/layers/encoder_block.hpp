@@ -24,7 +24,6 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Weights of encoder_block.
 template <class S>
 struct encoder_block_weights {
   layer_norm_weights<S> norm_1{}, norm_2{};

@@ -20,14 +20,12 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Weights of feed_forward.
 template <class S>
 struct feed_forward_weights {
   tensor_view<const S, 2> up{}, down{};
   tensor_view<const S, 1> up_bias{}, down_bias{};
 };
 
-/// Options of feed_forward.
 struct feed_forward_options {
   attn::activation activation = attn::activation::gelu;
 };

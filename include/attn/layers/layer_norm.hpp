@@ -15,7 +15,6 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Weights of layer_norm.
 template <class S>
 struct layer_norm_weights {
   tensor_view<const S, 1> gamma{}, beta{};  // 1 and 0 unless given

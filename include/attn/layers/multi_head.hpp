@@ -103,8 +103,7 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
                      w.output ? allocate(x, w.output.extent(1)) : out};
   });
   const auto& [q, k, v, attended] = *workspace;
-  const projection<T> list[] = {
-      {{w.query, w.query_bias}, q}, {{w.value, w.value_bias}, v}, {{w.key, w.key_bias}, k}};
+  const projection<T> list[] = {{{w.query, w.query_bias}, q}, {{w.value, w.value_bias}, v}, {{w.key, w.key_bias}, k}};
   const std::span all(list, w.key ? 3 : 2);
   if (x.data() == y.data() && x.extents() == y.extents() && x.strides() == y.strides()) {
     run_projections<T>(x, all, exec);

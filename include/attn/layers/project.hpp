@@ -22,7 +22,6 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Weights of project.
 template <class S>
 struct project_weights {
   tensor_view<const S, 2> weight{};
@@ -54,11 +53,11 @@ void project_few_tokens(const input_tokens<T>& x, const projection<T>& p, execut
 /// Several projections of one sequence, with the weights packed.
 template <class T>
 void project_many_tokens(const input_tokens<T>& x, std::span<const projection<T>> list, execution& exec) {
-  const std::span<const packed_weight<T>> weights(exec.shared_scratch([&](arena& memory) {
+  const packed_weight<T>* const weights = exec.shared_scratch([&](arena& memory) {
     auto next = list.begin();
     return memory.allocate_list(std::ssize(list), [&](arena& m) { return packed_weight<T>(m, (next++)->weight); });
-  }), list.size());
-  pack_weights(weights, exec);
+  });
+  pack_weights<T>({weights, list.size()}, exec);
   index widest = 0;
   for (const auto& p : list) widest = std::max(widest, p.weight.outputs);
   exec.for_each(ceil_div(x.count, token_block), [&](index task, int worker) {

@@ -7,7 +7,7 @@
 //   attn::reversible_block_inverse(out, x, f, g, threads);
 //   attn::reversible_block(x, x, f, g, {.remainder = r});         // float, double: nothing is lost in deep stacks
 //
-// Shapes   x and out [B, L, 2 D]: x1 and x2 in the first and second half of each row. float, double, Eigen::half or Eigen::bfloat16.
+// Shapes   x and out [B, L, 2 D]: x1 and x2 in the halves of each row. float, double, Eigen::half or Eigen::bfloat16.
 // Mixers   f(x, out, execution) and g likewise, with views [B, L, D]; each fills out. They must give the same result
 //          for the same input: every operator of this library does, for any number of threads.
 // Cost     that of f and g. Scratch, beside theirs: half a sequence.
@@ -88,8 +88,8 @@ void add_change(const tensor_view<const S, 3>& from, const tensor_view<S, 3>& ch
   });
 }
 
-/// Forward, or with sign -1 back: the first half, or on the way back the second, changes by what `change_first` makes of
-/// the other half, then the other half by what `change_second` makes of the changed one.
+/// Forward, or with sign -1 back: the first half (back: the second) changes by what `change_first` makes of the other
+/// half, then the other half by what `change_second` makes of the changed one.
 template <class S, class First, class Second>
 void run_reversible(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const tensor_view<S, 3>& remainder,
                     int sign, First& change_first, Second& change_second, execution& exec) {

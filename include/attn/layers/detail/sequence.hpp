@@ -7,8 +7,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The view [batch, length, dim] of an argument: of such a view or tensor itself, or of an Eigen matrix [length, dim], or
-/// of an mdspan.
+/// The view [batch, length, dim] of an argument: such a view or tensor, an Eigen matrix [length, dim], or an mdspan.
 template <viewable X>
 constexpr auto as_sequence(X&& x) {
   using object = std::remove_cvref_t<X>;
@@ -33,8 +32,7 @@ constexpr auto sequences_of(const X& x, Out& out) {
   return std::pair<tensor_view<const S, 3>, tensor_view<S, 3>>(as_sequence(x), as_sequence(out));
 }
 
-/// What mixes the tokens of a sequence: mixer(x, out, execution), both [batch, length, dim]. It fills out, which may lie
-/// in any memory but x's.
+/// Mixes the tokens of a sequence: mixer(x, out, execution), both [batch, length, dim]. Out never shares x's memory.
 template <class F, class S>
 concept token_mixer = std::invocable<F&, const tensor_view<const S, 3>&, const tensor_view<S, 3>&, execution&>;
 
