@@ -36,7 +36,8 @@ struct row_norm {
   index dim;
   T eps = 0;
 
-  row_norm(arena& memory, index dim) : gamma(memory.allocate<T>(dim)), beta(memory.allocate<T>(dim)), dim(dim) {}
+  row_norm(arena& memory, index features)
+      : gamma(memory.allocate<T>(features)), beta(memory.allocate<T>(features)), dim(features) {}
 
   template <class S>
   void set(const layer_norm_weights<S>& weights, T epsilon) {

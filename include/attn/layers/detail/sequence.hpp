@@ -62,8 +62,8 @@ struct layer_validator : validator {
   memory_layout x, out;
 
   /// Out may be x itself where `in_place`.
-  layer_validator(const char* name, const memory_layout& x, const memory_layout& out, bool in_place = true)
-      : validator(name), x(x), out(out) {
+  layer_validator(const char* name, const memory_layout& from, const memory_layout& to, bool in_place = true)
+      : validator(name), x(from), out(to) {
     readable("x", x);
     writable("out", out);
     bool same = in_place && x.data == out.data;

@@ -86,9 +86,9 @@ struct linear_weight {
       // GCC 12 keeps the lambdas of the second call out of line unless told: 1.6 times as slow
       const auto step = [&](index k, auto load_weight) __attribute__((always_inline)) {
         unroll<rows>([&](auto i) __attribute__((always_inline)) {
-          const packet<T> weight = load_weight(row[i] + k);
+          const packet<T> factor = load_weight(row[i] + k);
           unroll<N>([&](auto t)
-                        __attribute__((always_inline)) { acc[i][t] = fma(weight, load<T>(token[t] + k), acc[i][t]); });
+                        __attribute__((always_inline)) { acc[i][t] = fma(factor, load<T>(token[t] + k), acc[i][t]); });
         });
       };
       for (index k = 0; k < whole; k += width<T>) step(k, [](const S* p) { return load_as<T>(p); });
@@ -125,8 +125,8 @@ struct packed_weight {
   const linear_weight<T>* from;
   T *panels, *bias;
 
-  packed_weight(arena& memory, const linear_weight<T>& from)
-      : from(&from), panels(memory.allocate<T>(padded() * from.inputs)), bias(memory.allocate<T>(padded())) {}
+  packed_weight(arena& memory, const linear_weight<T>& w)
+      : from(&w), panels(memory.allocate<T>(padded() * w.inputs)), bias(memory.allocate<T>(padded())) {}
 
   index padded() const { return round_up(from->outputs, wide); }
   T* block(index k0) const { return panels + k0 * padded(); }
@@ -161,8 +161,8 @@ struct packed_tokens {
   T* data;
   index inputs, rows = 0;
 
-  packed_tokens(arena& memory, index inputs)
-      : data(memory.allocate<T>(token_block * inputs + width<T>)), inputs(inputs) {}
+  packed_tokens(arena& memory, index numbers)
+      : data(memory.allocate<T>(token_block * numbers + width<T>)), inputs(numbers) {}
 
   T* tile(index k0, index row) const { return data + k0 * token_block + row * std::min(input_block, inputs - k0); }
 
