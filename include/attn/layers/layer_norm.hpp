@@ -15,20 +15,14 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Weights of layer_norm.
 template <class S>
 struct layer_norm_weights {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-  /// Factor of every feature, [D]; 1 unless given.
-  tensor_view<const S, 1> gamma{};
-  /// Added to every feature, [D]; 0 unless given.
-  tensor_view<const S, 1> beta{};
+  tensor_view<const S, 1> gamma{}, beta{};  // 1 and 0 unless given
 };
 
 /// Options of layer_norm for elements of type S.
 template <class S>
 struct layer_norm_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   /// Added to the variance.
   compute_type<S> eps = compute_type<S>(1e-5);
 };
@@ -38,29 +32,18 @@ namespace detail {
 /// Gamma and beta as plain numbers.
 template <class T>
 struct row_norm {
-  T *gamma = nullptr, *beta = nullptr;
-  index dim = 0;
+  T *gamma, *beta;
+  index dim;
   T eps = 0;
 
-  static row_norm layout(arena& memory, index dim) {
-    row_norm norm;
-    norm.dim = dim;
-    norm.gamma = memory.allocate<T>(dim);
-    norm.beta = memory.allocate<T>(dim);
-    return norm;
-  }
+  row_norm(arena& memory, index features)
+      : gamma(memory.allocate<T>(features)), beta(memory.allocate<T>(features)), dim(features) {}
 
   template <class S>
   void set(const layer_norm_weights<S>& weights, T epsilon) {
     eps = epsilon;
-    const auto load_or_fill = [this](const tensor_view<const S, 1>& from, T value, T* to) {
-      if (from)
-        read_numbers<T, S>(from.data(), from.stride(0), dim, to);
-      else
-        std::fill(to, to + dim, value);
-    };
-    load_or_fill(weights.gamma, T(1), gamma);
-    load_or_fill(weights.beta, T(0), beta);
+    row_access_of<T, S>.load_list(weights.gamma, 0, dim, T(1), gamma);
+    row_access_of<T, S>.load_list(weights.beta, 0, dim, T(0), beta);
   }
 
   /// Normalises one row in place.
@@ -89,15 +72,6 @@ struct row_norm {
   }
 };
 
-/// Checks what a norm of `features` features takes.
-template <class S>
-void check_layer_norm(const validator& check, const char* gamma, const char* beta, const layer_norm_weights<S>& weights,
-                      compute_type<S> eps, index features) {
-  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
-  check_optional(check, gamma, features, weights.gamma);
-  check_optional(check, beta, features, weights.beta);
-}
-
 /// Rows of x into rows of out, which may be the same.
 template <class T>
 void run_layer_norm(const input_tokens<T>& x, const output_tokens<T>& out, const row_norm<T>& norm, execution& exec) {
@@ -119,25 +93,22 @@ void run_layer_norm(const input_tokens<T>& x, const output_tokens<T>& out, const
 template <viewable X, viewable O, class Weights = layer_norm_weights<element_of<const X&>>,
           class Options = layer_norm_options<element_of<const X&>>>
 void layer_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {
-  detail::require_sequences<const X&, O>();
   using S = element_of<const X&>;
   using T = compute_type<S>;
-  const tensor_view<const S, 3> from = detail::as_sequence(x);
-  const tensor_view<S, 3> to = detail::as_sequence(out);
-  const auto& w = detail::weights_or_default<layer_norm_weights<S>>(weights);
-  const auto& given = detail::options_or_default<layer_norm_options<S>>(options);
+  const auto [from, to] = detail::sequences_of(x, out);
+  const auto& w = detail::weights_of<layer_norm_weights<S>, true>(weights);
+  const T eps = detail::options_or_default<layer_norm_options<S>>(options).eps;
+  const index dim = from.extent(2);
+  const detail::layer_validator check("layer_norm", from, to);
+  check.out_dim(dim);
+  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
+  check.optional("gamma", w.gamma, "feature", dim);
+  check.optional("beta", w.beta, "feature", dim);
+
   execution& e = detail::execution_of(exec, options, weights);
-
-  const detail::validator check("layer_norm");
-  detail::check_sequences(check, from, to);
-  check.memory({{"out", to}}, {{"gamma", w.gamma}, {"beta", w.beta}});
-  detail::check_extents(check, from, to, from.extent(2));
-  detail::check_layer_norm<S>(check, "gamma, one per feature:", "beta, one per feature:", w, given.eps, to.extent(2));
-
-  auto norm =
-      e.shared_scratch([&](detail::arena& memory) { return detail::row_norm<T>::layout(memory, to.extent(2)); });
-  norm.set(w, given.eps);
-  detail::run_layer_norm<T>(detail::input_tokens<T>(from), detail::output_tokens<T>(to), norm, e);
+  auto norm = e.shared_scratch([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });
+  norm.set(w, eps);
+  detail::run_layer_norm<T>(from, to, norm, e);
 }
 
 }  // namespace attn::inline ATTN_ISA

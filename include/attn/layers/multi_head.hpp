@@ -31,7 +31,6 @@ namespace attn::inline ATTN_ISA {
 /// Weights of multi_head: one row for every projected number.
 template <class S>
 struct multi_head_weights {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   tensor_view<const S, 2> query{}, key{}, value{}, output{};
   tensor_view<const S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
 };
@@ -39,7 +38,6 @@ struct multi_head_weights {
 /// Options of multi_head for elements of type S.
 template <class S>
 struct multi_head_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   index heads = 1;
   /// Heads of keys and values; as many as `heads` unless given, and a divisor of it (grouped queries).
   std::optional<index> kv_heads{};
@@ -49,112 +47,75 @@ struct multi_head_options {
 
 namespace detail {
 
-/// An attention operator with its options bound: op(q, k, v, out, execution).
-template <class F, class S>
-concept attention_operator = std::invocable < F&,
-        const tensor_view<const S>
-&, const tensor_view<const S>&, const tensor_view<const S>&, const tensor_view<S>&, execution& > ;
-
-/// The head dim of a weight whose rows are `heads` heads.
-inline index head_dim(const validator& check, const char* what, index rows, index heads) {
-  if (rows % heads != 0) check.fail(text({what, " rows divisible by heads ", heads}), rows);
-  return rows / heads;
-}
-
-struct multi_head_shape {
-  index batch, queries, keys, heads, kv_heads, dim, dim_v;
-};
-
 /// Checks a call; y is the context, or x.
 template <class S>
-multi_head_shape check_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y,
-                                  const tensor_view<S, 3>& out, const multi_head_weights<S>& w,
-                                  const multi_head_options<S>& options) {
-  const validator check("multi_head");
-  check.memory({{"out", out}}, {{"x", x},
-                                {"context", y},
-                                {"query weight", w.query},
-                                {"query bias", w.query_bias},
-                                {"key weight", w.key},
-                                {"key bias", w.key_bias},
-                                {"value weight", w.value},
-                                {"value bias", w.value_bias},
-                                {"output weight", w.output},
-                                {"output bias", w.output_bias}});
-  check.equal("context batch = x batch", x.extent(0), y.extent(0));
+void check_multi_head(const layer_validator& check, const tensor_view<const S, 3>& y, const multi_head_weights<S>& w,
+                      const multi_head_options<S>& options) {
+  const index* const x = check.x.extents;
+  check.separate_from_out("context", y);
+  check.equal("context batch = x batch", x[0], y.extent(0));
   check.at_least("heads", 1, options.heads);
   const index heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
   check.at_least("kv_heads", 1, kv_heads);
   if (heads % kv_heads != 0) check.fail(text({"kv_heads that divide heads ", heads}), kv_heads);
 
-  check_weight(check, "query weight columns = dim of its input", w.query,
-               "query bias, one per row of its weight:", w.query_bias, x.extent(2));
-  check_weight(check, "value weight columns = dim of its input", w.value,
-               "value bias, one per row of its weight:", w.value_bias, y.extent(2));
-  const index dim = head_dim(check, "query weight", w.query.extent(0), heads);
-  const index dim_v = head_dim(check, "value weight", w.value.extent(0), kv_heads);
+  const auto head_dim = [&](const char* what, index rows, index count) {
+    if (rows % count != 0) check.fail(text({what, " rows divisible by heads ", count}), rows);
+    return rows / count;
+  };
+  check.linear("query weight", w.query, "query bias", w.query_bias, x[2]);
+  check.linear("value weight", w.value, "value bias", w.value_bias, y.extent(2));
+  const index dim = head_dim("query weight", w.query.extent(0), heads);
+  const index dim_v = head_dim("value weight", w.value.extent(0), kv_heads);
   if (w.key) {
-    check_weight(check, "key weight columns = dim of its input", w.key,
-                 "key bias, one per row of its weight:", w.key_bias, y.extent(2));
+    check.linear("key weight", w.key, "key bias", w.key_bias, y.extent(2));
     check.equal("key weight rows = kv_heads x query head dim", kv_heads * dim, w.key.extent(0));
   } else {
     if (w.key_bias) check.fail("key bias with a key weight", "no key weight");
     check.equal("kv_heads = heads where queries serve as keys:", heads, kv_heads);
-    check.equal("context length = x length where queries serve as keys:", x.extent(1), y.extent(1));
+    check.equal("context length = x length where queries serve as keys:", x[1], y.extent(1));
   }
   if (w.output)
-    check_weight(check, "output weight columns = dim of its input", w.output,
-                 "output bias, one per row of its weight:", w.output_bias, heads * dim_v);
+    check.linear("output weight", w.output, "output bias", w.output_bias, heads * dim_v);
   else if (w.output_bias)
     check.fail("output bias with an output weight", "no output weight");
-  check_extents(check, x, out, w.output ? w.output.extent(0) : heads * dim_v);
+  check.out_dim(w.output ? w.output.extent(0) : heads * dim_v);
   check.fits("context batch * length", {y.extent(0), y.extent(1)});
-  check.fits("x batch * length * heads * dims", {x.extent(0), x.extent(1), heads, dim + dim_v});
+  check.fits("x batch * length * heads * dims", {x[0], x[1], heads, dim + dim_v});
   check.fits("context batch * length * heads * dims", {y.extent(0), y.extent(1), kv_heads, dim + dim_v});
-  return {.batch = x.extent(0),
-          .queries = x.extent(1),
-          .keys = y.extent(1),
-          .heads = heads,
-          .kv_heads = kv_heads,
-          .dim = dim,
-          .dim_v = dim_v};
 }
 
 template <class S, class Operator>
 void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y, const tensor_view<S, 3>& out,
-                    const multi_head_weights<S>& w, const multi_head_shape& s, Operator& op, execution& exec) {
+                    const multi_head_weights<S>& w, const multi_head_options<S>& options, Operator& op,
+                    execution& exec) {
   using T = compute_type<S>;
+  const index heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
   struct projected {
     tensor_view<S, 3> q, k, v, attended;
   };
   const auto workspace = exec.workspace([&](arena& memory) {
-    const auto sequence = [&](index length, index numbers) {
-      return tensor_view<S, 3>(memory.allocate<S>(s.batch * length * numbers), {s.batch, length, numbers});
+    const auto allocate = [&](const tensor_view<const S, 3>& from, index dim) {
+      return allocate_sequence<S>(memory, from.extent(0), from.extent(1), dim);
     };
-    projected p;
-    p.q = sequence(s.queries, s.heads * s.dim);
-    p.k = w.key ? sequence(s.keys, s.kv_heads * s.dim) : p.q;
-    p.v = sequence(s.keys, s.kv_heads * s.dim_v);
-    p.attended = w.output ? sequence(s.queries, s.heads * s.dim_v) : out;
-    return p;
+    const auto q = allocate(x, w.query.extent(0));
+    return projected{q, w.key ? allocate(y, w.key.extent(0)) : q, allocate(y, w.value.extent(0)),
+                     w.output ? allocate(x, w.output.extent(1)) : out};
   });
   const auto& [q, k, v, attended] = *workspace;
-  const projection<T> list[] = {{{w.query, w.query_bias}, output_tokens<T>(q)},
-                                {{w.value, w.value_bias}, output_tokens<T>(v)},
-                                {{w.key, w.key_bias}, output_tokens<T>(k)}};
+  const projection<T> list[] = {{{w.query, w.query_bias}, q}, {{w.value, w.value_bias}, v}, {{w.key, w.key_bias}, k}};
   const std::span all(list, w.key ? 3 : 2);
-  const input_tokens<T> from(x), context(y);
   if (x.data() == y.data() && x.extents() == y.extents() && x.strides() == y.strides()) {
-    run_projections<T>(from, all, exec);
+    run_projections<T>(x, all, exec);
   } else {
-    run_projections<T>(from, all.first(1), exec);
-    run_projections<T>(context, all.subspan(1), exec);
+    run_projections<T>(x, all.first(1), exec);
+    run_projections<T>(y, all.subspan(1), exec);
   }
-  op(tensor_view<const S>(split_heads(q, s.heads)), tensor_view<const S>(split_heads(k, s.kv_heads)),
-     tensor_view<const S>(split_heads(v, s.kv_heads)), split_heads(attended, s.heads), exec);
+  op(tensor_view<const S>(split_heads(q, heads)), tensor_view<const S>(split_heads(k, kv_heads)),
+     tensor_view<const S>(split_heads(v, kv_heads)), split_heads(attended, heads), exec);
   if (!w.output) return;
-  const projection<T> last{{w.output, w.output_bias}, output_tokens<T>(out)};
-  run_projections<T>(input_tokens<T>(attended), {&last, 1}, exec);
+  const projection<T> last{{w.output, w.output_bias}, out};
+  run_projections<T>(attended, {&last, 1}, exec);
 }
 
 }  // namespace detail
@@ -164,17 +125,16 @@ template <viewable X, viewable O, class Operator, class Weights = multi_head_wei
           class Options = multi_head_options<element_of<const X&>>>
 void multi_head(const X& x, O&& out, const Weights& weights, Operator&& op, Options&& options = {},
                 execution_ref exec = {}) {
-  detail::require_sequences<const X&, O>();
   using S = element_of<const X&>;
-  static_assert(detail::attention_operator<std::remove_reference_t<Operator>, S>,
+  using view = tensor_view<const S>;
+  static_assert(std::invocable<Operator&, view, view, view, tensor_view<S>, execution&>,
                 "attn: the operator must be callable as op(q, k, v, out, execution)");
-  const tensor_view<const S, 3> from = detail::as_sequence(x);
-  const tensor_view<S, 3> to = detail::as_sequence(out);
+  const auto [from, to] = detail::sequences_of(x, out);
   const auto& w = detail::weights_of<multi_head_weights<S>>(weights);
   const auto& given = detail::options_or_default<multi_head_options<S>>(options);
-  const tensor_view<const S, 3> context = given.context ? given.context : from;
-  const detail::multi_head_shape shape = detail::check_multi_head<S>(from, context, to, w, given);
-  detail::run_multi_head<S>(from, context, to, w, shape, op, detail::execution_of(exec, options));
+  const auto& context = given.context ? given.context : from;
+  detail::check_multi_head<S>(detail::layer_validator("multi_head", from, to, false), context, w, given);
+  detail::run_multi_head<S>(from, context, to, w, given, op, detail::execution_of(exec, options));
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -22,12 +22,9 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Weights of project.
 template <class S>
 struct project_weights {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   tensor_view<const S, 2> weight{};
-  /// Added to every token's output.
   tensor_view<const S, 1> bias{};
 };
 
@@ -43,11 +40,10 @@ struct projection {
 template <class T>
 void project_few_tokens(const input_tokens<T>& x, const projection<T>& p, execution& exec) {
   const auto rows = exec.shared_scratch(
-      [&](arena& memory) { return padded_rows<T>::layout(memory, std::min(token_block, x.count), x.dim); });
+      [&](arena& memory) { return row_buffer<T>(memory, std::min(token_block, x.count), x.dim, width<T>); });
   for (index first = 0; first < x.count; first += token_block) {
     const index count = std::min(token_block, x.count - first);
     for (index r = 0; r < count; ++r) x.load(first + r, rows.row(r));
-    rows.clear_padding(count, x.dim);
     few_token_products(rows, count, p.weight, exec, [&](index r, index output, index n, const T* values) {
       p.out.store(first + r, output, n, values);
     });
@@ -57,34 +53,22 @@ void project_few_tokens(const input_tokens<T>& x, const projection<T>& p, execut
 /// Several projections of one sequence, with the weights packed.
 template <class T>
 void project_many_tokens(const input_tokens<T>& x, std::span<const projection<T>> list, execution& exec) {
-  const index count = std::ssize(list);
-  index next = 0;
   const packed_weight<T>* const weights = exec.shared_scratch([&](arena& memory) {
-    next = 0;
-    return memory.allocate_list(count, [&](arena& m) {
-      return packed_weight<T>::layout(m, list[static_cast<std::size_t>(next++)].weight.outputs, x.dim);
-    });
+    auto next = list.begin();
+    return memory.allocate_list(std::ssize(list), [&](arena& m) { return packed_weight<T>(m, (next++)->weight); });
   });
-  index pieces = 0, widest = 0;
-  for (index n = 0; n < count; ++n) {
-    pieces = std::max(pieces, weights[n].pieces());
-    widest = std::max(widest, weights[n].outputs);
-  }
-  exec.for_each(pieces * count, [&](index task, int) {
-    const index n = task / pieces, piece = task % pieces;
-    if (piece < weights[n].pieces()) weights[n].pack(list[static_cast<std::size_t>(n)].weight, piece);
-  });
+  pack_weights<T>({weights, list.size()}, exec);
+  index widest = 0;
+  for (const auto& p : list) widest = std::max(widest, p.weight.outputs);
   exec.for_each(ceil_div(x.count, token_block), [&](index task, int worker) {
     const index begin = task * token_block, rows = std::min(token_block, x.count - begin);
     auto [packed, sums] = exec.scratch(worker, [&](arena& memory) {
-      auto tiles = packed_tokens<T>::layout(memory, x.dim);
-      return std::pair{tiles, output_sums<T>::layout(memory, widest)};
+      return std::pair{packed_tokens<T>(memory, x.dim), row_buffer<T>(memory, token_block, widest, panel_width<T>)};
     });
-    packed.pack([&](index r) { return x.at(begin + r); }, rows, x.stride, x.pack_tile);
-    for (index n = 0; n < count; ++n) {
-      sums.stride = weights[n].padded();
-      multiply_tokens(packed, weights[n], sums);
-      for (index r = 0; r < rows; ++r) list[static_cast<std::size_t>(n)].out.store(begin + r, sums.row(r));
+    packed.pack([&](index r) { return x.at(begin + r); }, rows, x.strides[2], *x.access);
+    for (std::size_t n = 0; n < list.size(); ++n) {
+      multiply_tokens(packed, weights[n], 0, list[n].weight.outputs, sums);
+      for (index r = 0; r < rows; ++r) list[n].out.store(begin + r, sums.row(r));
     }
   });
 }
@@ -110,20 +94,14 @@ void run_projections(const input_tokens<T>& x, std::span<const projection<T>> li
 /// out = x W^T + b. See the top of the file.
 template <viewable X, viewable O, class Weights = project_weights<element_of<const X&>>>
 void project(const X& x, O&& out, const Weights& weights, execution_ref exec = {}) {
-  detail::require_sequences<const X&, O>();
   using S = element_of<const X&>;
-  const tensor_view<const S, 3> from = detail::as_sequence(x);
-  const tensor_view<S, 3> to = detail::as_sequence(out);
+  const auto [from, to] = detail::sequences_of(x, out);
   const auto& [weight, bias] = detail::weights_of<project_weights<S>>(weights);
-
-  const detail::validator check("project");
-  check.memory({{"out", to}}, {{"x", from}, {"weight", weight}, {"bias", bias}});
-  detail::check_extents(check, from, to, weight.extent(0));
-  detail::check_weight(check, "weight columns = dim of its input", weight, "bias, one per row of its weight:", bias,
-                       from.extent(2));
-  using T = compute_type<S>;
-  const detail::projection<T> one{{weight, bias}, detail::output_tokens<T>(to)};
-  detail::run_projections<T>(detail::input_tokens<T>(from), {&one, 1}, exec.get());
+  const detail::layer_validator check("project", from, to, false);
+  check.out_dim(weight.extent(0));
+  check.linear("weight", weight, "bias", bias, from.extent(2));
+  const detail::projection<compute_type<S>> one{{weight, bias}, to};
+  detail::run_projections<compute_type<S>>(from, {&one, 1}, exec.get());
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -7,7 +7,7 @@
 //   attn::reversible_block_inverse(out, x, f, g, threads);
 //   attn::reversible_block(x, x, f, g, {.remainder = r});         // float, double: nothing is lost in deep stacks
 //
-// Shapes   x and out [B, L, 2 D]: x1 and x2 in the first and second half of each row. float, double, Eigen::half or Eigen::bfloat16.
+// Shapes   x and out [B, L, 2 D]: x1 and x2 in the halves of each row. float, double, Eigen::half or Eigen::bfloat16.
 // Mixers   f(x, out, execution) and g likewise, with views [B, L, D]; each fills out. They must give the same result
 //          for the same input: every operator of this library does, for any number of threads.
 // Cost     that of f and g. Scratch, beside theirs: half a sequence.
@@ -31,7 +31,6 @@ namespace attn::inline ATTN_ISA {
 /// Options of reversible_block and its inverse for elements of type S.
 template <class S>
 struct reversible_block_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   /// What rounding has taken from every sum so far, [B, L, 2 D]: zeros before the first block, changed by every block
   /// and every inverse.
   tensor_view<S, 3> remainder{};
@@ -62,42 +61,45 @@ template <class S>
 void add_change(const tensor_view<const S, 3>& from, const tensor_view<S, 3>& change, compute_type<S> sign,
                 const tensor_view<S, 3>& to, const tensor_view<S, 3>& remainder, execution& exec) {
   using T = compute_type<S>;
-  const token_memory<const std::byte> x(from), c(change);
-  const token_memory<std::byte> y(to), rest(remainder);
+  const index length = from.extent(1), dim = from.extent(2), rows = from.extent(0) * length;
+  if (from.empty()) return;
+  const auto row = [&](const auto& x, index n) {
+    return x.data() + n / length * x.stride(0) + n % length * x.stride(1);
+  };
   const auto limit = exec.limit_threads(
-      {.bytes = (remainder ? 5.0 : 3.0) * sizeof(S) * static_cast<double>(x.count) * static_cast<double>(x.dim)});
-  exec.for_each(ceil_div(x.count, tokens_per_task), [&](index task, int) {
-    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, x.count); ++n) {
-      const S *const a = reinterpret_cast<const S*>(x.at(n)), *const b = reinterpret_cast<const S*>(c.at(n));
-      S* const out = reinterpret_cast<S*>(y.at(n));
+      {.bytes = (remainder ? 5.0 : 3.0) * sizeof(S) * static_cast<double>(rows) * static_cast<double>(dim)});
+  exec.for_each(ceil_div(rows, tokens_per_task), [&](index task, int) {
+    const index x_stride = from.stride(2), out_stride = to.stride(2), rest_stride = remainder.stride(2);
+    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, rows); ++n) {
+      const S *const a = row(from, n), *const b = row(change, n);
+      S* const out = row(to, n);
       if (remainder) {
-        S* const r = reinterpret_cast<S*>(rest.at(n));
-        for (index d = 0; d < x.dim; ++d) {
-          S value = a[d * x.stride];
-          add_with_rest<S>(value, r[d * rest.stride], sign * static_cast<T>(b[d]));
-          out[d * y.stride] = value;
+        S* const r = row(remainder, n);
+        for (index d = 0; d < dim; ++d) {
+          S value = a[d * x_stride];
+          add_with_rest<S>(value, r[d * rest_stride], sign * static_cast<T>(b[d]));
+          out[d * out_stride] = value;
         }
       } else {
-        for (index d = 0; d < x.dim; ++d)
-          out[d * y.stride] = static_cast<S>(static_cast<T>(a[d * x.stride]) + sign * static_cast<T>(b[d]));
+        for (index d = 0; d < dim; ++d)
+          out[d * out_stride] = static_cast<S>(static_cast<T>(a[d * x_stride]) + sign * static_cast<T>(b[d]));
       }
     }
   });
 }
 
-/// Forward, or with sign -1 back: the half `first` changes by what `change_first` makes of the other half, then the
-/// other half by what `change_second` makes of the changed one.
+/// Forward, or with sign -1 back: the first half (back: the second) changes by what `change_first` makes of the other
+/// half, then the other half by what `change_second` makes of the changed one.
 template <class S, class First, class Second>
 void run_reversible(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const tensor_view<S, 3>& remainder,
-                    int first, compute_type<S> sign, First& change_first, Second& change_second, execution& exec) {
-  const index dim = x.extent(2) / 2;
-  const auto half = [&](const auto& whole, int which) { return whole.slice(2, which * dim, dim); };
-  const auto change = exec.workspace([&](arena& memory) {
-    return tensor_view<S, 3>(memory.allocate<S>(x.size() / 2), {x.extent(0), x.extent(1), dim});
-  });
-  const auto add = [&](int which) {
-    add_change<S>(half(x, which), *change, sign, half(out, which), remainder ? half(remainder, which) : remainder,
-                  exec);
+                    int sign, First& change_first, Second& change_second, execution& exec) {
+  const index dim = x.extent(2) / 2, first = sign < 0;
+  const auto half = [&](const auto& whole, index which) { return whole.slice(2, which * dim, dim); };
+  const auto change =
+      exec.workspace([&](arena& memory) { return allocate_sequence<S>(memory, x.extent(0), x.extent(1), dim); });
+  const auto add = [&](index which) {
+    const auto rest = remainder ? half(remainder, which) : remainder;
+    add_change<S>(half(x, which), *change, static_cast<compute_type<S>>(sign), half(out, which), rest, exec);
   };
   change_first(half(x, 1 - first), *change, exec);
   add(first);
@@ -105,35 +107,24 @@ void run_reversible(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& o
   add(1 - first);
 }
 
-inline void check_reversible(const validator& check, const memory_layout& x, const memory_layout& out,
-                             const memory_layout& remainder, bool with_remainder) {
-  check_sequences(check, x, out);
-  if (with_remainder) check.memory({{"remainder", remainder}}, {{"x", x}, {"out", out}});
-  if (x.extents[2] % 2 != 0) check.fail("an even width", x.extents[2]);
-  check_extents(check, x, out, x.extents[2]);
-  if (with_remainder)
-    check.extents({{"remainder batch = x batch", x.extents[0], remainder.extents[0]},
-                   {"remainder length = x length", x.extents[1], remainder.extents[1]},
-                   {"remainder dim = x dim", x.extents[2], remainder.extents[2]}});
-  check.fits("x", {x.extents[0], x.extents[1], x.extents[2]});
-}
-
 /// The block, or its inverse, by `name`.
-template <bool Inverse, class X, class O, class F, class G, class Options>
-void reversible(const char* name, const X& x, O& out, F& f, G& g, Options& options, execution_ref& exec) {
-  require_sequences<const X&, O&>();
+template <class X, class O, class F, class G, class Options>
+void reversible(const char* name, int sign, const X& x, O& out, F& f, G& g, Options& options, execution_ref& exec) {
   using S = element_of<const X&>;
-  static_assert(token_mixer<std::remove_reference_t<F>, S> && token_mixer<std::remove_reference_t<G>, S>,
-                "attn: f and g must be callable as f(x, out, execution)");
-  const tensor_view<const S, 3> from = as_sequence(x);
-  const tensor_view<S, 3> to = as_sequence(out);
+  static_assert(token_mixer<F, S> && token_mixer<G, S>, "attn: f and g must be callable as f(x, out, execution)");
+  const auto [from, to] = sequences_of(x, out);
   const tensor_view<S, 3> remainder = options_or_default<reversible_block_options<S>>(options).remainder;
-  check_reversible(validator(name), from, to, remainder, bool(remainder));
-  execution& e = execution_of(exec, options);
-  if constexpr (Inverse)
-    run_reversible<S>(from, to, remainder, 1, -1, g, f, e);
-  else
-    run_reversible<S>(from, to, remainder, 0, 1, f, g, e);
+  const index dim = from.extent(2);
+  const layer_validator check(name, from, to);
+  check.memory({{"remainder", remainder}}, {{"x", from}, {"out", to}});
+  if (dim % 2 != 0) check.fail("an even width", dim);
+  check.out_dim(dim);
+  if (remainder)
+    check.extents({{"remainder batch = x batch", from.extent(0), remainder.extent(0)},
+                   {"remainder length = x length", from.extent(1), remainder.extent(1)},
+                   {"remainder dim = x dim", dim, remainder.extent(2)}});
+  check.fits("x", {from.extent(0), from.extent(1), dim});
+  run_reversible<S>(from, to, remainder, sign, f, g, execution_of(exec, options));
 }
 
 }  // namespace detail
@@ -141,13 +132,13 @@ void reversible(const char* name, const X& x, O& out, F& f, G& g, Options& optio
 /// Forward. See the top of the file.
 template <viewable X, viewable O, class F, class G, class Options = reversible_block_options<element_of<const X&>>>
 void reversible_block(const X& x, O&& out, F&& f, G&& g, Options&& options = {}, execution_ref exec = {}) {
-  detail::reversible<false>("reversible_block", x, out, f, g, options, exec);
+  detail::reversible("reversible_block", 1, x, out, f, g, options, exec);
 }
 
 /// Back: x from what reversible_block made of it, with the same f and g and the remainder it left.
 template <viewable Y, viewable O, class F, class G, class Options = reversible_block_options<element_of<const Y&>>>
 void reversible_block_inverse(const Y& y, O&& out, F&& f, G&& g, Options&& options = {}, execution_ref exec = {}) {
-  detail::reversible<true>("reversible_block_inverse", y, out, f, g, options, exec);
+  detail::reversible("reversible_block_inverse", -1, y, out, g, f, options, exec);
 }
 
 }  // namespace attn::inline ATTN_ISA

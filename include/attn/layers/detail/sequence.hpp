@@ -1,4 +1,4 @@
-// attn: what the layers take and give, sequences [batch, length, dim], and the checks they share.
+// attn: what the layers take and give, sequences [batch, length, dim]: their views, checks, and access to their tokens.
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
@@ -7,167 +7,174 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The view [batch, length, dim] of an argument: of such a view or tensor itself, or of an Eigen matrix [length, dim], or
-/// of an mdspan.
+/// The view [batch, length, dim] of an argument: such a view or tensor, an Eigen matrix [length, dim], or an mdspan.
 template <viewable X>
 constexpr auto as_sequence(X&& x) {
   using object = std::remove_cvref_t<X>;
   if constexpr (is_view<object>) {
     static_assert(object::rank == 3, "attn: sequences must be [batch, length, dim]");
     return x;
-  } else if constexpr (eigen_memory<X>) {
-    return tensor_view<eigen_element<X>, 3>(x);
   } else if constexpr (gives_view<X>) {
     return as_sequence(x.view());
   } else {
-    return tensor_view<typename object::element_type, 3>(x);
+    return tensor_view<typename decltype(as_view(x))::element_type, 3>(x);
   }
 }
 
-/// What mixes the tokens of a sequence: mixer(x, out, execution), both [batch, length, dim]. It fills out, which may lie
-/// in any memory but x's.
-template <class F, class S>
-concept token_mixer = std::invocable < F&,
-        const tensor_view<const S, 3>
-&, const tensor_view<S, 3>&, execution& > ;
-
-/// Types of a call of a layer, checked where the compiler can.
+/// The views of x and out, whose types are checked here.
 template <class X, class Out>
-constexpr void require_sequences() {
-  static_assert(element<element_of<X>>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-  static_assert(std::same_as<element_of<X>, element_of<Out>>,
-                "attn: the sequences of a layer must have one element type");
-  static_assert(!std::is_const_v<typename decltype(as_view(std::declval<Out>()))::element_type>,
+constexpr auto sequences_of(const X& x, Out& out) {
+  using S = element_of<const X&>;
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  static_assert(std::same_as<S, element_of<Out&>>, "attn: the sequences of a layer must have one element type");
+  static_assert(!std::is_const_v<typename decltype(as_view(out))::element_type>,
                 "attn: out must be writable, but its elements are const");
+  return std::pair<tensor_view<const S, 3>, tensor_view<S, 3>>(as_sequence(x), as_sequence(out));
 }
 
-/// The weights given, which are those of this layer for the element type of x.
-template <class Weights, class Given>
+/// Mixes the tokens of a sequence: mixer(x, out, execution), both [batch, length, dim]. Out never shares x's memory.
+template <class F, class S>
+concept token_mixer = std::invocable<F&, const tensor_view<const S, 3>&, const tensor_view<S, 3>&, execution&>;
+
+/// The weights given, which are those of this layer for the element type of x. Where all of them are optional, an
+/// execution may be in their place.
+template <class Weights, bool optional = false, class Given>
 decltype(auto) weights_of(const Given& given) {
   if constexpr (std::same_as<Given, Weights>) {
     return (given);
   } else {
-    static_assert(std::same_as<Given, Weights>,
+    static_assert(optional && is_execution<Given>,
                   "attn: expected the layer's own weights, of the element type of x, such as {.weight = w, .bias = b}");
     return Weights{};
   }
 }
 
-/// The same where all weights have defaults, so that an execution may be in their place.
-template <class Weights, class Given>
-decltype(auto) weights_or_default(const Given& given) {
-  if constexpr (is_execution<Given>)
-    return Weights{};
-  else
-    return weights_of<Weights>(given);
+/// A tensor [batch, length, dim] of scratch memory.
+template <class S>
+tensor_view<S, 3> allocate_sequence(arena& memory, index batch, index length, index dim) {
+  return {memory.allocate<S>(batch * length * dim), {batch, length, dim}};
 }
 
-/// Checks that out is [batch, length, dim] for x [batch, length, ...].
-inline void check_extents(const validator& check, const memory_layout& x, const memory_layout& out, index dim) {
-  check.extents({{"out batch = x batch", x.extents[0], out.extents[0]},
-                 {"out length = x length", x.extents[1], out.extents[1]},
-                 {"out dim", dim, out.extents[2]}});
-  check.fits("x batch * length", {x.extents[0], x.extents[1]});  // also where the dim is 0
-}
+// Checks --------------------------------------------------------------------------------------------------------------
 
-/// Are x and out the same view, so that the layer works in place?
-inline bool in_place(const memory_layout& x, const memory_layout& out) {
-  bool same = x.data == out.data;
-  for (int axis = 0; axis < 3; ++axis)
-    same &= x.extents[axis] == out.extents[axis] && (x.extents[axis] < 2 || x.strides[axis] == out.strides[axis]);
-  return same;
-}
+/// Checks the sequences and parameters of a call of a layer.
+struct layer_validator : validator {
+  memory_layout x, out;
 
-/// Checks the memory of x and of out, which is x itself or separate from it.
-inline void check_sequences(const validator& check, const memory_layout& x, const memory_layout& out) {
-  check.readable("x", x);
-  check.writable("out", out);
-  if (!in_place(x, out)) check.no_alias("out", out, "x", x);
-}
+  /// Out may be x itself where `in_place`.
+  layer_validator(const char* name, const memory_layout& from, const memory_layout& to, bool in_place = true)
+      : validator(name), x(from), out(to) {
+    readable("x", x);
+    writable("out", out);
+    bool same = in_place && x.data == out.data;
+    for (int n = 0; n < 3; ++n)
+      same &= x.extents[n] == out.extents[n] && (x.extents[n] < 2 || x.strides[n] == out.strides[n]);
+    if (!same) no_alias("out", out, "x", x);
+  }
 
-/// Checks a parameter [wanted] that may be left out.
-inline void check_optional(const validator& check, const char* what, index wanted, const memory_layout& list) {
-  if (list.data || list.extents[0] != 0) check.equal(what, wanted, list.extents[0]);
-}
+  /// out is [batch, length, dim] for x [batch, length, ...].
+  void out_dim(index dim) const {
+    extents({{"out batch = x batch", x.extents[0], out.extents[0]},
+             {"out length = x length", x.extents[1], out.extents[1]},
+             {"out dim", dim, out.extents[2]}});
+    fits("x batch * length", {x.extents[0], x.extents[1]});  // also where the dim is 0
+  }
 
-/// A row of numbers to and from memory of any stride.
+  void separate_from_out(const char* what, const memory_layout& view) const {
+    readable(what, view);
+    no_alias("out", out, what, view);
+  }
+
+  /// A list of parameters, one per `thing`, that may be left out.
+  void optional(const char* what, const memory_layout& list, const char* thing, index wanted) const {
+    separate_from_out(what, list);
+    if (list.data || list.extents[0] != 0) one_per(what, thing, wanted, list.extents[0]);
+  }
+
+  /// A weight [m, inputs] and its bias, which may be left out.
+  void linear(const char* what, const memory_layout& weight, const char* bias_name, const memory_layout& bias,
+              index inputs) const {
+    separate_from_out(what, weight);
+    if (weight.extents[1] != inputs) fail(text({what, " columns = dim of its input ", inputs}), weight.extents[1]);
+    fits("a packed weight", {round_up(weight.extents[0], panel_width<float>), inputs});
+    optional(bias_name, bias, "row of its weight", weight.extents[0]);
+  }
+};
+
+// Access to tokens ----------------------------------------------------------------------------------------------------
+
+/// Access to memory of one element type in the compute type T, for which alone everything above is compiled.
+template <class T>
+struct row_access {
+  void (*load)(const void* from, index stride, index count, T* to);
+  void (*store)(const T* from, index count, void* to, index stride);
+  /// Packs up to tile_rows rows, numbers [k0, k0 + depth) of each, as one tile.
+  void (*pack_tile)(const void* const* rows, index count, index k0, index depth, index stride, T* tile);
+
+  /// Numbers [begin, begin + count) of a list that may be left out: then all are `otherwise`.
+  void load_list(const memory_layout& list, index begin, index count, T otherwise, T* to) const {
+    if (list.data)
+      load(list.data + begin * list.strides[0] * list.item, list.strides[0], count, to);
+    else
+      std::fill(to, to + count, otherwise);
+  }
+};
+
 template <class T, class S>
-void read_numbers(const void* from, index stride, index count, T* to) {
-  const S* const row = static_cast<const S*>(from);
-  if (stride == 1)
-    for (index n = 0; n < count; ++n) to[n] = static_cast<T>(row[n]);
-  else
-    for (index n = 0; n < count; ++n) to[n] = static_cast<T>(row[n * stride]);
-}
-template <class T, class S>
-void write_numbers(const T* from, index count, void* to, index stride) {
-  S* const row = static_cast<S*>(to);
-  if (stride == 1)
-    for (index n = 0; n < count; ++n) row[n] = static_cast<S>(from[n]);
-  else
-    for (index n = 0; n < count; ++n) row[n * stride] = static_cast<S>(from[n]);
-}
-
-/// Packs up to tile_rows rows of S, numbers [k0, k0 + depth) of each, as one tile.
-template <class T, class S>
-void pack_tile(const void* const* rows, index count, index k0, index depth, index stride, T* tile) {
-  pack_rows<T>([&](index i) { return static_cast<const S*>(rows[i]) + k0 * stride; }, count, depth, stride, T(1), tile);
-}
+inline constexpr row_access<T> row_access_of = {
+    .load =
+        [](const void* from, index stride, index count, T* to) {
+          const S* const row = static_cast<const S*>(from);
+          if (stride == 1)
+            for (index n = 0; n < count; ++n) to[n] = static_cast<T>(row[n]);
+          else
+            for (index n = 0; n < count; ++n) to[n] = static_cast<T>(row[n * stride]);
+        },
+    .store =
+        [](const T* from, index count, void* to, index stride) {
+          write_row(from, matrix_view<S>{static_cast<S*>(to), 1, count, 0, stride}, 0);
+        },
+    .pack_tile =
+        [](const void* const* rows, index count, index k0, index depth, index stride, T* tile) {
+          const auto row = [&](index i) { return static_cast<const S*>(rows[i]) + k0 * stride; };
+          pack_rows<T>(row, count, depth, stride, T(1), tile);
+        }};
 
 /// Tokens of a task where each is independent of the others.
 inline constexpr index tokens_per_task = 64;
 
-/// Where the tokens of a sequence lie. Bytes instead of elements: everything above the functions that read and write
-/// single rows is compiled for the compute type alone.
-template <class Byte>
-struct token_memory {
-  Byte* data = nullptr;
-  index count = 0, length = 0, dim = 0;  // tokens of all items, tokens of one, numbers of a token
-  index item_step = 0, token_step = 0;   // in bytes
-  index stride = 1;                      // in elements
-  int element_size = 0;
+/// The tokens of a sequence in memory of any element type.
+template <class T>
+struct input_tokens : memory_layout {
+  const row_access<T>* access;
+  index count, length, dim;  // tokens of all items, tokens of one, numbers of a token
 
   template <class S>
-  explicit token_memory(const tensor_view<S, 3>& x)
-      : data(reinterpret_cast<Byte*>(x.data())),
-        count(x.extent(0) * x.extent(1)),
-        length(x.extent(1)),
-        dim(x.extent(2)),
-        item_step(x.stride(0) * index(sizeof(S))),
-        token_step(x.stride(1) * index(sizeof(S))),
-        stride(x.stride(2)),
-        element_size(sizeof(S)) {}
+  input_tokens(const tensor_view<S, 3>& x)
+      : memory_layout(x),
+        access(&row_access_of<T, std::remove_const_t<S>>),
+        count(extents[0] * extents[1]),
+        length(extents[1]),
+        dim(extents[2]) {}
 
   /// Number `d` of token n.
-  Byte* at(index n, index d = 0) const {
-    return data ? data + n / length * item_step + n % length * token_step + d * stride * element_size : nullptr;
+  const char* at(index n, index d = 0) const {
+    return data ? data + (n / length * strides[0] + n % length * strides[1] + d * strides[2]) * item : nullptr;
   }
+  void load(index n, T* to) const { access->load(at(n), strides[2], dim, to); }
 };
 
 template <class T>
-struct input_tokens : token_memory<const std::byte> {
-  void (*load_numbers)(const void* from, index stride, index count, T* to);
-  void (*pack_tile)(const void* const* rows, index count, index k0, index depth, index stride, T* tile);
-
+struct output_tokens : input_tokens<T> {
   template <class S>
-  explicit input_tokens(const tensor_view<S, 3>& x)
-      : token_memory(x),
-        load_numbers(read_numbers<T, std::remove_const_t<S>>),
-        pack_tile(detail::pack_tile<T, std::remove_const_t<S>>) {}
-  void load(index n, T* to) const { load_numbers(at(n), stride, dim, to); }
-};
+    requires(!std::is_const_v<S>)
+  output_tokens(const tensor_view<S, 3>& x) : input_tokens<T>(x) {}
 
-template <class T>
-struct output_tokens : token_memory<std::byte> {
-  void (*store_numbers)(const T* from, index count, void* to, index stride);
-
-  template <class S>
-  explicit output_tokens(const tensor_view<S, 3>& x) : token_memory(x), store_numbers(write_numbers<T, S>) {}
-  void store(index n, const T* from) const { store_numbers(from, dim, at(n), stride); }
   /// Numbers [begin, begin + numbers) of token n.
   void store(index n, index begin, index numbers, const T* from) const {
-    store_numbers(from, numbers, at(n, begin), stride);
+    this->access->store(from, numbers, const_cast<char*>(this->at(n, begin)), this->strides[2]);
   }
+  void store(index n, const T* from) const { store(n, 0, this->dim, from); }
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

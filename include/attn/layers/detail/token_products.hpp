@@ -1,7 +1,7 @@
 // attn: products of tokens and weights, x W^T + b, in two ways.
 //
 //   1. packed_weight, packed_tokens, multiply_tokens   many tokens: operands packed for the register-blocked product
-//   2. padded_rows, few_token_products                 few tokens: the weight read once, in place
+//   2. few_token_products                              few tokens: the weight read once, in place
 //
 // Every number is one sum in an order that the way, the inputs and nothing else decide, whatever the other rows hold.
 // Compiled for the compute type T; only what reads a weight in memory, behind linear_weight's pointers, knows its type.
@@ -22,70 +22,47 @@ inline constexpr index tokens_in_place = 4;
 /// Outputs of a task of few_token_products.
 inline constexpr index outputs_per_task = 64;
 
-/// Checks a weight [m, inputs] and its bias, if given.
-inline void check_weight(const validator& check, const char* columns, const memory_layout& weight, const char* per_row,
-                         const memory_layout& bias, index inputs) {
-  check.equal(columns, inputs, weight.extents[1]);
-  check.fits("a packed weight", {round_up(weight.extents[0], panel_width<float>), inputs});
-  check_optional(check, per_row, weight.extents[0], bias);
-}
-
 /// A weight [outputs, inputs] and its bias [outputs] in memory of any element type.
 template <class T>
 struct linear_weight {
-  const void *data = nullptr, *bias = nullptr;
-  index outputs = 0, inputs = 0, row_stride = 0, col_stride = 1, bias_stride = 1;
+  memory_layout weight, bias;
+  index outputs, inputs;
+  const row_access<T>* access;
+  /// Packs panels of outputs [begin, begin + count) and inputs [k0, k0 + depth).
+  void (*pack)(const linear_weight&, index begin, index count, index k0, index depth, T* panels);
+  /// sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][outputs_per_task]. Rows of x
+  /// are padded with zeros to whole packets.
+  void (*multiply)(const linear_weight&, const T* x, index x_stride, index tokens, index begin, index end, T* sums);
 
   template <class S>
   linear_weight(const tensor_view<const S, 2>& w, const tensor_view<const S, 1>& b)
-      : data(w.data()),
-        bias(b.data()),
+      : weight(w),
+        bias(b),
         outputs(w.extent(0)),
         inputs(w.extent(1)),
-        row_stride(w.stride(0)),
-        col_stride(w.stride(1)),
-        bias_stride(b.stride(0)),
-        load_bias_(load_bias_of<S>),
-        pack_(pack_of<S>),
-        multiply_(multiply_of<S>) {}
+        access(&row_access_of<T, S>),
+        pack(pack_as<S>),
+        multiply(multiply_as<S>) {}
 
-  bool readable_in_place() const { return col_stride == 1; }
+  bool readable_in_place() const { return weight.strides[1] == 1; }
 
-  /// Biases [begin, begin + count), or zeros.
-  void load_bias(index begin, index count, T* to) const {
-    if (bias)
-      load_bias_(*this, begin, count, to);
-    else
-      std::fill(to, to + count, T(0));
-  }
-  /// Panels of outputs [begin, begin + count) and inputs [k0, k0 + depth).
-  void pack(index begin, index count, index k0, index depth, T* panels) const {
-    pack_(*this, begin, count, k0, depth, panels);
-  }
-  /// sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][outputs_per_task]. Rows of x are padded
-  /// with zeros to whole packets.
-  void multiply(const T* x, index x_stride, index tokens, index begin, index end, T* sums) const {
-    multiply_(*this, x, x_stride, tokens, begin, end, sums);
-  }
+  void load_bias(index begin, index count, T* to) const { access->load_list(bias, begin, count, T(0), to); }
 
  private:
-  void (*load_bias_)(const linear_weight&, index, index, T*);
-  void (*pack_)(const linear_weight&, index, index, index, index, T*);
-  void (*multiply_)(const linear_weight&, const T*, index, index, index, index, T*);
-
   template <class S>
-  static void load_bias_of(const linear_weight& w, index begin, index count, T* to) {
-    read_numbers<T, S>(static_cast<const S*>(w.bias) + begin * w.bias_stride, w.bias_stride, count, to);
+  const S* row(index i) const {
+    return reinterpret_cast<const S*>(weight.data) + i * weight.strides[0];
   }
 
   template <class S>
-  static void pack_of(const linear_weight& w, index begin, index count, index k0, index depth, T* panels) {
-    const S* const first = static_cast<const S*>(w.data) + begin * w.row_stride + k0 * w.col_stride;
-    pack_panels_across<T>([&](index i) { return first + i * w.row_stride; }, count, depth, w.col_stride, panels);
+  static void pack_as(const linear_weight& w, index begin, index count, index k0, index depth, T* panels) {
+    const index stride = w.weight.strides[1];
+    const auto row = [&](index i) { return w.row<S>(begin + i) + k0 * stride; };
+    pack_panels_across<T>(row, count, depth, stride, panels);
   }
 
   template <class S>
-  static void multiply_of(const linear_weight& w, const T* x, index x_stride, index tokens, index begin, index end,
+  static void multiply_as(const linear_weight& w, const T* x, index x_stride, index tokens, index begin, index end,
                           T* sums) {
     if (tokens == 1)
       dot_products<1, S>(w, x, x_stride, tokens, begin, end, sums);
@@ -103,15 +80,15 @@ struct linear_weight {
     const index whole = w.inputs / width<T> * width<T>;
     for (index o = begin; o < end; o += rows) {
       const S* row[rows];
-      for (int i = 0; i < rows; ++i) row[i] = static_cast<const S*>(w.data) + std::min(o + i, end - 1) * w.row_stride;
+      for (int i = 0; i < rows; ++i) row[i] = w.template row<S>(std::min(o + i, end - 1));
       packet<T> acc[rows][N];
       unroll<rows>([&](auto i) { unroll<N>([&](auto t) { acc[i][t] = zero<T>(); }); });
       // GCC 12 keeps the lambdas of the second call out of line unless told: 1.6 times as slow
       const auto step = [&](index k, auto load_weight) __attribute__((always_inline)) {
         unroll<rows>([&](auto i) __attribute__((always_inline)) {
-          const packet<T> weight = load_weight(row[i] + k);
+          const packet<T> factor = load_weight(row[i] + k);
           unroll<N>([&](auto t)
-                        __attribute__((always_inline)) { acc[i][t] = fma(weight, load<T>(token[t] + k), acc[i][t]); });
+                        __attribute__((always_inline)) { acc[i][t] = fma(factor, load<T>(token[t] + k), acc[i][t]); });
         });
       };
       for (index k = 0; k < whole; k += width<T>) step(k, [](const S* p) { return load_as<T>(p); });
@@ -122,6 +99,22 @@ struct linear_weight {
   }
 };
 
+/// Rows of numbers in scratch memory, their stride a multiple of `step`.
+template <class T>
+struct row_buffer {
+  index stride;
+  T* data;
+
+  row_buffer(arena& memory, index rows, index count, index step = 1)
+      : stride(round_up(count, step)), data(memory.allocate<T>(rows * stride)) {}
+  T* row(index r) const { return data + r * stride; }
+
+  /// Begins whole tiles of sums with the bias.
+  void begin(const T* bias, index rows) const {
+    for (index r = 0; r < round_up(rows, tile_rows); ++r) std::copy(bias, bias + stride, row(r));
+  }
+};
+
 // Many tokens ---------------------------------------------------------------------------------------------------------
 
 /// A weight and its bias, packed: blocks of input_block inputs, each as panels [input][panel_width].
@@ -129,88 +122,68 @@ template <class T>
 struct packed_weight {
   static constexpr index wide = panel_width<T>, outputs_per_piece = 4 * wide;
 
-  T *panels = nullptr, *bias = nullptr;
-  index outputs = 0, inputs = 0;
+  const linear_weight<T>* from;
+  T *panels, *bias;
 
-  static packed_weight layout(arena& memory, index outputs, index inputs) {
-    packed_weight w;
-    w.outputs = outputs;
-    w.inputs = inputs;
-    w.panels = memory.allocate<T>(w.padded() * inputs);
-    w.bias = memory.allocate<T>(w.padded());
-    return w;
-  }
+  packed_weight(arena& memory, const linear_weight<T>& w)
+      : from(&w), panels(memory.allocate<T>(padded() * w.inputs)), bias(memory.allocate<T>(padded())) {}
 
-  index padded() const { return round_up(outputs, wide); }
-  const T* block(index k0) const { return panels + k0 * padded(); }
+  index padded() const { return round_up(from->outputs, wide); }
+  T* block(index k0) const { return panels + k0 * padded(); }
 
   /// Packing is split into pieces of outputs.
-  index pieces() const { return ceil_div(outputs, outputs_per_piece); }
+  index pieces() const { return ceil_div(from->outputs, outputs_per_piece); }
 
-  void pack(const linear_weight<T>& from, index piece) const {
-    const index begin = piece * outputs_per_piece, count = std::min(outputs_per_piece, outputs - begin);
-    for (index k0 = 0; k0 < inputs; k0 += input_block) {
-      const index depth = std::min(input_block, inputs - k0);
-      from.pack(begin, count, k0, depth, panels + k0 * padded() + begin * depth);
+  void pack(index piece) const {
+    const index begin = piece * outputs_per_piece, count = std::min(outputs_per_piece, from->outputs - begin);
+    for (index k0 = 0; k0 < from->inputs; k0 += input_block) {
+      const index depth = std::min(input_block, from->inputs - k0);
+      from->pack(*from, begin, count, k0, depth, block(k0) + begin * depth);
     }
-    from.load_bias(begin, count, bias + begin);
+    from->load_bias(begin, count, bias + begin);
     std::fill(bias + begin + count, bias + std::min(begin + outputs_per_piece, padded()), T(0));
   }
 };
 
+template <class T>
+void pack_weights(std::span<const packed_weight<T>> list, execution& exec) {
+  index pieces = 0;
+  for (const auto& weight : list) pieces = std::max(pieces, weight.pieces());
+  exec.for_each(pieces * std::ssize(list), [&](index task, int) {
+    const auto& weight = list[static_cast<std::size_t>(task / pieces)];
+    if (const index piece = task % pieces; piece < weight.pieces()) weight.pack(piece);
+  });
+}
+
 /// Up to token_block rows as the left side of products: blocks of inputs as above, each as tiles [input][tile_rows].
 template <class T>
 struct packed_tokens {
-  T* data = nullptr;
-  index rows = 0, inputs = 0;
+  T* data;
+  index inputs, rows = 0;
 
-  static packed_tokens layout(arena& memory, index inputs) {
-    packed_tokens x;
-    x.inputs = inputs;
-    x.data = memory.allocate<T>(token_block * inputs + width<T>);
-    return x;
-  }
+  packed_tokens(arena& memory, index numbers)
+      : data(memory.allocate<T>(token_block * numbers + width<T>)), inputs(numbers) {}
 
   T* tile(index k0, index row) const { return data + k0 * token_block + row * std::min(input_block, inputs - k0); }
 
-  /// row(r) points to row r; its numbers, `stride` apart, are what `pack_one` reads.
+  /// row(r) points to row r; its numbers, `stride` apart, are what `access` reads.
   template <class Row>
-  void pack(Row&& row, index count, index stride, decltype(&pack_tile<T, T>) pack_one = pack_tile<T, T>) {
+  void pack(Row&& row, index count, index stride = 1, const row_access<T>& access = row_access_of<T, T>) {
     rows = count;
     for (index k0 = 0; k0 < inputs; k0 += input_block)
       for (index r = 0; r < rows; r += tile_rows) {
         const index here = std::min<index>(tile_rows, rows - r);
         const void* pointers[tile_rows];
         for (index i = 0; i < here; ++i) pointers[i] = row(r + i);
-        pack_one(pointers, here, k0, std::min(input_block, inputs - k0), stride, tile(k0, r));
+        access.pack_tile(pointers, here, k0, std::min(input_block, inputs - k0), stride, tile(k0, r));
       }
-  }
-};
-
-/// What products are added to: token_block rows of numbers, begun with the bias.
-template <class T>
-struct output_sums {
-  T* data = nullptr;
-  index stride = 0;
-
-  static output_sums layout(arena& memory, index outputs) {
-    output_sums s;
-    s.stride = round_up(outputs, panel_width<T>);
-    s.data = memory.allocate<T>(token_block * s.stride);
-    return s;
-  }
-
-  T* row(index r) const { return data + r * stride; }
-
-  void begin(const T* bias, index rows) const {
-    for (index r = 0; r < round_up(rows, tile_rows); ++r) std::copy(bias, bias + stride, row(r));
   }
 };
 
 /// sums += tiles x panels over one block of `depth` inputs. Tile r lies at tiles + r * depth.
 template <class T>
 [[gnu::noinline]] void add_products(const T* tiles, index rows, const T* panels, index depth,
-                                    const output_sums<T>& sums) {
+                                    const row_buffer<T>& sums) {
   constexpr index wide = panel_width<T>;
   for (index n = 0; n < sums.stride; n += wide)
     for (index r = 0; r < rows; r += tile_rows)
@@ -224,46 +197,33 @@ template <class T>
       });
 }
 
-/// sums = bias + rows of x times the weight.
+/// sums = bias + rows of x times the weight, for its outputs [first, first + count).
 template <class T>
-void multiply_tokens(const packed_tokens<T>& x, const packed_weight<T>& weight, const output_sums<T>& sums) {
-  sums.begin(weight.bias, x.rows);
-  for (index k0 = 0; k0 < x.inputs; k0 += input_block)
-    add_products(x.tile(k0, 0), x.rows, weight.block(k0), std::min(input_block, x.inputs - k0), sums);
+void multiply_tokens(const packed_tokens<T>& x, const packed_weight<T>& weight, index first, index count,
+                     row_buffer<T>& sums) {
+  sums.stride = round_up(count, panel_width<T>);
+  sums.begin(weight.bias + first, x.rows);
+  for (index k0 = 0; k0 < x.inputs; k0 += input_block) {
+    const index depth = std::min(input_block, x.inputs - k0);
+    add_products(x.tile(k0, 0), x.rows, weight.block(k0) + first * depth, depth, sums);
+  }
 }
 
 // Few tokens ----------------------------------------------------------------------------------------------------------
 
-/// Rows of numbers, each padded with zeros to whole packets.
-template <class T>
-struct padded_rows {
-  T* data = nullptr;
-  index stride = 0;
-
-  static padded_rows layout(arena& memory, index rows, index count) {
-    padded_rows r;
-    r.stride = round_up(count, width<T>);
-    r.data = memory.allocate<T>(rows * r.stride);
-    return r;
-  }
-  T* row(index r) const { return data + r * stride; }
-  void clear_padding(index rows, index count) const {
-    for (index r = 0; r < rows; ++r) std::fill(row(r) + count, row(r) + stride, T(0));
-  }
-};
-
 /// done(row, output, count, values) for the outputs of `rows` rows of x, bias included, some of them at a time: values
-/// are those of outputs [output, output + count). Tasks share the outputs.
+/// are those of outputs [output, output + count). Tasks share the outputs. Rows of x are of whole packets.
 template <class T, class Done>
-void few_token_products(const padded_rows<T>& x, index rows, const linear_weight<T>& weight, execution& exec,
+void few_token_products(const row_buffer<T>& x, index rows, const linear_weight<T>& weight, execution& exec,
                         Done&& done) {
+  for (index r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
   exec.for_each(ceil_div(weight.outputs, outputs_per_task), [&](index task, int) {
     const index begin = task * outputs_per_task, end = std::min(begin + outputs_per_task, weight.outputs);
     T bias[outputs_per_task], sums[tokens_in_place][outputs_per_task];
     weight.load_bias(begin, end - begin, bias);
     for (index r = 0; r < rows; r += tokens_in_place) {
       const index count = std::min(tokens_in_place, rows - r);
-      weight.multiply(x.row(r), x.stride, count, begin, end, sums[0]);
+      weight.multiply(weight, x.row(r), x.stride, count, begin, end, sums[0]);
       for (index t = 0; t < count; ++t) {
         for (index o = 0; o < end - begin; ++o) sums[t][o] = bias[o] + sums[t][o];
         done(r + t, begin, end - begin, sums[t]);
