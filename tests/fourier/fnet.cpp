@@ -158,62 +158,62 @@ TEST_CASE("fnet: large numbers do not overflow on the way", "[fnet]") {
 }
 
 TEST_CASE("fnet refuses what does not fit", "[fnet]") {
-  struct door {
+  struct call_inputs {
     tensor<float> x{2, 3, 6, 8, 0.5f}, out{2, 3, 6, 8, 7};
     in_view<float> from = view(std::as_const(x));
     out_view<float> to = view(out);
     std::vector<index> list;
     attn::fnet_options<float> options;
 
-    door() = default;
-    door(const door&) = delete;
+    call_inputs() = default;
+    call_inputs(const call_inputs&) = delete;
     void lengths(std::vector<index> values) { list = std::move(values), options.lengths = list; }
   };
   struct refused {
     const char *what, *says;
-    std::function<void(door&)> spoil;
+    std::function<void(call_inputs&)> alter;
   };
   const refused list[] = {
-      {"another batch of out", "batch", [](door& d) { d.to = d.to.slice(0, 0, 1); }},
-      {"other heads of out", "heads", [](door& d) { d.to = d.to.slice(1, 0, 2); }},
-      {"another length of out", "out length = x length 6; found 5", [](door& d) { d.to = d.to.slice(2, 0, 5); }},
-      {"another dim of out", "out dim = x dim 8; found 7", [](door& d) { d.to = d.to.slice(3, 0, 7); }},
+      {"another batch of out", "batch", [](call_inputs& d) { d.to = d.to.slice(0, 0, 1); }},
+      {"other heads of out", "heads", [](call_inputs& d) { d.to = d.to.slice(1, 0, 2); }},
+      {"another length of out", "out length = x length 6; found 5", [](call_inputs& d) { d.to = d.to.slice(2, 0, 5); }},
+      {"another dim of out", "out dim = x dim 8; found 7", [](call_inputs& d) { d.to = d.to.slice(3, 0, 7); }},
       {"a negative extent", "extents",
-       [](door& d) {
+       [](call_inputs& d) {
          d.from = {d.x.data.data(), {2, 3, -6, 8}};
        }},
       {"a null x", "null",
-       [](door& d) {
+       [](call_inputs& d) {
          d.from = {nullptr, {2, 3, 6, 8}};
        }},
       {"a null out", "null",
-       [](door& d) {
+       [](call_inputs& d) {
          d.to = {nullptr, {2, 3, 6, 8}};
        }},
       {"out that is x", "overlap",
-       [](door& d) {
+       [](call_inputs& d) {
          d.from = {d.out.data.data(), {2, 3, 6, 8}};
        }},
       {"out whose rows are one", "overlap",
-       [](door& d) {
+       [](call_inputs& d) {
          d.to = {d.out.data.data(), {2, 3, 6, 8}, {144, 48, 0, 1}};
        }},
-      {"too few lengths", "one per batch item: 2; found 1", [](door& d) { d.lengths({6}); }},
+      {"too few lengths", "one per batch item: 2; found 1", [](call_inputs& d) { d.lengths({6}); }},
       {"a length beyond the buffer", "lengths from 0 to 6; found 7",
-       [](door& d) {
+       [](call_inputs& d) {
          d.lengths({6, 7});
        }},
       {"a negative length", "lengths from 0 to 6; found -1",
-       [](door& d) {
+       [](call_inputs& d) {
          d.lengths({-1, 6});
        }},
   };
   attn::execution serial;
-  door good;
+  call_inputs good;
   CHECK(refusal([&] { compiled_fnet<float>::call(good.from, good.to, good.options, serial); }) == "");
   for (const refused& bad : list) {
-    door d;
-    bad.spoil(d);
+    call_inputs d;
+    bad.alter(d);
     const std::string message = refusal([&] { compiled_fnet<float>::call(d.from, d.to, d.options, serial); });
     INFO("fnet with " << bad.what << ": " << message);
     CHECK(well_formed(message, "fnet"));

@@ -1,4 +1,4 @@
-// Bad input is refused at the door: std::invalid_argument in one sentence, out and state untouched.
+// Bad input is refused on entry: std::invalid_argument in one sentence, out and state untouched.
 #include <algorithm>
 #include <functional>
 #include <sstream>
@@ -11,7 +11,7 @@ namespace testing {
 namespace {
 
 // A good call, to be spoilt in one place: batch 2, heads 4 over 2, lengths 6 and 9 (a step: 6 and 6), dims 8 and 5.
-struct door {
+struct call_inputs {
   tensor<float> q{2, 4, 6, 8, 0.5f}, k{2, 2, 9, 8, 0.25f}, v{2, 2, 9, 5, 2}, out{2, 4, 6, 5, 7}, other{2, 4, 30, 30, 1};
   tensor<float> w{1, 1, 10, 8, 0.1f}, gate{2, 4, 9, 1, 0.5f};
   in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v));
@@ -22,8 +22,8 @@ struct door {
   attn::performer_options<float> performer;
   attn::rfa_options<float> rfa;
 
-  door() = default;
-  door(const door&) = delete;
+  call_inputs() = default;
+  call_inputs(const call_inputs&) = delete;
 
   in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
   std::span<const index> list(std::vector<index> values) { return indices = std::move(values); }
@@ -33,19 +33,19 @@ struct door {
 struct refused {
   const char* what;
   const char* says;  // the message names what is wrong
-  std::function<void(door&)> spoil;
+  std::function<void(call_inputs&)> alter;
 };
 
-using call = std::function<void(door&)>;
+using call = std::function<void(call_inputs&)>;
 
 void check_refused(const std::string& name, const std::vector<refused>& list, const call& run) {
   {
-    door good;
+    call_inputs good;
     CHECK(refusal([&] { run(good); }).empty());
   }
   for (const refused& wrong : list) {
-    door d;
-    wrong.spoil(d);
+    call_inputs d;
+    wrong.alter(d);
     const std::string message = refusal([&] { run(d); });
     INFO(name << ", " << wrong.what << ": " << message);
     CHECK(well_formed(message, name));
@@ -56,43 +56,43 @@ void check_refused(const std::string& name, const std::vector<refused>& list, co
 
 // What every one of them refuses.
 std::vector<refused> common() {
-  return {{"another batch of k", "batch", [](door& d) { d.k_view = d.shaped(1, 2, 9, 8); }},
+  return {{"another batch of k", "batch", [](call_inputs& d) { d.k_view = d.shaped(1, 2, 9, 8); }},
           {"heads of k that do not divide", "heads",
-           [](door& d) { d.k_view = d.shaped(2, 3, 9, 8), d.v_view = d.shaped(2, 3, 9, 5); }},
-          {"other heads of v", "heads", [](door& d) { d.v_view = d.shaped(2, 4, 9, 5); }},
-          {"another dim of k", "key dim = query dim 8; found 7", [](door& d) { d.k_view = d.shaped(2, 2, 9, 7); }},
-          {"another length of v", "length", [](door& d) { d.v_view = d.shaped(2, 2, 8, 5); }},
-          {"another dim of out", "dim", [](door& d) { d.out_view_ = d.out_view_.slice(3, 0, 4); }},
+           [](call_inputs& d) { d.k_view = d.shaped(2, 3, 9, 8), d.v_view = d.shaped(2, 3, 9, 5); }},
+          {"other heads of v", "heads", [](call_inputs& d) { d.v_view = d.shaped(2, 4, 9, 5); }},
+          {"another dim of k", "key dim = query dim 8; found 7", [](call_inputs& d) { d.k_view = d.shaped(2, 2, 9, 7); }},
+          {"another length of v", "length", [](call_inputs& d) { d.v_view = d.shaped(2, 2, 8, 5); }},
+          {"another dim of out", "dim", [](call_inputs& d) { d.out_view_ = d.out_view_.slice(3, 0, 4); }},
           {"a null q", "null",
-           [](door& d) {
+           [](call_inputs& d) {
              d.q_view = {nullptr, {2, 4, 6, 8}};
            }},
           {"a null out", "null",
-           [](door& d) {
+           [](call_inputs& d) {
              d.out_view_ = {nullptr, {2, 4, 6, 5}};
            }},
           {"out that is k", "overlap",
-           [](door& d) {
+           [](call_inputs& d) {
              d.k_view = {d.out.data.data(), {2, 2, 9, 8}, {0, 0, 8, 1}};
            }},
-          {"out whose rows are one", "overlap", [](door& d) {
+          {"out whose rows are one", "overlap", [](call_inputs& d) {
              d.out_view_ = {d.out.data.data(), {2, 4, 6, 5}, {120, 30, 0, 1}};
            }}};
 }
 
 // The lengths of all three calls.
 std::vector<refused> lengths() {
-  const auto set = [](const char* what, const char* says, std::function<void(door&, std::span<const index>)> put,
+  const auto set = [](const char* what, const char* says, std::function<void(call_inputs&, std::span<const index>)> put,
                       std::vector<index> values) {
-    return refused{what, says, [put, values](door& d) { put(d, d.list(values)); }};
+    return refused{what, says, [put, values](call_inputs& d) { put(d, d.list(values)); }};
   };
-  const auto both = [](door& d, std::span<const index> x) {
+  const auto both = [](call_inputs& d, std::span<const index> x) {
     d.linear.lengths = d.performer.lengths = d.rfa.lengths = x;
   };
-  const auto queries = [](door& d, std::span<const index> x) {
+  const auto queries = [](call_inputs& d, std::span<const index> x) {
     d.linear.query_lengths = d.performer.query_lengths = d.rfa.query_lengths = x;
   };
-  const auto keys = [](door& d, std::span<const index> x) {
+  const auto keys = [](call_inputs& d, std::span<const index> x) {
     d.linear.key_lengths = d.performer.key_lengths = d.rfa.key_lengths = x;
   };
   return {set("lengths for q and k of different length", "lengths", both, {6, 6}),
@@ -103,47 +103,47 @@ std::vector<refused> lengths() {
 
 std::vector<refused> features() {
   return {{"features of another dim", "feature columns = query dim 8; found 7",
-           [](door& d) {
+           [](call_inputs& d) {
              d.features = {d.w.data.data(), {1, 10, 7}};
            }},
           {"no features", "features",
-           [](door& d) {
+           [](call_inputs& d) {
              d.features = {d.w.data.data(), {1, 0, 8}};
            }},
-          {"features not given", "features", [](door& d) { d.features = {}; }},
+          {"features not given", "features", [](call_inputs& d) { d.features = {}; }},
           {"features with a negative extent", "features",
-           [](door& d) {
+           [](call_inputs& d) {
              d.features = {d.w.data.data(), {1, -3, 8}};
            }},
           {"features for other heads", "heads",
-           [](door& d) {
+           [](call_inputs& d) {
              d.features = {d.w.data.data(), {3, 2, 8}};
            }},
           {"features for no heads, as many as queries have", "heads",
-           [](door& d) {
+           [](call_inputs& d) {
              d.q_view = d.q_view.slice(1, 0, 0), d.out_view_ = d.out_view_.slice(1, 0, 0);
              d.features = {d.w.data.data(), {0, 10, 8}};
            }},
           {"features without end", "features",
-           [](door& d) {
+           [](call_inputs& d) {
              d.features = {d.w.data.data(), {1, index(1) << 56, 8}, {0, 0, 1}};
            }},
           {"null features", "null",
-           [](door& d) {
+           [](call_inputs& d) {
              d.features = {nullptr, {1, 10, 8}};
            }},
-          {"out in the features", "overlap", [](door& d) {
+          {"out in the features", "overlap", [](call_inputs& d) {
              d.features = {d.out.data.data(), {1, 10, 8}};
            }}};
 }
 
 // `put` gives the call gates.
-std::vector<refused> gates(const std::function<void(door&, attn::tensor_view<const float, 3>)>& put, index length) {
+std::vector<refused> gates(const std::function<void(call_inputs&, attn::tensor_view<const float, 3>)>& put, index length) {
   const auto of_shape = [&](const char* what, const char* says, index b, index h, index n) {
-    return refused{what, says, [=](door& d) { put(d, d.gates(b, h, n)); }};
+    return refused{what, says, [=](call_inputs& d) { put(d, d.gates(b, h, n)); }};
   };
   const auto with = [&](const char* what, float value) {
-    return refused{what, "from 0 to 1", [=](door& d) {
+    return refused{what, "from 0 to 1", [=](call_inputs& d) {
                      d.gate.data[static_cast<std::size_t>(length)] = value;
                      put(d, d.gates(2, 4, length));
                    }};
@@ -152,7 +152,7 @@ std::vector<refused> gates(const std::function<void(door&, attn::tensor_view<con
           of_shape("gates of other heads", "heads", 2, 3, length),
           of_shape("gates of no heads", "heads", 2, 0, length),
           {"gates of no heads, as many as queries have", "heads",
-           [=](door& d) {
+           [=](call_inputs& d) {
              d.q_view = d.q_view.slice(1, 0, 0), d.out_view_ = d.out_view_.slice(1, 0, 0);
              put(d, d.gates(2, 0, length));
            }},
@@ -161,10 +161,10 @@ std::vector<refused> gates(const std::function<void(door&, attn::tensor_view<con
           with("a gate above 1", 1.01f),
           with("a gate of NaN", std::numeric_limits<float>::quiet_NaN()),
           {"null gates", "null",
-           [=](door& d) {
+           [=](call_inputs& d) {
              put(d, {nullptr, {2, 4, length}});
            }},
-          {"gates in out", "overlap", [=](door& d) {
+          {"gates in out", "overlap", [=](call_inputs& d) {
              put(d, {d.out.data.data(), {2, 4, length}});
            }}};
 }
@@ -182,11 +182,11 @@ constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinite = std::n
 
 TEST_CASE("linear refuses what does not fit", "[refusals]") {
   const std::vector<refused> own = {
-      {"a negative eps", "eps", [](door& d) { d.linear.eps = -1; }},
-      {"an eps of NaN", "eps", [](door& d) { d.linear.eps = nan; }},
-      {"decay without causal", "causal", [](door& d) { d.linear.decay = d.gates(2, 4, 9); }}};
-  const auto decayed = [](door& d, attn::tensor_view<const float, 3> g) { d.linear.causal = true, d.linear.decay = g; };
-  check_refused("linear", joined(common(), lengths(), gates(decayed, 9), own), [](door& d) {
+      {"a negative eps", "eps", [](call_inputs& d) { d.linear.eps = -1; }},
+      {"an eps of NaN", "eps", [](call_inputs& d) { d.linear.eps = nan; }},
+      {"decay without causal", "causal", [](call_inputs& d) { d.linear.decay = d.gates(2, 4, 9); }}};
+  const auto decayed = [](call_inputs& d, attn::tensor_view<const float, 3> g) { d.linear.causal = true, d.linear.decay = g; };
+  check_refused("linear", joined(common(), lengths(), gates(decayed, 9), own), [](call_inputs& d) {
     attn::execution serial;
     compiled_linear<float>::call(d.q_view, d.k_view, d.v_view, d.out_view_, d.linear,
                                  reference::linear_feature::elu_plus_one, serial);
@@ -196,14 +196,14 @@ TEST_CASE("linear refuses what does not fit", "[refusals]") {
     index features(index) const { return count; }
     void operator()(std::span<const float>, std::span<float>) const {}
   };
-  door d;
+  call_inputs d;
   for (index count : {index(-1), index(1) << 56, std::numeric_limits<index>::max()})
     CHECK(well_formed(refusal([&] { attn::linear(d.q_view, d.k_view, d.v_view, d.out_view_, {}, map_of{count}); }),
                       "linear"));
 }
 
 TEST_CASE("linear: gates of padding may be anything", "[refusals]") {
-  door d;
+  call_inputs d;
   d.linear.causal = true;
   d.linear.key_lengths = d.list({4, 9});
   for (index h = 0; h < 4; ++h) d.gate(0, h, 7, 0) = nan;
@@ -217,18 +217,18 @@ TEST_CASE("linear: gates of padding may be anything", "[refusals]") {
 TEST_CASE("performer refuses what does not fit", "[refusals]") {
   using attn::performer_kernel;
   const std::vector<refused> own = {
-      {"a negative eps", "eps", [](door& d) { d.performer.eps = -1; }},
-      {"an infinite eps", "eps", [](door& d) { d.performer.eps = infinite; }},
-      {"a negative scale", "scale", [](door& d) { d.performer.scale = -0.5f; }},
-      {"a scale of NaN", "scale", [](door& d) { d.performer.scale = nan; }},
-      {"a negative feature_eps", "feature_eps", [](door& d) { d.performer.feature_eps = -1; }},
+      {"a negative eps", "eps", [](call_inputs& d) { d.performer.eps = -1; }},
+      {"an infinite eps", "eps", [](call_inputs& d) { d.performer.eps = infinite; }},
+      {"a negative scale", "scale", [](call_inputs& d) { d.performer.scale = -0.5f; }},
+      {"a scale of NaN", "scale", [](call_inputs& d) { d.performer.scale = nan; }},
+      {"a negative feature_eps", "feature_eps", [](call_inputs& d) { d.performer.feature_eps = -1; }},
       {"feature_eps of sines", "feature_eps",
-       [](door& d) { d.performer.feature_eps = 0.1f, d.performer.kernel = performer_kernel::trigonometric; }},
+       [](call_inputs& d) { d.performer.feature_eps = 0.1f, d.performer.kernel = performer_kernel::trigonometric; }},
       {"feature_eps of hyperbolic features", "feature_eps",
-       [](door& d) { d.performer.feature_eps = 0.1f, d.performer.kernel = performer_kernel::hyperbolic; }},
-      {"feature_eps, causal", "causal", [](door& d) { d.performer.feature_eps = 0.1f, d.performer.causal = true; }},
-      {"centred keys, causal", "center_keys", [](door& d) { d.performer.center_keys = d.performer.causal = true; }}};
-  check_refused("performer", joined(common(), lengths(), features(), own), [](door& d) {
+       [](call_inputs& d) { d.performer.feature_eps = 0.1f, d.performer.kernel = performer_kernel::hyperbolic; }},
+      {"feature_eps, causal", "causal", [](call_inputs& d) { d.performer.feature_eps = 0.1f, d.performer.causal = true; }},
+      {"centred keys, causal", "center_keys", [](call_inputs& d) { d.performer.center_keys = d.performer.causal = true; }}};
+  check_refused("performer", joined(common(), lengths(), features(), own), [](call_inputs& d) {
     attn::execution serial;
     compiled_performer<float>::call(d.q_view, d.k_view, d.v_view, d.out_view_, d.features, d.performer, serial);
   });
@@ -236,11 +236,11 @@ TEST_CASE("performer refuses what does not fit", "[refusals]") {
 
 TEST_CASE("rfa refuses what does not fit", "[refusals]") {
   const std::vector<refused> own = {
-      {"a negative eps", "eps", [](door& d) { d.rfa.eps = -1; }},
-      {"a negative norm_eps", "norm_eps", [](door& d) { d.rfa.norm_eps = -1; }},
-      {"a gate without causal", "causal", [](door& d) { d.rfa.gate = d.gates(2, 4, 9); }}};
-  const auto gated = [](door& d, attn::tensor_view<const float, 3> g) { d.rfa.causal = true, d.rfa.gate = g; };
-  check_refused("rfa", joined(common(), lengths(), features(), gates(gated, 9), own), [](door& d) {
+      {"a negative eps", "eps", [](call_inputs& d) { d.rfa.eps = -1; }},
+      {"a negative norm_eps", "norm_eps", [](call_inputs& d) { d.rfa.norm_eps = -1; }},
+      {"a gate without causal", "causal", [](call_inputs& d) { d.rfa.gate = d.gates(2, 4, 9); }}};
+  const auto gated = [](call_inputs& d, attn::tensor_view<const float, 3> g) { d.rfa.causal = true, d.rfa.gate = g; };
+  check_refused("rfa", joined(common(), lengths(), features(), gates(gated, 9), own), [](call_inputs& d) {
     attn::execution serial;
     compiled_rfa<float>::call(d.q_view, d.k_view, d.v_view, d.out_view_, d.features, d.rfa, serial);
   });
@@ -249,7 +249,7 @@ TEST_CASE("rfa refuses what does not fit", "[refusals]") {
 TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[refusals]") {
   // A step of as many queries as keys; the state is what `make` says.
   const auto check = [](const std::string& name, auto make, auto step, const std::vector<refused>& list) {
-    check_refused(name, list, [&](door& d) {
+    check_refused(name, list, [&](call_inputs& d) {
       if (d.k_view.extent(2) == 9) d.k_view = d.k_view.slice(2, 0, 6);
       if (d.v_view.extent(2) == 9) d.v_view = d.v_view.slice(2, 0, 6);
       auto state = make(2, 2, 5);
@@ -263,7 +263,7 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
         throw;
       }
     });
-    door d;
+    call_inputs d;
     d.k_view = d.k_view.slice(2, 0, 6), d.v_view = d.v_view.slice(2, 0, 6);
     for (auto [batch, heads, dim] : {std::array<index, 3>{1, 2, 5}, {2, 3, 5}, {2, 1, 5}, {2, 2, 4}}) {
       auto state = make(batch, heads, dim);
@@ -277,13 +277,13 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
                       name));
     CHECK(std::all_of(d.out.data.begin(), d.out.data.end(), [](float x) { return x == 7; }));
   };
-  const std::vector<refused> some = {{"another dim of k", "dim", [](door& d) { d.k_view = d.shaped(2, 2, 6, 7); }},
-                                     {"another batch of v", "batch", [](door& d) { d.v_view = d.shaped(1, 2, 6, 5); }},
+  const std::vector<refused> some = {{"another dim of k", "dim", [](call_inputs& d) { d.k_view = d.shaped(2, 2, 6, 7); }},
+                                     {"another batch of v", "batch", [](call_inputs& d) { d.v_view = d.shaped(1, 2, 6, 5); }},
                                      {"a null q", "null",
-                                      [](door& d) {
+                                      [](call_inputs& d) {
                                         d.q_view = {nullptr, {2, 4, 6, 8}};
                                       }},
-                                     {"out that is v", "overlap", [](door& d) {
+                                     {"out that is v", "overlap", [](call_inputs& d) {
                                         d.v_view = {d.out.data.data(), {2, 2, 6, 5}, {60, 30, 5, 1}};
                                       }}};
   check(
@@ -291,28 +291,28 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
       [](index b, index h, index dim) {
         return attn::linear_state<float>({.batch = b, .heads = h, .features = 8, .value_dim = dim});
       },
-      [](auto& state, door& d) {
+      [](auto& state, call_inputs& d) {
         attn::execution serial;
         attn::linear_step_options<float> options;
         options.decay = d.linear.decay, options.eps = d.linear.eps;
         compiled_linear<float>::step(state, d.q_view, d.k_view, d.v_view, d.out_view_, options,
                                      reference::linear_feature::elu_plus_one, serial);
       },
-      joined(some, std::vector<refused>{{"a negative eps", "eps", [](door& d) { d.linear.eps = -1; }},
+      joined(some, std::vector<refused>{{"a negative eps", "eps", [](call_inputs& d) { d.linear.eps = -1; }},
                                         {"decay per query head for a state of key heads", "heads",
-                                         [](door& d) { d.linear.decay = d.gates(2, 4, 6); }},
+                                         [](call_inputs& d) { d.linear.decay = d.gates(2, 4, 6); }},
                                         {"a decay above 1", "from 0 to 1",
-                                         [](door& d) { d.gate.data[3] = 1.5f, d.linear.decay = d.gates(2, 2, 6); }}}));
+                                         [](call_inputs& d) { d.gate.data[3] = 1.5f, d.linear.decay = d.gates(2, 2, 6); }}}));
   check(
       "performer_step",
       [](index b, index h, index dim) {
         return attn::performer_state<float>({.batch = b, .heads = h, .features = 10, .value_dim = dim});
       },
-      [](auto& state, door& d) {
+      [](auto& state, call_inputs& d) {
         attn::execution serial;
         compiled_performer<float>::step(state, d.q_view, d.k_view, d.v_view, d.out_view_, d.features, {}, serial);
       },
-      joined(some, features(), std::vector<refused>{{"fewer features than the state's", "features", [](door& d) {
+      joined(some, features(), std::vector<refused>{{"fewer features than the state's", "features", [](call_inputs& d) {
                                                        d.features = {d.w.data.data(), {1, 9, 8}};
                                                      }}}));
   check(
@@ -320,7 +320,7 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
       [](index b, index h, index dim) {
         return attn::rfa_state<float>({.batch = b, .heads = h, .features = 10, .value_dim = dim});
       },
-      [](auto& state, door& d) {
+      [](auto& state, call_inputs& d) {
         attn::execution serial;
         compiled_rfa<float>::step(state, d.q_view, d.k_view, d.v_view, d.out_view_, d.features, {}, serial);
       },

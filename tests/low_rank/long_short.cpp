@@ -180,7 +180,7 @@ struct long_short_form {
 }  // namespace
 
 TEST_CASE("long_short refuses what does not fit", "[refusals]") {
-  using here = door<long_short_form::options>;
+  using here = call_inputs<long_short_form::options>;
   auto list = common_refusals<here>();
   const auto with = [](auto set) { return [=](here& d) { set(d.options); }; };
   list.push_back({"a negative left", "left", with([](auto& o) { o.left = -1; })});

@@ -7,7 +7,7 @@ namespace testing {
 namespace {
 
 // With projections of rank 3: one for all heads, and one per head.
-struct linformer_door : door<attn::linformer_options<float>> {
+struct linformer_door : call_inputs<attn::linformer_options<float>> {
   projection_view<float> e = projection(1, 3, 9), f = projection(4, 3, 9);
 
   projection_view<float> projection(index h, index r, index j) const { return {other.data.data(), {h, r, j}}; }
@@ -20,7 +20,7 @@ struct linformer_form {
   }
 };
 
-using nystrom_door = door<attn::nystrom_options<float>>;
+using nystrom_door = call_inputs<attn::nystrom_options<float>>;
 
 struct nystrom_form {
   using options = attn::nystrom_options<float>;

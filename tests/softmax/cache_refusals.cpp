@@ -93,9 +93,9 @@ TEST_CASE("full_softmax_step refuses what does not fit", "[refusals]") {
     CHECK(untouched(out));
     CHECK(untouched(lse));
   };
-  for (const auto& [says, spoil] : misfits) {
+  for (const auto& [says, alter] : misfits) {
     step_inputs in;
-    spoil(in);
+    alter(in);
     check(says, in, view(out), {.lse = row_view(lse)});
   }
   const step_inputs good;
@@ -161,9 +161,9 @@ TEST_CASE("sliding_window_step refuses what does not fit", "[refusals]") {
     CHECK(untouched(out));
     CHECK(untouched(lse));
   };
-  for (const auto& [says, spoil] : misfits) {
+  for (const auto& [says, alter] : misfits) {
     step_inputs in;
-    spoil(in);
+    alter(in);
     check(says, in, view(out), {.lse = row_view(lse)});
   }
   const step_inputs good;

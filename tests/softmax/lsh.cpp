@@ -266,7 +266,7 @@ TEST_CASE("lsh refuses what does not fit", "[refusals]") {
       compiled_lsh<float>::call(q, v, out, chosen, score, execution);
     }
   };
-  using here = door<form::options, 6>;
+  using here = call_inputs<form::options, 6>;
   std::vector<refused<here>> list;
   const auto rotations = [](index h, index rounds, index dim, index half) {
     return [=](here& d) {

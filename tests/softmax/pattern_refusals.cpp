@@ -5,7 +5,7 @@
 namespace testing {
 
 TEST_CASE("block refuses what does not fit", "[refusals]") {
-  using here = door<attn::block_options<float>>;
+  using here = call_inputs<attn::block_options<float>>;
   auto list = common_refusals<here>();
   const auto table = [](std::vector<index> entries, index heads, index blocks) {
     return [=](here& d) {
@@ -27,7 +27,7 @@ TEST_CASE("block refuses what does not fit", "[refusals]") {
 }
 
 TEST_CASE("strided refuses what does not fit", "[refusals]") {
-  using here = door<attn::strided_options<float>>;
+  using here = call_inputs<attn::strided_options<float>>;
   auto list = common_refusals<here>();
   const auto fixed = [](index summary) {
     return [=](here& d) {
@@ -43,7 +43,7 @@ TEST_CASE("strided refuses what does not fit", "[refusals]") {
 }
 
 TEST_CASE("bigbird refuses what does not fit", "[refusals]") {
-  using here = door<attn::bigbird_options<float>>;
+  using here = call_inputs<attn::bigbird_options<float>>;
   auto list = common_refusals<here>();
   const auto table = [](std::vector<index> entries, index heads, index blocks, index count) {
     return [=](here& d) {
@@ -81,7 +81,7 @@ struct everything {
 }  // namespace
 
 TEST_CASE("pattern_softmax refuses what does not fit", "[refusals]") {
-  check_refused<everything>("pattern_softmax", common_refusals<door<everything::options>>());
+  check_refused<everything>("pattern_softmax", common_refusals<call_inputs<everything::options>>());
 }
 
 }  // namespace testing

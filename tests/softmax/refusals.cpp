@@ -7,7 +7,7 @@ namespace testing {
 
 TEST_CASE("full_softmax refuses what does not fit", "[refusals]") {
   using options = attn::full_softmax_options<float>;
-  using here = door<options>;
+  using here = call_inputs<options>;
   auto list = common_refusals<here>();
   const auto bias = [](index b, index h, index i, index j) {
     return [=](here& d) { d.options.bias = d.shaped(b, h, i, j); };
@@ -24,7 +24,7 @@ TEST_CASE("full_softmax refuses what does not fit", "[refusals]") {
 
 TEST_CASE("sliding_window refuses what does not fit", "[refusals]") {
   using options = attn::sliding_window_options<float>;
-  using here = door<options>;
+  using here = call_inputs<options>;
   auto list = common_refusals<here>();
   const auto own = [](here& d) {
     d.options.q_global = d.shaped(2, 4, 6, 8), d.options.k_global = d.shaped(2, 2, 9, 8);

@@ -13,7 +13,7 @@ namespace testing {
 // A good call, to be spoilt in one place: batch 2, heads 4 over 2, lengths 6 and (if there are keys apart) 9, dims 8
 // and 5.
 template <class Options, index Keys = 9>
-struct door {
+struct call_inputs {
   tensor<float> q{2, 4, 6, 8, 0.5f}, k{2, 2, Keys, 8, 0.25f}, v{2, 2, Keys, 5, 2}, out{2, 4, 6, 5, 7},
       lse{2, 4, 6, 1, 7};
   in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v));
@@ -23,10 +23,10 @@ struct door {
   std::vector<float> numbers;
   Options options;
 
-  door() {
+  call_inputs() {
     if constexpr (requires { options.lse; }) options.lse = row_view(lse);
   }
-  door(const door&) = delete;
+  call_inputs(const call_inputs&) = delete;
 
   in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
   std::span<const index> list(std::vector<index> values) { return indices = std::move(values); }
@@ -37,7 +37,7 @@ template <class Door>
 struct refused {
   const char* what;
   const char* says;  // the message names what is wrong
-  std::function<void(Door&)> spoil;
+  std::function<void(Door&)> alter;
 };
 
 // What all of them refuse.
@@ -202,8 +202,8 @@ std::vector<refused<Door>> common_refusals() {
   return list;
 }
 
-// Form::call is the operator, called with the door or with what stands in it; Form::options what it takes.
-template <class Form, index Keys = 9, class Door = door<typename Form::options, Keys>>
+// Form::call is the operator, called with the call_inputs or with what stands in it; Form::options what it takes.
+template <class Form, index Keys = 9, class Door = call_inputs<typename Form::options, Keys>>
 void check_refused(const std::string& name, const std::vector<refused<Door>>& list) {
   using form = Form;
   const auto message_of = [](Door& d) {
@@ -220,7 +220,7 @@ void check_refused(const std::string& name, const std::vector<refused<Door>>& li
 
   for (const auto& bad : list) {
     Door d;
-    bad.spoil(d);
+    bad.alter(d);
     INFO(name << " with " << bad.what);
     const std::string message = message_of(d);
     INFO(message);
