@@ -120,6 +120,8 @@ struct channel_transform {
   template <class S>
   void write(const T* rows, const matrix_view<S>& to) const {
     constexpr int w = width<T>;
+    index tokens[2][wide];
+    for (index i = 0; i < count; ++i) tokens[0][i] = token(i), tokens[1][i] = mirrored_token(i);
     for (index part = 0; part < count; part += w)
       for (const bool mirrored : {false, true})
         for (index c0 = 0; c0 < dim(); c0 += w) {
@@ -130,8 +132,7 @@ struct channel_transform {
           }
           transpose<T>(square);
           for (index i = part; i < std::min<index>(part + w, count); ++i) {
-            const index l = mirrored ? mirrored_token(i) : token(i);
-            store_part<T>(to.row(l) + c0 * to.col_stride, to.col_stride, dim() - c0, square[i - part]);
+            store_part<T>(to.row(tokens[mirrored][i]) + c0 * to.col_stride, to.col_stride, dim() - c0, square[i - part]);
           }
         }
   }
