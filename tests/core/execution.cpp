@@ -121,4 +121,22 @@ TEST_CASE("fewer than one thread is refused", "[execution]") {
   }
 }
 
+TEST_CASE("little work stays on the caller's thread", "[execution]") {
+  execution threads(3), eager(3, 0);
+  const auto used = [](execution& exec, double operations) {
+    const auto limit = exec.limit_threads({.operations = operations});
+    std::atomic<int> others = 0;
+    const auto caller = std::this_thread::get_id();
+    exec.for_each(100, [&](index, int worker) { others += worker == 0 && std::this_thread::get_id() != caller; });
+    CHECK(others == 0);
+    return exec.active_threads();
+  };
+  CHECK(used(threads, 1e5) == 1);
+  CHECK(used(threads, 1e9) == 3);
+  CHECK(threads.active_threads() == 3);  // the limit ends with the call
+  CHECK(used(eager, 0) == 3);
+  execution serial;
+  CHECK(used(serial, 1e9) == 1);
+}
+
 }  // namespace testing
