@@ -225,7 +225,10 @@ void attend(const row_block<T>& block, const packed_keys<T>& keys, const score_t
             const Prefetch& prefetch = {}) {
   index asked = 0;
   visit_tiles<T>(block.ranges, block.rows, [&](const tile& t) {
-    if (const index end = t.row + t.rows; end > asked) prefetch(asked, end - std::exchange(asked, end));
+    if (const index end = t.row + t.rows; end > asked) {
+      const index begin = std::exchange(asked, end);
+      prefetch(begin, end - begin);
+    }
     attend_tile(block, keys, t, terms);
   });
 }
