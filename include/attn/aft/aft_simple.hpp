@@ -39,10 +39,9 @@ void simple_rows_causal(const aft_head& head, bool gate, index begin, index end,
     write_channels<T, S, C>(head, gate, c, [&](const auto& write) {
       key_sums<T> s[C];
       packet<T> size = zero<T>();  // of the exponents, which only grow: the largest is the first or the last
-      unroll<C>([&](auto n) {
-        s[n] = sums[n];
-        size = max(size, abs(max(s[n].exponent, nearest_power<T>(key(begin, n)))));
-      });
+      unroll<C>([&](auto n) { s[n] = sums[n]; });
+      if (end - begin > 1)
+        unroll<C>([&](auto n) { size = max(size, abs(max(s[n].exponent, nearest_power<T>(key(begin, n))))); });
       for (index t = begin; t < end; ++t)
         unroll<C>([&](auto n) {
           const packet<T> x = key(t, n), exponent = nearest_power<T>(x);
