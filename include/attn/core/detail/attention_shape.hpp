@@ -17,12 +17,11 @@ struct attention_shape {
   }
 };
 
-/// Checks the four views against one another and returns what they agree on. The batch and head extents of all four are
-/// named by q; k names the key length, v the value dim.
-[[gnu::noinline]] inline attention_shape check_attention(const validator& check, const memory_layout& q,
-                                                         const memory_layout& k, const memory_layout& v,
-                                                         const memory_layout& out) {
-  check.memory({{"out", out}}, {{"q", q}, {"k", k}, {"v", v}});
+/// Checks the extents of the four views against one another and returns what they agree on. The batch and head extents
+/// of all four are named by q; k names the key length, v the value dim.
+[[gnu::noinline]] inline attention_shape check_attention_extents(const validator& check, const memory_layout& q,
+                                                                 const memory_layout& k, const memory_layout& v,
+                                                                 const memory_layout& out) {
   const attention_shape s{q.extents[0], q.extents[1], k.extents[1], q.extents[2],
                           k.extents[2], q.extents[3], v.extents[3]};
   if (s.heads > 0 && (s.kv_heads == 0 || s.heads % s.kv_heads != 0))
@@ -37,6 +36,14 @@ struct attention_shape {
                  {"out length = query length", s.queries, out.extents[2]},
                  {"out dim = value dim", s.dim_v, out.extents[3]}});
   return s;
+}
+
+/// The same for a call that writes out.
+[[gnu::noinline]] inline attention_shape check_attention(const validator& check, const memory_layout& q,
+                                                         const memory_layout& k, const memory_layout& v,
+                                                         const memory_layout& out) {
+  check.memory({{"out", out}}, {{"q", q}, {"k", k}, {"v", v}});
+  return check_attention_extents(check, q, k, v, out);
 }
 
 /// Tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv] for a cache of these extents.

@@ -70,6 +70,10 @@ struct memory_layout {
   bool empty() const {
     return std::any_of(extents, extents + rank, [](index n) { return n == 0; });
   }
+  /// Not the null view.
+  bool given() const {
+    return data || std::any_of(extents, extents + rank, [](index n) { return n != 0; });
+  }
 };
 
 [[gnu::cold, gnu::noinline]] inline std::string list_text(const index* list, int count) {

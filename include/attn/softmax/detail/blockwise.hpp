@@ -166,6 +166,26 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
   }
 }
 
+/// Steps 1 and 2 for a tile: its scores, in base 2, with -infinity where a row does not see a slot. `raw`, if given,
+/// takes the scores as they were before the terms.
+template <class T, class Score>
+void masked_scores(const T* queries, const key_range* ranges, const index_map& positions, const packed_keys<T>& keys,
+                   const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr) {
+  const index first = t.first, count = t.count;
+  with_tile_height(t.rows, [&](auto M) { tile_scores<T, M.value>(queries + t.row * keys.dim, keys, first, count, s); });
+  for (index m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
+  const bool any = terms.any();
+  for (index m = 0; m < t.rows && (t.masked || any); ++m) {
+    T* const row = s + m * score_stride;
+    const key_range seen = ranges[t.row + m];
+    const index begin = std::clamp(seen.begin - first, index(0), count);
+    const index end = std::clamp(seen.end - first, begin, count);
+    if (any && begin < end) terms.apply(row + begin, end - begin, positions[t.row + m], keys.positions, first + begin);
+    std::fill(row, row + begin, -std::numeric_limits<T>::infinity());
+    std::fill(row + end, row + count, -std::numeric_limits<T>::infinity());
+  }
+}
+
 /// Attends the rows of a tile to its slots.
 template <class T, class Score>
 [[gnu::noinline]] void attend_tile(const row_block<T>& block, const packed_keys<T>& keys, const tile& t,
@@ -173,21 +193,7 @@ template <class T, class Score>
   const index rows = t.rows, first = t.first, count = t.count;
   const auto& state = block.state;
   T* const s = block.scores;
-
-  with_tile_height(rows,
-                   [&](auto M) { tile_scores<T, M.value>(block.queries + t.row * block.dim, keys, first, count, s); });
-
-  const bool any = terms.any();
-  for (index m = 0; m < rows && (t.masked || any); ++m) {
-    T* const row = s + m * score_stride;
-    const key_range seen = block.ranges[t.row + m];
-    const index begin = std::clamp(seen.begin - first, index(0), count);
-    const index end = std::clamp(seen.end - first, begin, count);
-    if (any && begin < end)
-      terms.apply(row + begin, end - begin, block.positions[t.row + m], keys.positions, first + begin);
-    std::fill(row, row + begin, -std::numeric_limits<T>::infinity());
-    std::fill(row + end, row + count, -std::numeric_limits<T>::infinity());
-  }
+  masked_scores(block.queries, block.ranges, block.positions, keys, t, terms, s);
 
   alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {};
   for (index m = 0; m < rows; ++m)

@@ -169,26 +169,35 @@ void check_lse(const validator& check, const attention_shape& s, const tensor_vi
                  {"lse length = query length", s.queries, lse.extent(2)}});
 }
 
-/// The checks every operator with a softmax over keys shares: scale, softcap, slopes, sinks, lse.
+/// The numbers every operator with a softmax over keys may be given: scale, softcap, slopes, sinks.
 template <class Options>
-void check_softmax_options(const validator& check, const attention_shape& s, const Options& options,
-                           const memory_layout& q, const memory_layout& k, const memory_layout& v,
-                           const memory_layout& out) {
+void check_softmax_numbers(const validator& check, const attention_shape& s, const Options& options) {
   using T = std::remove_cvref_t<decltype(*options.scale)>;
   check_scale(check, options.scale);
   if (options.softcap &&
       !(*options.softcap > 0 && std::isfinite(*options.softcap) && std::isfinite(T(1) / *options.softcap)))
     check.fail("a finite softcap > 0 whose inverse is finite", *options.softcap);
-  check_lse<T>(check, s, options.lse, q, k, v, out);
   const auto check_list = [&](const char* what, const char* numbers, std::span<const T> list, T least) {
     check_per_head(check, what, list, s.heads);
-    check_no_alias(check, what, list, out, options.lse);
     for (T x : list)
       if (!(x >= least && x <= std::numeric_limits<T>::max())) check.fail(text({what, numbers}), x);
   };
   if constexpr (requires { options.alibi_slopes; })
     check_list("alibi_slopes", " that are finite", options.alibi_slopes, std::numeric_limits<T>::lowest());
   check_list("sinks", " that are finite, or -infinity for none", options.sinks, -std::numeric_limits<T>::infinity());
+}
+
+/// The checks every operator with a softmax over keys shares: these, and the memory of lse and lists.
+template <class Options>
+void check_softmax_options(const validator& check, const attention_shape& s, const Options& options,
+                           const memory_layout& q, const memory_layout& k, const memory_layout& v,
+                           const memory_layout& out) {
+  using T = std::remove_cvref_t<decltype(*options.scale)>;
+  check_lse<T>(check, s, options.lse, q, k, v, out);
+  check_softmax_numbers(check, s, options);
+  if constexpr (requires { options.alibi_slopes; })
+    check_no_alias(check, "alibi_slopes", std::span<const T>(options.alibi_slopes), out, options.lse);
+  check_no_alias(check, "sinks", std::span<const T>(options.sinks), out, options.lse);
 }
 
 /// What the caller gives as a score function, or nothing.

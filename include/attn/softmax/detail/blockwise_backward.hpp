@@ -1,0 +1,231 @@
+// attn: the one backward kernel of exact softmax attention.
+//
+// With P_ij = e^(s_ij - lse_i), s the final scores, and D_i = d_out_i . out_i - d_lse_i (Dao 2022):
+//
+//   dV_j  = sum_i P_ij d_out_i
+//   dS_ij = P_ij (d_out_i . v_j - D_i)                       gradient of the final scores
+//   dQ_i  = scale sum_j dS'_ij k_j,  dK_j = scale sum_i dS'_ij q_i      dS' = dS through the terms of the scores
+//
+// backward_block() takes a block of rows (backward_rows) through a block of keys (backward_keys):
+//
+//   for every tile of rows:
+//     1. P = 2^(S - lse)               masked_scores, as forward
+//     2. dS = P (d_out V^T - D)        tile_scores
+//     3. terms                         only where there are any
+//     4. dQ += dS K                    tile_output
+//   for every tile of keys:
+//     5. dV += P^T d_out, dK += dS^T Q    over the rows that see it
+//
+// P and dS of a block (2 x 96 KiB in float) and the packed keys stay in the second-level cache. A key whose weight is
+// exactly 0 passes nothing on, whatever its value, key, query or gradient: not even NaN.
+#pragma once
+
+#include <attn/softmax/detail/blockwise.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+inline constexpr index backward_key_block = 256;  // keys of a block, at most score_stride
+
+/// The queries of one head with what their gradients need, packed block by block of max_rows.
+template <class T>
+struct backward_rows {
+  T *queries = nullptr, *d_out = nullptr;              // per tile [dim][tile_rows], for S and d_out V^T
+  T *query_panels = nullptr, *d_out_panels = nullptr;  // per block, panels [max_rows][panel_width], for dK and dV
+  T *lse = nullptr, *delta = nullptr;                  // per row: lse in base 2, 0 where no key is seen; D
+  bool* finite = nullptr;                              // per block: are all queries and gradients?
+  index dim = 0, dim_v = 0;
+
+  static backward_rows layout(arena& memory, index rows, index dim, index dim_v) {
+    const index padded = round_up(rows, max_rows);
+    return {.queries = memory.allocate<T>(padded * dim + width<T>),
+            .d_out = memory.allocate<T>(padded * dim_v + width<T>),
+            .query_panels = memory.allocate<T>(padded * round_up(dim, panel_width<T>)),
+            .d_out_panels = memory.allocate<T>(padded * round_up(dim_v, panel_width<T>)),
+            .lse = memory.allocate<T>(padded),
+            .delta = memory.allocate<T>(padded),
+            .finite = memory.allocate<bool>(padded / max_rows),
+            .dim = dim,
+            .dim_v = dim_v};
+  }
+
+  /// The rows from row `first` on, a multiple of max_rows.
+  backward_rows from(index first) const {
+    backward_rows rest = *this;
+    rest.queries += first * dim, rest.d_out += first * dim_v;
+    rest.query_panels += first * round_up(dim, panel_width<T>);
+    rest.d_out_panels += first * round_up(dim_v, panel_width<T>);
+    rest.lse += first, rest.delta += first, rest.finite += first / max_rows;
+    return rest;
+  }
+
+  /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out, queries times `factor`.
+  template <class S>
+  void pack(const matrix_view<const S>& q, const matrix_view<const S>& d, const index_map& positions, index rows,
+            T factor) const {
+    const auto query = [&](index i) { return q.row(positions[i]); };
+    const auto gradient = [&](index i) { return d.row(positions[i]); };
+    for (index r = 0; r < rows; r += tile_rows) {
+      const index count = std::min<index>(tile_rows, rows - r);
+      pack_rows<T>([&](index i) { return query(r + i); }, count, dim, q.col_stride, factor, queries + r * dim);
+      pack_rows<T>([&](index i) { return gradient(r + i); }, count, dim_v, d.col_stride, T(1), d_out + r * dim_v);
+    }
+    const bool finite_q = pack_panels<T>(query, 0, rows, dim, q.col_stride, query_panels, max_rows);
+    const bool finite_d = pack_panels<T>(gradient, 0, rows, dim_v, d.col_stride, d_out_panels, max_rows);
+    *finite = finite_q && finite_d;
+  }
+};
+
+/// Keys and values of one head packed for the products of the backward pass, and the sums of their gradients.
+template <class T>
+struct backward_keys {
+  packed_keys<T> keys;    // as columns for S, as rows (in place of values) for dQ
+  packed_keys<T> values;  // as columns for d_out V^T
+  T *d_keys = nullptr, *d_values = nullptr;  // [slots][round_up(dim, panel_width)]
+
+  static index stride(index dim) { return round_up(dim, panel_width<T>); }
+
+  static backward_keys layout(arena& memory, index slots, index dim, index dim_v) {
+    backward_keys k{.keys = packed_keys<T>::layout(memory, slots, dim, dim),
+                    .values = packed_keys<T>::layout(memory, slots, dim_v, 0)};
+    k.d_keys = memory.allocate<T>(k.keys.capacity * stride(dim));
+    k.d_values = memory.allocate<T>(k.keys.capacity * stride(dim_v));
+    return k;
+  }
+
+  /// Fills slots [begin, end) and clears their gradients; begin is a multiple of the panel width.
+  template <class S>
+  void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
+    keys.pack(k, k, begin, end);
+    values.pack_keys([&](index slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
+    const index padded = round_up(end, panel_width<T>) - begin;
+    std::fill_n(d_keys + begin * stride(keys.dim), padded * stride(keys.dim), T(0));
+    std::fill_n(d_values + begin * stride(values.dim), padded * stride(values.dim), T(0));
+  }
+};
+
+/// Scratch of one worker.
+template <class T>
+struct backward_scratch {
+  T *weights = nullptr, *d_scores = nullptr;  // [max_rows][score_stride]
+  T* raw = nullptr;                           // likewise, where the terms of the scores need them
+  key_range* ranges = nullptr;                // [max_rows]: slots a row sees of this block of keys
+
+  static backward_scratch layout(arena& memory, bool with_raw) {
+    return {.weights = memory.allocate<T>(max_rows * score_stride),
+            .d_scores = memory.allocate<T>(max_rows * score_stride),
+            .raw = with_raw ? memory.allocate<T>(max_rows * score_stride) : nullptr,
+            .ranges = memory.allocate<key_range>(max_rows)};
+  }
+};
+
+/// Step 5 for M keys: sums[m] += sum over rows r < depth of weights[r][m] times row r of the panels.
+template <class T, int M>
+void transposed_output(const T* weights, const T* panels, index depth, index cols, T* sums, index stride) {
+  for (index col = 0; col < cols; col += panel_width<T>) {
+    const T* const panel = panels + col * max_rows;
+    const auto update = [&](auto m, auto half, const auto& x) {
+      T* const to = sums + m * stride + col + half * width<T>;
+      store<T>(to, add(load<T>(to), x));
+    };
+    if (col + width<T> < cols)
+      tile_product<T, M, 2>(left_operand<T, 1, score_stride>{weights}, panel, depth, update);
+    else
+      tile_product<T, M, 1>(left_operand<T, 1, score_stride>{weights}, panel, depth, update);
+  }
+}
+
+/// Step 5 where a query or gradient is not finite: weight by weight, those of 0 left out. Same sums, to the last bit.
+template <class T>
+[[gnu::noinline]] void transposed_output_checked(const T* weights, const T* panels, index depth, index keys, index cols,
+                                                 T* sums, index stride) {
+  for (index m = 0; m < keys; ++m)
+    for (index col = 0; col < cols; col += width<T>) {
+      packet<T> x = zero<T>();
+      for (index r = 0; r < depth; ++r) {
+        const T weight = weights[r * score_stride + m];
+        if (weight == T(0)) continue;
+        const T* const row = panels + col / panel_width<T> * panel_width<T> * max_rows + r * panel_width<T>;
+        x = fma(broadcast<T>(weight), load<T>(row + col % panel_width<T>), x);
+      }
+      T* const to = sums + m * stride + col;
+      store<T>(to, add(load<T>(to), x));
+    }
+}
+
+/// Takes one block of rows through slots [from, to) of the keys, to - from <= backward_key_block, from a multiple of the
+/// panel width. `ranges` are the slots its rows see, `positions` their queries; dq [rows][dq_stride] takes the sums of
+/// dS' K, `terms_backward(row of raw scores, row of dS, count, query, first slot)` takes dS to dS'.
+template <class T, class Score, class Backward>
+void backward_block(const backward_rows<T>& rows, index count, const key_range* ranges, const index_map& positions,
+                    const backward_keys<T>& k, index from, index to, const score_terms<T, Score>& terms,
+                    const backward_scratch<T>& s, T* dq, index dq_stride, Backward&& terms_backward) {
+  index low = to, high = from;
+  for (index r = 0; r < count; ++r) {
+    s.ranges[r] = {std::clamp(ranges[r].begin, from, to), std::clamp(ranges[r].end, from, to)};
+    if (s.ranges[r].begin >= s.ranges[r].end) continue;
+    low = std::min(low, s.ranges[r].begin);
+    high = std::max(high, s.ranges[r].end);
+  }
+  if (low >= high) return;
+  const index base = low / width<T> * width<T>, columns = round_up(high, width<T>) - base;
+  const bool finite_keys = k.keys.all_finite(low, high);
+  alignas(64) T ones[round_up(tile_rows, width<T>)];
+  std::fill_n(ones, round_up(tile_rows, width<T>), T(1));
+  for (index r = 0; r < count; ++r) {  // what no tile writes is 0
+    std::fill_n(s.weights + r * score_stride, columns, T(0));
+    std::fill_n(s.d_scores + r * score_stride, columns, T(0));
+  }
+  visit_tiles<T>(s.ranges, count, [&](const tile& t) {
+    const index offset = t.row * score_stride + t.first - base;
+    T *const p = s.weights + offset, *const ds = s.d_scores + offset, *const raw = s.raw ? s.raw + offset : nullptr;
+    masked_scores(rows.queries, s.ranges, positions, k.keys, t, terms, p, raw);
+    with_tile_height(t.rows, [&](auto M) {
+      tile_scores<T, M.value>(rows.d_out + t.row * rows.dim_v, k.values, t.first, t.count, ds);
+    });
+    for (index m = 0; m < t.rows; ++m) {
+      T *const weight = p + m * score_stride, *const d = ds + m * score_stride;
+      const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
+      const packet<T> lse = broadcast<T>(rows.lse[t.row + m]), delta = broadcast<T>(rows.delta[t.row + m]);
+      for (index n = 0; n < t.count; n += width<T>) {
+        const packet<T> x = load<T>(weight + n);  // -infinity where the key is not seen, also by a row whose lse is NaN
+        const packet<T> w = if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(x, lse)));
+        store<T>(weight + n, w);
+        // 0 where the weight is, whatever its value; a weight of NaN passes on.
+        const packet<T> product = mul(w, sub(load<T>(d + n), delta));
+        store<T>(d + n, if_less(zero<T>(), w, product, w));
+      }
+      if (terms.change_scores())
+        terms_backward(raw ? raw + m * score_stride : nullptr, d, t.count, positions[t.row + m], t.first);
+    }
+    const T* const seen = ds + t.low - t.first;
+    if (finite_keys) [[likely]]
+      with_tile_height(t.rows, [&](auto M) {
+        tile_output<T, M.value>(seen, ones, k.keys, t.low, t.high, dq + t.row * dq_stride, dq_stride);
+      });
+    else
+      careful_output(seen, ones, k.keys, t.low, t.high, t.rows, dq + t.row * dq_stride, dq_stride);
+  });
+
+  const index stride_k = k.stride(rows.dim), stride_v = k.stride(rows.dim_v);
+  for (index j = base; j < high; j += tile_rows) {
+    const index keys = std::min<index>(tile_rows, base + columns - j);
+    index begin = count, end = 0;  // rows that see any of them
+    for (index r = 0; r < count; ++r)
+      if (s.ranges[r].begin < j + keys && s.ranges[r].end > j) begin = std::min(begin, r), end = r + 1;
+    if (begin >= end) continue;
+    const T *const p = s.weights + begin * score_stride + j - base, *const ds = s.d_scores + begin * score_stride + j - base;
+    const T *const queries = rows.query_panels + begin * panel_width<T>,
+                   *const d_out = rows.d_out_panels + begin * panel_width<T>;
+    if (*rows.finite) [[likely]] {
+      with_tile_height(keys, [&](auto M) {
+        transposed_output<T, M.value>(p, d_out, end - begin, rows.dim_v, k.d_values + j * stride_v, stride_v);
+        transposed_output<T, M.value>(ds, queries, end - begin, rows.dim, k.d_keys + j * stride_k, stride_k);
+      });
+    } else {
+      transposed_output_checked(p, d_out, end - begin, keys, rows.dim_v, k.d_values + j * stride_v, stride_v);
+      transposed_output_checked(ds, queries, end - begin, keys, rows.dim, k.d_keys + j * stride_k, stride_k);
+    }
+  }
+}
+
+}  // namespace attn::inline ATTN_ISA::detail
