@@ -108,6 +108,8 @@ template <class T>
 struct row_access {
   void (*load)(const void* from, index stride, index count, T* to);
   void (*store)(const T* from, index count, void* to, index stride);
+  /// As store, to numbers that are added to.
+  void (*add)(const T* from, index count, void* to, index stride);
   /// Packs up to tile_rows rows, numbers [k0, k0 + depth) of each, as one tile.
   void (*pack_tile)(const void* const* rows, index count, index k0, index depth, index stride, T* tile);
 
@@ -133,6 +135,11 @@ inline constexpr row_access<T> row_access_of = {
     .store =
         [](const T* from, index count, void* to, index stride) {
           write_row(from, matrix_view<S>{static_cast<S*>(to), 1, count, 0, stride}, 0);
+        },
+    .add =
+        [](const T* from, index count, void* to, index stride) {
+          S* const row = static_cast<S*>(to);
+          for (index n = 0; n < count; ++n) row[n * stride] = static_cast<S>(static_cast<T>(row[n * stride]) + from[n]);
         },
     .pack_tile =
         [](const void* const* rows, index count, index k0, index depth, index stride, T* tile) {
