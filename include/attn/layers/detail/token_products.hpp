@@ -116,6 +116,7 @@ struct row_buffer {
 
   row_buffer(arena& memory, index rows, index count, index step = 1)
       : stride(round_up(count, step)), data(memory.allocate<T>(rows * stride)) {}
+  row_buffer(T* memory, index numbers) : stride(numbers), data(memory) {}
   T* row(index r) const { return data + r * stride; }
 
   /// Begins whole tiles of sums with the bias.
