@@ -60,6 +60,7 @@ struct memory_layout {
   int rank = 0;
   index extents[4] = {}, strides[4] = {};  // strides in elements
 
+  memory_layout() = default;
   template <class T, int Rank>
   memory_layout(const tensor_view<T, Rank>& x)
       : data(reinterpret_cast<const char*>(x.data())), item(sizeof(T)), rank(Rank) {
@@ -151,17 +152,20 @@ class validator {
   /// The views of a call. What is written overlaps neither itself nor anything else; views that are not given are passed
   /// over.
   struct named_view {
-    const char* name;
-    memory_layout view;
+    const char* name = nullptr;
+    memory_layout view{};
   };
-  [[gnu::noinline]] void memory(std::initializer_list<named_view> written,
-                                std::initializer_list<named_view> read) const {
+  [[gnu::noinline]] void memory(std::span<const named_view> written, std::span<const named_view> read) const {
     for (const named_view& x : read) readable(x.name, x.view);
     for (const named_view& x : written) writable(x.name, x.view);
-    for (const named_view *x = written.begin(); x != written.end(); ++x) {
-      for (const named_view& y : read) no_alias(x->name, x->view, y.name, y.view);
-      for (const named_view* y = x + 1; y != written.end(); ++y) no_alias(x->name, x->view, y->name, y->view);
+    for (std::size_t n = 0; n < written.size(); ++n) {
+      const named_view& x = written[n];
+      for (const named_view& y : read) no_alias(x.name, x.view, y.name, y.view);
+      for (const named_view& y : written.subspan(n + 1)) no_alias(x.name, x.view, y.name, y.view);
     }
+  }
+  void memory(std::initializer_list<named_view> written, std::initializer_list<named_view> read) const {
+    memory(std::span(written.begin(), written.size()), std::span(read.begin(), read.size()));
   }
 
   /// What is written and what is read share no memory.

@@ -24,10 +24,40 @@ namespace attn::inline ATTN_ISA::detail {
   check_same_shape(check, text({"the gradient of ", of}).c_str(), gradient, of, x);
 }
 
+/// The views of a backward call, gathered for validator::memory: what is written, which are the gradients, and what is
+/// read.
+class backward_views {
+ public:
+  void read(const char* name, const memory_layout& view) { read_[reads_++] = {name, view}; }
+  /// A gradient by its full name, "the gradient of q", of x.
+  void gradient(const char* name, const memory_layout& view, const char* of, const memory_layout& x) {
+    gradients_[written_] = {of, x};
+    written_views_[written_++] = {name, view};
+    read(of, x);
+  }
+  /// No overlaps; every gradient is of something given and of its shape.
+  [[gnu::noinline]] void check(const validator& check) const {
+    check.memory(std::span(written_views_, written_), std::span(read_, reads_));
+    for (std::size_t n = 0; n < written_; ++n)
+      check_gradient(check, gradients_[n].name, written_views_[n].view, gradients_[n].view);
+  }
+
+ private:
+  static constexpr std::size_t most = 24;
+  validator::named_view written_views_[most], gradients_[most], read_[2 * most];
+  std::size_t written_ = 0, reads_ = 0;
+};
+
 /// A sum becomes an entry of a gradient, or is added to it.
 template <class To, class T>
 ATTN_INLINE void store_gradient(To& to, T sum, bool accumulate) {
   to = static_cast<To>(accumulate ? static_cast<T>(to) + sum : sum);
+}
+
+template <class T>
+void clear_gradient(const tensor_view<T>& x) {
+  for (index b = 0; b < x.extent(0); ++b)
+    for (index h = 0; h < x.extent(1); ++h) clear_rows(head_of(x, b, h), 0, x.extent(2));
 }
 
 /// Rows [begin, end) of a gradient from rows of sums, times `factor`; those from `real` on are padding, whose gradient is

@@ -20,6 +20,7 @@
 // exactly 0 passes nothing on, whatever its value, key, query or gradient: not even NaN.
 #pragma once
 
+#include <attn/core/detail/gradients.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -36,29 +37,32 @@ struct backward_rows {
   index dim = 0, dim_v = 0;
 
   static backward_rows layout(arena& memory, index rows, index dim, index dim_v) {
-    const index padded = round_up(rows, max_rows);
-    return {.queries = memory.allocate<T>(padded * dim + width<T>),
-            .d_out = memory.allocate<T>(padded * dim_v + width<T>),
+    const index padded = round_up(rows, max_rows), blocks = padded / max_rows;
+    return {.queries = memory.allocate<T>(blocks * tiles_size(dim)),
+            .d_out = memory.allocate<T>(blocks * tiles_size(dim_v)),
             .query_panels = memory.allocate<T>(padded * round_up(dim, panel_width<T>)),
             .d_out_panels = memory.allocate<T>(padded * round_up(dim_v, panel_width<T>)),
             .lse = memory.allocate<T>(padded),
             .delta = memory.allocate<T>(padded),
-            .finite = memory.allocate<bool>(padded / max_rows),
+            .finite = memory.allocate<bool>(blocks),
             .dim = dim,
             .dim_v = dim_v};
   }
+  /// Numbers of the tiles of a block: packing writes a little beyond them.
+  static index tiles_size(index dim) { return max_rows * dim + width<T>; }
 
   /// The rows from row `first` on, a multiple of max_rows.
   backward_rows from(index first) const {
     backward_rows rest = *this;
-    rest.queries += first * dim, rest.d_out += first * dim_v;
+    rest.queries += first / max_rows * tiles_size(dim), rest.d_out += first / max_rows * tiles_size(dim_v);
     rest.query_panels += first * round_up(dim, panel_width<T>);
     rest.d_out_panels += first * round_up(dim_v, panel_width<T>);
     rest.lse += first, rest.delta += first, rest.finite += first / max_rows;
     return rest;
   }
 
-  /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out, queries times `factor`.
+  /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out, queries times `factor`. lse and delta are
+  /// the caller's to fill.
   template <class S>
   void pack(const matrix_view<const S>& q, const matrix_view<const S>& d, const index_map& positions, index rows,
             T factor) const {
@@ -101,19 +105,28 @@ struct backward_keys {
     std::fill_n(d_keys + begin * stride(keys.dim), padded * stride(keys.dim), T(0));
     std::fill_n(d_values + begin * stride(values.dim), padded * stride(values.dim), T(0));
   }
+
+  /// Slots [begin, end) become the rows of these numbers of the gradients of k, times `scale`, and v, which may each be
+  /// null; rows from `real` on are padding.
+  template <class S>
+  void store(const tensor_view<S>& dk, const tensor_view<S>& dv, index b, index h, index begin, index end, index real,
+             T scale, bool accumulate) const {
+    if (dk) store_gradient_rows(d_keys, stride(keys.dim), scale, head_of(dk, b, h), begin, end, real, accumulate);
+    if (dv) store_gradient_rows(d_values, stride(values.dim), T(1), head_of(dv, b, h), begin, end, real, accumulate);
+  }
 };
 
 /// Scratch of one worker.
 template <class T>
 struct backward_scratch {
   T *weights = nullptr, *d_scores = nullptr;  // [max_rows][score_stride]
-  T* raw = nullptr;                           // likewise, where the terms of the scores need them
+  T* raw = nullptr;                           // [tile_rows][score_stride], where the terms of the scores need them
   key_range* ranges = nullptr;                // [max_rows]: slots a row sees of this block of keys
 
   static backward_scratch layout(arena& memory, bool with_raw) {
     return {.weights = memory.allocate<T>(max_rows * score_stride),
             .d_scores = memory.allocate<T>(max_rows * score_stride),
-            .raw = with_raw ? memory.allocate<T>(max_rows * score_stride) : nullptr,
+            .raw = with_raw ? memory.allocate<T>(tile_rows * score_stride) : nullptr,
             .ranges = memory.allocate<key_range>(max_rows)};
   }
 };
@@ -152,68 +165,88 @@ template <class T>
     }
 }
 
+/// Steps 1 to 3, second half, for one row of a tile: weights from scores, dS from d_out V^T.
+template <class T>
+ATTN_INLINE void row_gradients(T* weight, T* d, index count, T row_lse, T row_delta) {
+  const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
+  const packet<T> lse = broadcast<T>(row_lse), delta = broadcast<T>(row_delta);
+  for (index n = 0; n < count; n += width<T>) {
+    const packet<T> x = load<T>(weight + n);  // -infinity where the key is not seen, also by a row whose lse is NaN
+    const packet<T> w = if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(x, lse)));
+    store<T>(weight + n, w);
+    // 0 where the weight is, whatever the value; a weight of NaN passes on.
+    store<T>(d + n, if_less(zero<T>(), w, mul(w, sub(load<T>(d + n), delta)), w));
+  }
+}
+
+/// Steps 1 to 4 for one tile. `offset` is where its rows of weights and dS lie.
+template <class T, class Score, class Terms>
+[[gnu::noinline]] void backward_tile(const backward_rows<T>& rows, const backward_keys<T>& k, const tile& t,
+                                     const index_map& positions, const score_terms<T, Score>& terms,
+                                     const backward_scratch<T>& s, index offset, T* dq, index dq_stride, Terms& back) {
+  T *const p = s.weights + offset, *const ds = s.d_scores + offset;
+  masked_scores(rows.queries, s.ranges, positions, k.keys, t, terms, p, s.raw);
+  with_tile_height(t.rows, [&](auto M) {
+    tile_scores<T, M.value>(rows.d_out + t.row * rows.dim_v, k.values, t.first, t.count, ds);
+  });
+  for (index m = 0; m < t.rows; ++m) {
+    T* const d = ds + m * score_stride;
+    row_gradients(p + m * score_stride, d, t.count, rows.lse[t.row + m], rows.delta[t.row + m]);
+    if (back.any())
+      back(s.raw ? s.raw + m * score_stride : nullptr, d, t.count, positions[t.row + m], k.keys.positions, t.first);
+  }
+  if (!dq) return;
+  alignas(64) T ones[round_up(tile_rows, width<T>)];
+  std::fill_n(ones, round_up(tile_rows, width<T>), T(1));
+  const T* const seen = ds + t.low - t.first;
+  T* const to = dq + t.row * dq_stride;
+  if (k.keys.all_finite(t.low, t.high)) [[likely]]
+    with_tile_height(t.rows, [&](auto M) {
+      tile_output<T, M.value>(seen, ones, k.keys, t.low, t.high, to, dq_stride);
+    });
+  else
+    careful_output(seen, ones, k.keys, t.low, t.high, t.rows, to, dq_stride);
+}
+
 /// Takes one block of rows through slots [from, to) of the keys, to - from <= backward_key_block, from a multiple of the
-/// panel width. `ranges` are the slots its rows see, `positions` their queries; dq [rows][dq_stride] takes the sums of
-/// dS' K, `terms_backward(row of raw scores, row of dS, count, query, first slot)` takes dS to dS'.
-template <class T, class Score, class Backward>
+/// panel width. `ranges` are the slots its rows see, `positions` their queries; dq [rows][dq_stride], if given, takes the
+/// sums of dS' K; `back` takes dS to dS'.
+template <class T, class Score, class Terms>
 void backward_block(const backward_rows<T>& rows, index count, const key_range* ranges, const index_map& positions,
                     const backward_keys<T>& k, index from, index to, const score_terms<T, Score>& terms,
-                    const backward_scratch<T>& s, T* dq, index dq_stride, Backward&& terms_backward) {
-  index low = to, high = from;
+                    const backward_scratch<T>& s, T* dq, index dq_stride, Terms& back) {
+  index low = to, high = from, all_low = from, all_high = to;
   for (index r = 0; r < count; ++r) {
     s.ranges[r] = {std::clamp(ranges[r].begin, from, to), std::clamp(ranges[r].end, from, to)};
+    all_low = std::max(all_low, s.ranges[r].begin);
+    all_high = std::min(all_high, s.ranges[r].end);
     if (s.ranges[r].begin >= s.ranges[r].end) continue;
     low = std::min(low, s.ranges[r].begin);
     high = std::max(high, s.ranges[r].end);
   }
   if (low >= high) return;
   const index base = low / width<T> * width<T>, columns = round_up(high, width<T>) - base;
-  const bool finite_keys = k.keys.all_finite(low, high);
-  alignas(64) T ones[round_up(tile_rows, width<T>)];
-  std::fill_n(ones, round_up(tile_rows, width<T>), T(1));
-  for (index r = 0; r < count; ++r) {  // what no tile writes is 0
+  const bool all_seen = all_low <= low && all_high >= high;  // by every row
+  for (index r = 0; r < count && !all_seen; ++r) {           // what no tile writes is 0
     std::fill_n(s.weights + r * score_stride, columns, T(0));
     std::fill_n(s.d_scores + r * score_stride, columns, T(0));
   }
   visit_tiles<T>(s.ranges, count, [&](const tile& t) {
-    const index offset = t.row * score_stride + t.first - base;
-    T *const p = s.weights + offset, *const ds = s.d_scores + offset, *const raw = s.raw ? s.raw + offset : nullptr;
-    masked_scores(rows.queries, s.ranges, positions, k.keys, t, terms, p, raw);
-    with_tile_height(t.rows, [&](auto M) {
-      tile_scores<T, M.value>(rows.d_out + t.row * rows.dim_v, k.values, t.first, t.count, ds);
-    });
-    for (index m = 0; m < t.rows; ++m) {
-      T *const weight = p + m * score_stride, *const d = ds + m * score_stride;
-      const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
-      const packet<T> lse = broadcast<T>(rows.lse[t.row + m]), delta = broadcast<T>(rows.delta[t.row + m]);
-      for (index n = 0; n < t.count; n += width<T>) {
-        const packet<T> x = load<T>(weight + n);  // -infinity where the key is not seen, also by a row whose lse is NaN
-        const packet<T> w = if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(x, lse)));
-        store<T>(weight + n, w);
-        // 0 where the weight is, whatever its value; a weight of NaN passes on.
-        const packet<T> product = mul(w, sub(load<T>(d + n), delta));
-        store<T>(d + n, if_less(zero<T>(), w, product, w));
-      }
-      if (terms.change_scores())
-        terms_backward(raw ? raw + m * score_stride : nullptr, d, t.count, positions[t.row + m], t.first);
-    }
-    const T* const seen = ds + t.low - t.first;
-    if (finite_keys) [[likely]]
-      with_tile_height(t.rows, [&](auto M) {
-        tile_output<T, M.value>(seen, ones, k.keys, t.low, t.high, dq + t.row * dq_stride, dq_stride);
-      });
-    else
-      careful_output(seen, ones, k.keys, t.low, t.high, t.rows, dq + t.row * dq_stride, dq_stride);
+    backward_tile(rows, k, t, positions, terms, s, t.row * score_stride + t.first - base, dq, dq_stride, back);
   });
 
   const index stride_k = k.stride(rows.dim), stride_v = k.stride(rows.dim_v);
   for (index j = base; j < high; j += tile_rows) {
     const index keys = std::min<index>(tile_rows, base + columns - j);
-    index begin = count, end = 0;  // rows that see any of them
-    for (index r = 0; r < count; ++r)
-      if (s.ranges[r].begin < j + keys && s.ranges[r].end > j) begin = std::min(begin, r), end = r + 1;
+    index begin = 0, end = count;  // rows that see any of them
+    if (!all_seen) {
+      const auto blind = [&](index r) { return s.ranges[r].begin >= j + keys || s.ranges[r].end <= j; };
+      while (begin < end && blind(begin)) ++begin;
+      while (begin < end && blind(end - 1)) --end;
+    }
     if (begin >= end) continue;
-    const T *const p = s.weights + begin * score_stride + j - base, *const ds = s.d_scores + begin * score_stride + j - base;
+    const index offset = begin * score_stride + j - base;
+    const T *const p = s.weights + offset, *const ds = s.d_scores + offset;
     const T *const queries = rows.query_panels + begin * panel_width<T>,
                    *const d_out = rows.d_out_panels + begin * panel_width<T>;
     if (*rows.finite) [[likely]] {
@@ -226,6 +259,22 @@ void backward_block(const backward_rows<T>& rows, index count, const key_range* 
       transposed_output_checked(ds, queries, end - begin, keys, rows.dim, k.d_keys + j * stride_k, stride_k);
     }
   }
+}
+
+/// Takes one block of rows through all slots its ranges name, as attend() does.
+template <class T, class Score, class Terms>
+void differentiate(const backward_rows<T>& rows, index count, const key_range* ranges, const index_map& positions,
+                   const backward_keys<T>& k, const score_terms<T, Score>& terms, const backward_scratch<T>& s, T* dq,
+                   index dq_stride, Terms& back) {
+  index begin = std::numeric_limits<index>::max(), end = 0;
+  for (index r = 0; r < count; ++r) {
+    if (ranges[r].begin >= ranges[r].end) continue;
+    begin = std::min(begin, ranges[r].begin);
+    end = std::max(end, ranges[r].end);
+  }
+  for (index from = begin / panel_width<T> * panel_width<T>; from < end; from += backward_key_block)
+    backward_block(rows, count, ranges, positions, k, from, std::min(from + backward_key_block, end), terms, s, dq,
+                   dq_stride, back);
 }
 
 }  // namespace attn::inline ATTN_ISA::detail
