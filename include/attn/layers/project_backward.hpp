@@ -165,16 +165,14 @@ void project_backward(const X& x, const Weights& weights, const D& d_out,
   using T = compute_type<S>;
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& [weight, bias] = detail::weights_of<project_weights<S>>(weights);
-  const detail::backward_validator check("project_backward", from, d);
-  check.memory({{"the gradient of x", gradients.x},
-                {"the gradient of weight", gradients.weight},
-                {"the gradient of bias", gradients.bias}},
-               {{"x", from}, {"weight", weight}, {"bias", bias}, {"d_out", d}});
+  detail::backward_views views;
+  views.gradient("the gradient of x", gradients.x, "x", from);
+  views.gradient("the gradient of weight", gradients.weight, "weight", weight);
+  views.gradient("the gradient of bias", gradients.bias, "bias", bias);
+  views.read("d_out", d);
+  const detail::layer_validator check("project_backward", from, views, d);
   check.out_dim(weight.extent(0));
   check.linear("weight", weight, "bias", bias, from.extent(2));
-  check_gradient(check, "x", gradients.x, from);
-  check_gradient(check, "weight", gradients.weight, weight);
-  check_gradient(check, "bias", gradients.bias, bias);
   const detail::projection_gradient<T> one(weight, detail::token_sum<T>(d), gradients.weight, gradients.bias,
                                            gradients.accumulate);
   detail::run_projections_backward<T>(from, {gradients.x, gradients.accumulate}, {&one, 1}, exec.get());

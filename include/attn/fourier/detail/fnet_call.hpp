@@ -133,7 +133,10 @@ struct channel_transform {
           }
           transpose<T>(square);
           for (index i = part; i < std::min<index>(part + w, count); ++i) {
-            store_part<T>(to.row(tokens[mirrored][i]) + c0 * to.col_stride, to.col_stride, dim() - c0, square[i - part]);
+            S* const at = to.row(tokens[mirrored][i]) + c0 * to.col_stride;
+            // No hardware looks ahead in so many rows at once; any address may be fetched.
+            if constexpr (adds) __builtin_prefetch(at + 4 * w * to.col_stride);
+            store_part<T, adds>(at, to.col_stride, dim() - c0, square[i - part]);
           }
         }
   }

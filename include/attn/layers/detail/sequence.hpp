@@ -3,6 +3,7 @@
 
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/check.hpp>
+#include <attn/core/detail/gradients.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -32,9 +33,25 @@ constexpr auto sequences_of(const X& x, Out& out) {
   return std::pair<tensor_view<const S, 3>, tensor_view<S, 3>>(as_sequence(x), as_sequence(out));
 }
 
+/// The views of x and d_out, whose types are checked here.
+template <class X, class D>
+constexpr auto inputs_of(const X& x, const D& d_out) {
+  using S = element_of<const X&>;
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  static_assert(std::same_as<S, element_of<const D&>>, "attn: the sequences of a layer must have one element type");
+  return std::pair<tensor_view<const S, 3>, tensor_view<const S, 3>>(as_sequence(x), as_sequence(d_out));
+}
+
 /// Mixes the tokens of a sequence: mixer(x, out, execution), both [batch, length, dim]. Out never shares x's memory.
 template <class F, class S>
 concept token_mixer = std::invocable<F&, const tensor_view<const S, 3>&, const tensor_view<S, 3>&, execution&>;
+
+/// The gradient of a mixer: mixer_backward(x, out, d_out, dx, execution), all [batch, length, dim], with out what the
+/// mixer made of x, and dx to be written over.
+template <class F, class S>
+concept token_mixer_backward =
+    std::invocable<F&, const tensor_view<const S, 3>&, const tensor_view<const S, 3>&, const tensor_view<const S, 3>&,
+                   const tensor_view<S, 3>&, execution&>;
 
 /// The weights given, which are those of this layer for the element type of x. Where all of them are optional, an
 /// execution may be in their place.
@@ -57,9 +74,11 @@ tensor_view<S, 3> allocate_sequence(arena& memory, index batch, index length, in
 
 // Checks --------------------------------------------------------------------------------------------------------------
 
-/// Checks the sequences and parameters of a call of a layer.
+/// Checks the sequences and parameters of a call of a layer, or of its backward pass, where d_out is in the place of out,
+/// and what overlaps is checked apart.
 struct layer_validator : validator {
   memory_layout x, out;
+  bool backward = false;
 
   /// Out may be x itself where `in_place`.
   layer_validator(const char* name, const memory_layout& from, const memory_layout& to, bool in_place = true)
@@ -71,18 +90,23 @@ struct layer_validator : validator {
       same &= x.extents[n] == out.extents[n] && (x.extents[n] < 2 || x.strides[n] == out.strides[n]);
     if (!same) no_alias("out", out, "x", x);
   }
+  /// Of a backward pass.
+  layer_validator(const char* name, const memory_layout& from, const backward_views& views, const memory_layout& d_out)
+      : validator(name), x(from), out(d_out), backward(true) {
+    views.check(*this);
+  }
 
   /// out is [batch, length, dim] for x [batch, length, ...].
   void out_dim(index dim) const {
-    extents({{"out batch = x batch", x.extents[0], out.extents[0]},
-             {"out length = x length", x.extents[1], out.extents[1]},
-             {"out dim", dim, out.extents[2]}});
+    extents({{backward ? "d_out batch = x batch" : "out batch = x batch", x.extents[0], out.extents[0]},
+             {backward ? "d_out length = x length" : "out length = x length", x.extents[1], out.extents[1]},
+             {backward ? "d_out dim" : "out dim", dim, out.extents[2]}});
     fits("x batch * length", {x.extents[0], x.extents[1]});  // also where the dim is 0
   }
 
   void separate_from_out(const char* what, const memory_layout& view) const {
     readable(what, view);
-    no_alias("out", out, what, view);
+    if (!backward) no_alias("out", out, what, view);
   }
 
   /// A list of parameters, one per `thing`, that may be left out.

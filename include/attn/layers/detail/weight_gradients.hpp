@@ -10,7 +10,6 @@
 // A token whose d is 0 adds nothing, whatever its inputs are: so NaN in padding reaches no weight.
 #pragma once
 
-#include <attn/core/detail/gradients.hpp>
 #include <attn/layers/detail/token_products.hpp>
 
 #include <cstring>
