@@ -109,7 +109,7 @@ struct norm_backward_call {
     std::fill_n(total, one, T(0));
     const auto run_task = [&](index task, int worker, T* task_sums) {
       const auto [rows, own] = exec.scratch(worker, [&](arena& memory) {
-        return std::pair{memory.allocate<T>(3 * padded()), memory.allocate<T>(2 * padded())};
+        return std::array{memory.allocate<T>(3 * padded()), memory.allocate<T>(2 * padded())};
       });
       const index begin = task * tokens_per_task;
       run_tokens(begin, std::min(begin + tokens_per_task, count), rows, task_sums ? task_sums : own);

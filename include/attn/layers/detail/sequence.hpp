@@ -74,6 +74,14 @@ tensor_view<S, 3> allocate_sequence(arena& memory, index batch, index length, in
 
 // Checks --------------------------------------------------------------------------------------------------------------
 
+/// One sequence, or two in the same memory?
+inline bool same_memory(const memory_layout& x, const memory_layout& y) {
+  bool same = x.data == y.data;
+  for (int n = 0; n < 3; ++n)
+    same = same && x.extents[n] == y.extents[n] && (x.extents[n] < 2 || x.strides[n] == y.strides[n]);
+  return same;
+}
+
 /// Checks the sequences and parameters of a call of a layer, or of its backward pass, where d_out is in the place of out,
 /// and what overlaps is checked apart.
 struct layer_validator : validator {
@@ -85,10 +93,7 @@ struct layer_validator : validator {
       : validator(name), x(from), out(to) {
     readable("x", x);
     writable("out", out);
-    bool same = in_place && x.data == out.data;
-    for (int n = 0; n < 3; ++n)
-      same &= x.extents[n] == out.extents[n] && (x.extents[n] < 2 || x.strides[n] == out.strides[n]);
-    if (!same) no_alias("out", out, "x", x);
+    if (!in_place || !same_memory(out, x)) no_alias("out", out, "x", x);
   }
   /// Of a backward pass.
   layer_validator(const char* name, const memory_layout& from, const backward_views& views, const memory_layout& d_out)

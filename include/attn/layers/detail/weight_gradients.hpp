@@ -73,6 +73,23 @@ struct token_sum {
   }
 };
 
+/// to = the sum; the memory of any of them may be the same.
+template <class T>
+void add_sequences(const token_sum<T>& sum, const gradient_memory<T>& to, execution& exec) {
+  if (!to.given()) return;
+  const index count = sum.first.count, dim = sum.first.dim;
+  const auto limit =
+      exec.limit_threads({.bytes = 3 * sizeof(T) * static_cast<double>(count) * static_cast<double>(dim)});
+  exec.for_each(ceil_div(count, tokens_per_task), [&](index task, int worker) {
+    const auto [row, spare] = exec.scratch(
+        worker, [&](arena& memory) { return std::array{memory.allocate<T>(dim), memory.allocate<T>(dim)}; });
+    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, count); ++n) {
+      sum.load(n, row, spare);
+      to.put(n, 0, dim, row);
+    }
+  });
+}
+
 // The two sides of a product over tokens ------------------------------------------------------------------------------
 
 /// Where a block of tokens lies in a chunk of `depth` tokens.
