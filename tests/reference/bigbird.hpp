@@ -14,7 +14,8 @@ using bigbird_options = basic_bigbird_options<double>;
 template <class N>
 void copy_choices(const bigbird_options& from, basic_bigbird_options<N>& to) {
   copy_choices(static_cast<const softmax_options&>(from), static_cast<basic_softmax_options<N>&>(to));
-  to.size = from.size, to.window_blocks = from.window_blocks, to.global_blocks = from.global_blocks, to.random = from.random;
+  to.size = from.size, to.window_blocks = from.window_blocks, to.global_blocks = from.global_blocks,
+  to.random = from.random;
 }
 
 template <class N>
