@@ -9,6 +9,7 @@
 #include <attn/softmax/full_softmax_backward.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
 #include <attn/softmax/sliding_window.hpp>
+#include <attn/softmax/sliding_window_backward.hpp>
 #include <attn/softmax/sliding_window_step.hpp>
 
 namespace testing {
@@ -57,7 +58,15 @@ struct compiled_full_softmax : compiled_full_softmax_backward<S> {
 };
 
 template <class S>
-struct compiled_sliding_window {
+struct compiled_sliding_window_backward {
+  using gradients = attn::sliding_window_gradients<S>;
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out, const gradients&,
+                       const attn::sliding_window_options<S>&, const score_of<S>&, const score_backward_of<S>&,
+                       attn::execution&);
+};
+
+template <class S>
+struct compiled_sliding_window : compiled_sliding_window_backward<S> {
   using options = attn::sliding_window_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
                    attn::execution&);
