@@ -44,12 +44,24 @@ golden_operator golden_aft_conv();
 
 inline std::vector<golden_operator> golden_operators() {
   return {
-      golden_full_softmax(), golden_sliding_window(), golden_block(),
-      golden_strided(),      golden_bigbird(),        golden_lsh(),
-      golden_long_short(),   golden_linformer(),      golden_nystrom(),
-      golden_linear(),       golden_performer(),      golden_rfa(),
-      golden_fnet(),         golden_reversible(),     golden_aft_full(),
-      golden_aft_local(),    golden_aft_simple(),     golden_aft_conv(),
+      golden_full_softmax(),
+      golden_sliding_window(),
+      golden_block(),
+      golden_strided(),
+      golden_bigbird(),
+      golden_lsh(),
+      golden_long_short(),
+      golden_linformer(),
+      golden_nystrom(),
+      golden_linear(),
+      golden_performer(),
+      golden_rfa(),
+      golden_fnet(),
+      golden_reversible(),
+      golden_aft_full(),
+      golden_aft_local(),
+      golden_aft_simple(),
+      golden_aft_conv(),
   };
 }
 
