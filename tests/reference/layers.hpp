@@ -48,13 +48,13 @@ N gelu_tanh_of(const N& x) {
 inline double gelu_tanh(double x) { return gelu_tanh_of(x); }
 
 template <class N>
-struct feed_forward_weights_of {
+struct basic_feed_forward_weights {
   tensor<N> up, up_bias, down, down_bias;
 };
-using feed_forward_weights = feed_forward_weights_of<double>;
+using feed_forward_weights = basic_feed_forward_weights<double>;
 
 template <class N, class F>
-tensor<N> feed_forward(const tensor<N>& x, const feed_forward_weights_of<N>& w, F&& f) {
+tensor<N> feed_forward(const tensor<N>& x, const basic_feed_forward_weights<N>& w, F&& f) {
   tensor<N> hidden = project(x, w.up, w.up_bias);
   for (N& h : hidden.data) h = f(h);
   return project(hidden, w.down, w.down_bias);
@@ -81,14 +81,14 @@ tensor<N> merge(const tensor<N>& x) {
 }
 
 template <class N>
-struct multi_head_weights_of {
+struct basic_multi_head_weights {
   tensor<N> query, key, value, output, query_bias, key_bias, value_bias, output_bias;  // key, output: may be empty
 };
-using multi_head_weights = multi_head_weights_of<double>;
+using multi_head_weights = basic_multi_head_weights<double>;
 
 // Around op(q, k, v).
 template <class N, class Operator>
-tensor<N> multi_head_around(const tensor<N>& x, const tensor<N>& y, const multi_head_weights_of<N>& w, index heads,
+tensor<N> multi_head_around(const tensor<N>& x, const tensor<N>& y, const basic_multi_head_weights<N>& w, index heads,
                             index kv_heads, Operator&& op) {
   const tensor<N> q = split(project(x, w.query, w.query_bias), heads);
   const tensor<N> k = w.key.empty() ? q : split(project(y, w.key, w.key_bias), kv_heads);
@@ -109,14 +109,14 @@ tensor<N> sum(const tensor<N>& a, const tensor<N>& b) {
 }
 
 template <class N>
-struct encoder_block_weights_of {
+struct basic_encoder_block_weights {
   tensor<N> gamma_1, beta_1, gamma_2, beta_2;
-  feed_forward_weights_of<N> feed;
+  basic_feed_forward_weights<N> feed;
 };
-using encoder_block_weights = encoder_block_weights_of<double>;
+using encoder_block_weights = basic_encoder_block_weights<double>;
 
 template <class N, class Mixer, class F>
-tensor<N> encoder_block(const tensor<N>& x, Mixer&& mix, const encoder_block_weights_of<N>& w, bool norm_before, F&& f,
+tensor<N> encoder_block(const tensor<N>& x, Mixer&& mix, const basic_encoder_block_weights<N>& w, bool norm_before, F&& f,
                         double eps) {
   const auto norm_1 = [&](const tensor<N>& s) { return layer_norm(s, w.gamma_1, w.beta_1, eps); };
   const auto norm_2 = [&](const tensor<N>& s) { return layer_norm(s, w.gamma_2, w.beta_2, eps); };
