@@ -70,7 +70,8 @@ TEMPLATE_LIST_TEST_CASE("fnet_backward: added to what is there; padding is neith
     CHECK(gradient(d, lengths, three) == alone);
     tensor<double> wanted = cast<double>(before);
     for (std::size_t n = 0; n < wanted.data.size(); ++n) wanted.data[n] += static_cast<double>(alone.data[n]);
-    compiled_fnet<S>::backward(view(std::as_const(d)), {.x = view(sum), .accumulate = true}, {.lengths = lengths}, serial);
+    compiled_fnet<S>::backward(view(std::as_const(d)), {.x = view(sum), .accumulate = true}, {.lengths = lengths},
+                               serial);
     CHECK(relative_error(sum, wanted) <= 2 * gradient_tolerance<S>::value);  // the gradient alone is rounded too
     for (index i = 20; i < 35; ++i)
       for (index e = 0; e < dim; ++e) CHECK(sum(1, 1, i, e) == before(1, 1, i, e));

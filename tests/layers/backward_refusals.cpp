@@ -23,8 +23,11 @@ struct arguments {
       .up = matrix(10, 8), .down = matrix(8, 10), .up_bias = vector(10), .down_bias = vector(8)};
   attn::feed_forward_gradients<float> d_feed{
       .x = dx, .up = next(10, 8), .down = next(8, 10), .up_bias = next(10), .down_bias = next(8)};
-  attn::multi_head_weights<float> heads{
-      .query = matrix(8, 8), .key = matrix(4, 8), .value = matrix(4, 8), .output = matrix(8, 8), .query_bias = vector(8)};
+  attn::multi_head_weights<float> heads{.query = matrix(8, 8),
+                                        .key = matrix(4, 8),
+                                        .value = matrix(4, 8),
+                                        .output = matrix(8, 8),
+                                        .query_bias = vector(8)};
   attn::multi_head_gradients<float> d_heads{.x = dx,
                                             .context = next(2, 9, 8),
                                             .query = next(8, 8),
@@ -129,9 +132,10 @@ TEST_CASE("project_backward refuses what does not fit", "[layer_backward_refusal
   check_refusals(
       "project_backward", call,
       with_sequences(
-          [](arguments& d) -> auto& { return d.d_one.x; },
+          [](arguments & d) -> auto& { return d.d_one.x; },
           {
-              {"another dim of d_out", "d_out dim 8; found 7", [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
+              {"another dim of d_out", "d_out dim 8; found 7",
+               [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
               {"too few columns", "weight columns = dim of its input 8; found 7",
                [](arguments& d) { d.one.weight = d.matrix(8, 7), d.d_one.weight = {}; }},
               {"a gradient of no bias", "bias, since its gradient is asked for; found none",
@@ -154,25 +158,24 @@ TEST_CASE("project_backward refuses what does not fit", "[layer_backward_refusal
 }
 
 TEST_CASE("layer_norm_backward refuses what does not fit", "[layer_backward_refusals]") {
-  check_refusals("layer_norm_backward",
-                 [](arguments& d) {
-                   compiled_layers<float>::layer_norm_backward(d.x_view, d.norm, d.d_view, d.d_norm, {.eps = d.eps},
-                                                               d.serial);
-                 },
-                 with_sequences([](arguments& d) -> auto& { return d.d_norm.x; },
-                                {
-                                    {"another dim of d_out", "d_out dim 8; found 7",
-                                     [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
-                                    {"a gradient of no gamma", "gamma, since its gradient is asked for",
-                                     [](arguments& d) { d.norm.gamma = {}; }},
-                                    {"a gradient of no beta", "beta, since its gradient is asked for",
-                                     [](arguments& d) { d.norm.beta = {}; }},
-                                    {"gamma of another size", "gamma, one per feature: 8; found 7",
-                                     [](arguments& d) { d.norm.gamma = d.vector(7), d.d_norm.gamma = {}; }},
-                                    {"a negative eps", "eps >= 0; found -1", [](arguments& d) { d.eps = -1; }},
-                                    {"one gradient for both", "separate",
-                                     [](arguments& d) { d.d_norm.beta = d.d_norm.gamma; }},
-                                }));
+  check_refusals(
+      "layer_norm_backward",
+      [](arguments& d) {
+        compiled_layers<float>::layer_norm_backward(d.x_view, d.norm, d.d_view, d.d_norm, {.eps = d.eps}, d.serial);
+      },
+      with_sequences([](arguments & d) -> auto& { return d.d_norm.x; },
+                     {
+                         {"another dim of d_out", "d_out dim 8; found 7",
+                          [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
+                         {"a gradient of no gamma", "gamma, since its gradient is asked for",
+                          [](arguments& d) { d.norm.gamma = {}; }},
+                         {"a gradient of no beta", "beta, since its gradient is asked for",
+                          [](arguments& d) { d.norm.beta = {}; }},
+                         {"gamma of another size", "gamma, one per feature: 8; found 7",
+                          [](arguments& d) { d.norm.gamma = d.vector(7), d.d_norm.gamma = {}; }},
+                         {"a negative eps", "eps >= 0; found -1", [](arguments& d) { d.eps = -1; }},
+                         {"one gradient for both", "separate", [](arguments& d) { d.d_norm.beta = d.d_norm.gamma; }},
+                     }));
 }
 
 TEST_CASE("feed_forward_backward refuses what does not fit", "[layer_backward_refusals]") {
@@ -182,7 +185,7 @@ TEST_CASE("feed_forward_backward refuses what does not fit", "[layer_backward_re
         compiled_layers<float>::feed_forward_backward(d.x_view, d.feed, d.d_view, d.d_feed, attn::activation::relu,
                                                       d.serial);
       },
-      with_sequences([](arguments& d) -> auto& { return d.d_feed.x; },
+      with_sequences([](arguments & d) -> auto& { return d.d_feed.x; },
                      {
                          {"another dim of d_out", "down weight rows = out dim 7; found 8",
                           [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
@@ -210,33 +213,33 @@ TEST_CASE("multi_head_backward refuses what does not fit", "[layer_backward_refu
         compiled_layers<float>::multi_head_backward(d.x_view, d.heads, op, op_backward, d.d_view, d.d_heads, d.options,
                                                     d.serial);
       },
-      with_sequences(
-          [](arguments& d) -> auto& { return d.d_heads.x; },
-          {
-              {"another dim of d_out", "d_out dim 8; found 7", [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
-              {"another batch of y", "context batch = x batch 2; found 1",
-               [](arguments& d) { d.options.context = d.shaped(1, 9, 8), d.d_heads.context = {}; }},
-              {"a gradient of no context", "context, since its gradient is asked for; found none",
-               [](arguments& d) { d.options.context = {}; }},
-              {"a gradient of no key weight", "key weight, since its gradient is asked for",
-               [](arguments& d) { d.heads.key = {}; }},
-              {"a gradient of no output weight", "output weight, since its gradient is asked for",
-               [](arguments& d) { d.heads.output = {}; }},
-              {"a gradient of no key bias", "key bias, since its gradient is asked for",
-               [](arguments& d) { d.d_heads.key_bias = d.next(4); }},
-              {"the gradient of the context of another shape", "the gradient of context",
-               [](arguments& d) { d.d_heads.context = d.d_heads.context.slice(1, 0, 6); }},
-              {"the gradient of the context in that of x", "separate",
-               [](arguments& d) {
-                 d.d_heads.context = {d.d_heads.x.data(), {2, 9, 8}};
-               }},
-              {"key heads that do not divide", "kv_heads that divide heads 4; found 3",
-               [](arguments& d) { d.options.kv_heads = 3; }},
-              {"attended of another length", "attended length = x length 6; found 5",
-               [](arguments& d) { d.options.attended = d.remainder.slice(1, 0, 5); }},
-              {"a gradient in attended", "the gradient of x and attended in separate memory",
-               [](arguments& d) { d.d_heads.x = d.remainder; }},
-          }));
+      with_sequences([](arguments & d) -> auto& { return d.d_heads.x; },
+                     {
+                         {"another dim of d_out", "d_out dim 8; found 7",
+                          [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
+                         {"another batch of y", "context batch = x batch 2; found 1",
+                          [](arguments& d) { d.options.context = d.shaped(1, 9, 8), d.d_heads.context = {}; }},
+                         {"a gradient of no context", "context, since its gradient is asked for; found none",
+                          [](arguments& d) { d.options.context = {}; }},
+                         {"a gradient of no key weight", "key weight, since its gradient is asked for",
+                          [](arguments& d) { d.heads.key = {}; }},
+                         {"a gradient of no output weight", "output weight, since its gradient is asked for",
+                          [](arguments& d) { d.heads.output = {}; }},
+                         {"a gradient of no key bias", "key bias, since its gradient is asked for",
+                          [](arguments& d) { d.d_heads.key_bias = d.next(4); }},
+                         {"the gradient of the context of another shape", "the gradient of context",
+                          [](arguments& d) { d.d_heads.context = d.d_heads.context.slice(1, 0, 6); }},
+                         {"the gradient of the context in that of x", "separate",
+                          [](arguments& d) {
+                            d.d_heads.context = {d.d_heads.x.data(), {2, 9, 8}};
+                          }},
+                         {"key heads that do not divide", "kv_heads that divide heads 4; found 3",
+                          [](arguments& d) { d.options.kv_heads = 3; }},
+                         {"attended of another length", "attended length = x length 6; found 5",
+                          [](arguments& d) { d.options.attended = d.remainder.slice(1, 0, 5); }},
+                         {"a gradient in attended", "the gradient of x and attended in separate memory",
+                          [](arguments& d) { d.d_heads.x = d.remainder; }},
+                     }));
 }
 
 TEST_CASE("encoder_block_backward refuses what does not fit", "[layer_backward_refusals]") {
@@ -247,9 +250,10 @@ TEST_CASE("encoder_block_backward refuses what does not fit", "[layer_backward_r
                                                        {.eps = d.eps, .mixed = d.remainder}, d.serial);
       },
       with_sequences(
-          [](arguments& d) -> auto& { return d.d_block.x; },
+          [](arguments & d) -> auto& { return d.d_block.x; },
           {
-              {"another dim of d_out", "d_out dim 8; found 7", [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
+              {"another dim of d_out", "d_out dim 8; found 7",
+               [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 7); }},
               {"a gradient that is d_out, added to", "separate",
                [](arguments& d) { d.d_block.x = sequence(d.d), d.d_block.accumulate = true; }},
               {"a gradient of no gamma", "gamma of norm_1, since its gradient is asked for",
@@ -275,9 +279,9 @@ TEST_CASE("reversible_block_backward refuses what does not fit", "[layer_backwar
   check_refusals(
       "reversible_block_backward",
       [](arguments& d) {
-        compiled_layers<float>::reversible_block_backward(d.x_view, d.dx, nothing, nothing, nothing_back, nothing_back,
-                                                          d.d_view, {.x = d.d_block.x, .accumulate = d.d_one.accumulate},
-                                                          {.remainder = d.remainder}, d.serial);
+        compiled_layers<float>::reversible_block_backward(
+            d.x_view, d.dx, nothing, nothing, nothing_back, nothing_back, d.d_view,
+            {.x = d.d_block.x, .accumulate = d.d_one.accumulate}, {.remainder = d.remainder}, d.serial);
       },
       {
           {"an odd width", "an even width; found 7",
@@ -289,8 +293,7 @@ TEST_CASE("reversible_block_backward refuses what does not fit", "[layer_backwar
            [](arguments& d) { d.dx = d.dx.slice(1, 0, 5), d.d_block.x = {}; }},
           {"d_out of another shape", "d_out of the shape of out",
            [](arguments& d) { d.d_view = d.d_view.slice(2, 0, 6), d.d_block.x = {}; }},
-          {"a gradient of another shape", "the gradient of x",
-           [](arguments& d) { d.d_block.x = d.next(2, 6, 6); }},
+          {"a gradient of another shape", "the gradient of x", [](arguments& d) { d.d_block.x = d.next(2, 6, 6); }},
           {"a remainder of another shape", "remainder of the shape of out",
            [](arguments& d) { d.remainder = d.remainder.slice(0, 0, 1), d.d_block.x = {}; }},
           {"a null out", "null",
@@ -308,8 +311,7 @@ TEST_CASE("reversible_block_backward refuses what does not fit", "[layer_backwar
            }},
           {"a gradient that is d_out, added to", "the gradient of x and d_out in separate memory",
            [](arguments& d) { d.d_block.x = sequence(d.d), d.d_one.accumulate = true; }},
-          {"a remainder that is out", "separate",
-           [](arguments& d) { d.x_view = d.remainder, d.d_block.x = {}; }},
+          {"a remainder that is out", "separate", [](arguments& d) { d.x_view = d.remainder, d.d_block.x = {}; }},
       });
 }
 
