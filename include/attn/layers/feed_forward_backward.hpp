@@ -3,8 +3,8 @@
 //   with p = x U^T + a, h = f(p), g = (d_out V) f'(p)                                     (out = h V^T + b)
 //   dx = g U,   dU = sum over tokens of g^T x,   da = sum of g,   dV = sum of d_out^T h,   db = sum of d_out
 //
-//   attn::feed_forward(x, out, weights, {.activation = attn::activation::relu}, threads);
-//   attn::feed_forward_backward(x, weights, d_out, {.x = dx, .up = du, .down = dv}, {.activation = relu}, threads);
+//   attn::feed_forward(x, out, weights, {.activation = f}, threads);
+//   attn::feed_forward_backward(x, weights, d_out, {.x = dx, .up = du, .down = dv}, {.activation = f}, threads);
 //
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
 //          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.

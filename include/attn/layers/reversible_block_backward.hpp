@@ -14,8 +14,8 @@
 //          becomes that which the call found. float, double, Eigen::half or Eigen::bfloat16.
 // Mixers   f and g as in the forward call, each called once; f_backward(x, out, d_out, dx, execution) and g_backward
 //          likewise, with views [B, L, D] and out what f made of x: each writes dx over. Gradients of weights are their
-//          own matter. f and g need not keep anything for their backward passes but what the next call may overwrite:
-//          each is called just before its backward pass.
+//          own matter. Each is called just before its backward pass, so that one buffer serves all layers for what
+//          they leave for it, such as the lse and options.attended of multi_head.
 // Cost     that of f and g and of their backward passes. Scratch, beside theirs: two halves of a sequence, three where
 //          the gradient of x is added to or not given.
 // Exact    as reversible_block_inverse: with a remainder to the last bit.
