@@ -77,9 +77,7 @@ struct lsh_driver {
                            .offset = h.tables.rank + round * shape.keys,
                            .known = {own, own + chunks.n}};
     row_block<T> block = s.block;
-    // Row blocks: whole chunks where several fit, else a chunk in equal parts.
-    const index unit = std::max<index>(1, max_rows / chunks.chunk) * chunks.chunk,
-                step = round_up(ceil_div(unit, ceil_div(unit, max_rows)), tile_rows);
+    const index unit = chunks.rows_per_unit(max_rows), step = chunks.rows_per_block(max_rows);
     for (index first = begin, last; first < end; first = last) {
       last = std::min({first + step, first + unit - (first - begin) % unit, end});
       block.begin(h.query, {0, 1, order + first}, last - first, in.terms.query_factor());

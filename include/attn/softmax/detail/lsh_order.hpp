@@ -55,6 +55,12 @@ struct lsh_chunks {
     return std::min(most_slots(), tokens_per_task() + (lookback + lookahead) * chunk);
   }
 
+  /// Row blocks of at most `most` rows: whole chunks where several fit, else a chunk in equal parts.
+  index rows_per_unit(index most) const { return std::max<index>(1, most / chunk) * chunk; }
+  index rows_per_block(index most) const {
+    return round_up(ceil_div(rows_per_unit(most), ceil_div(rows_per_unit(most), most)), tile_rows);
+  }
+
   /// The round and the rank in its order of a slot of round r.
   std::pair<index, index> source(index r, index slot) const {
     const index at = slot - before(), turn = floor_div(at, n), round = r + turn;
