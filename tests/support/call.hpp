@@ -31,6 +31,9 @@ template <class S>
 using out_view = attn::tensor_view<S>;
 template <class S>
 using score_of = std::function<real<S>(real<S>, attn::index, attn::index, attn::index, attn::index)>;
+template <class S>
+using score_backward_of =
+    std::function<real<S>(real<S>, real<S>, attn::index, attn::index, attn::index, attn::index)>;
 
 // S is one of all_types. An empty score means none.
 template <class S>
