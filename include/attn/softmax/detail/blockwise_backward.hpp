@@ -79,7 +79,8 @@ struct backward_rows {
   }
 };
 
-/// Keys and values of one head packed for the products of the backward pass, and the sums of their gradients.
+/// Keys and values of one head packed for the products of the backward pass, and the sums of the gradients that are
+/// wanted.
 template <class T>
 struct backward_keys {
   packed_keys<T> keys;    // as columns for S, as rows (in place of values) for dQ
@@ -88,11 +89,12 @@ struct backward_keys {
 
   static index stride(index dim) { return round_up(dim, panel_width<T>); }
 
-  static backward_keys layout(arena& memory, index slots, index dim, index dim_v) {
+  static backward_keys layout(arena& memory, index slots, index dim, index dim_v, bool want_keys = true,
+                              bool want_values = true) {
     backward_keys k{.keys = packed_keys<T>::layout(memory, slots, dim, dim),
                     .values = packed_keys<T>::layout(memory, slots, dim_v, 0)};
-    k.d_keys = memory.allocate<T>(k.keys.capacity * stride(dim));
-    k.d_values = memory.allocate<T>(k.keys.capacity * stride(dim_v));
+    if (want_keys) k.d_keys = memory.allocate<T>(k.keys.capacity * stride(dim));
+    if (want_values) k.d_values = memory.allocate<T>(k.keys.capacity * stride(dim_v));
     return k;
   }
 
@@ -102,8 +104,8 @@ struct backward_keys {
     keys.pack(k, k, begin, end);
     values.pack_keys([&](index slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
     const index padded = round_up(end, panel_width<T>) - begin;
-    std::fill_n(d_keys + begin * stride(keys.dim), padded * stride(keys.dim), T(0));
-    std::fill_n(d_values + begin * stride(values.dim), padded * stride(values.dim), T(0));
+    if (d_keys) std::fill_n(d_keys + begin * stride(keys.dim), padded * stride(keys.dim), T(0));
+    if (d_values) std::fill_n(d_values + begin * stride(values.dim), padded * stride(values.dim), T(0));
   }
 
   /// Slots [begin, end) become the rows of these numbers of the gradients of k, times `scale`, and v, which may each be
@@ -249,14 +251,16 @@ void backward_block(const backward_rows<T>& rows, index count, const key_range* 
     const T *const p = s.weights + offset, *const ds = s.d_scores + offset;
     const T *const queries = rows.query_panels + begin * panel_width<T>,
                    *const d_out = rows.d_out_panels + begin * panel_width<T>;
+    T *const d_values = k.d_values ? k.d_values + j * stride_v : nullptr,
+             *const d_keys = k.d_keys ? k.d_keys + j * stride_k : nullptr;
     if (*rows.finite) [[likely]] {
       with_tile_height(keys, [&](auto M) {
-        transposed_output<T, M.value>(p, d_out, end - begin, rows.dim_v, k.d_values + j * stride_v, stride_v);
-        transposed_output<T, M.value>(ds, queries, end - begin, rows.dim, k.d_keys + j * stride_k, stride_k);
+        if (d_values) transposed_output<T, M.value>(p, d_out, end - begin, rows.dim_v, d_values, stride_v);
+        if (d_keys) transposed_output<T, M.value>(ds, queries, end - begin, rows.dim, d_keys, stride_k);
       });
     } else {
-      transposed_output_checked(p, d_out, end - begin, keys, rows.dim_v, k.d_values + j * stride_v, stride_v);
-      transposed_output_checked(ds, queries, end - begin, keys, rows.dim, k.d_keys + j * stride_k, stride_k);
+      if (d_values) transposed_output_checked(p, d_out, end - begin, keys, rows.dim_v, d_values, stride_v);
+      if (d_keys) transposed_output_checked(ds, queries, end - begin, keys, rows.dim, d_keys, stride_k);
     }
   }
 }
