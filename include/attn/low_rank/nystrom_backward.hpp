@@ -58,7 +58,8 @@ void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
   all.gradient("the gradient of convolution", gradients.convolution, "convolution", given.convolution);
   all.read("d_out", d_result);
   all.check(check);
-  const tensor_view<const S> result(nullptr, {views.q.extent(0), views.q.extent(1), views.q.extent(2), views.v.extent(3)});
+  const tensor_view<const S> result(nullptr,
+                                    {views.q.extent(0), views.q.extent(1), views.q.extent(2), views.v.extent(3)});
   const attention_shape s = views.shape = check_attention_extents(check, views.q, views.k, views.v, result);
   check_same_shape(check, "d_out", d_result, "the result", result);
   views.lengths = check_lengths(check, s, given);
@@ -67,8 +68,7 @@ void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
   if (given.convolution) check_convolution(check, s.heads, given.convolution, tensor_view<S>());
 
   execution& threads = execution_of(exec, options);
-  const double pairs =
-      static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
+  const double pairs = static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
   const auto limit = threads.limit_threads({.operations = 3 * pairs * s.operations_per_pair()});
   const nystrom_call<S> forward{.views = views,
                                 .convolution = given.convolution,

@@ -13,7 +13,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S>
 struct convolution_backward {
   using T = compute_type<S>;
-  static constexpr int together = 8;  // taps
+  static constexpr int together = 8;   // taps
   static constexpr index chunk = 512;  // queries summed in registers
 
   tensor_view<const T, 2> weights;
@@ -56,7 +56,8 @@ struct convolution_backward {
     const auto begin_of = [&](index t) { return std::clamp<index>(-(at + t), 0, queries); };
     const auto end_of = [&](index t) { return std::clamp<index>(keys - (at + t), begin_of(t), queries); };
     const auto add = [&](auto N, index t, index begin, index end) {
-      for (; begin < end; begin += chunk) add_products<N.value>(d, x, begin, std::min(begin + chunk, end), at + t, sums + t);
+      for (; begin < end; begin += chunk)
+        add_products<N.value>(d, x, begin, std::min(begin + chunk, end), at + t, sums + t);
     };
     if (count == together) {  // queries all of whose taps lie inside; the rest tap by tap
       const index begin = begin_of(0), end = std::max(begin, end_of(together - 1));

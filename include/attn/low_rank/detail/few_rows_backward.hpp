@@ -16,8 +16,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index token_block = 128;              // tokens taken at a time, a multiple of the panel width
-inline constexpr int token_stride = token_block + 16;  // rows of a tile fall into different cache sets
+inline constexpr index few_rows_block = 128;                 // tokens taken at a time, a multiple of the panel width
+inline constexpr int few_rows_stride = few_rows_block + 16;  // rows of a tile fall into different cache sets
 
 /// to[r] = sum over k < depth of left(r, k) b(k, .) for r < rows, or to[r] += that. b lies in panels of `capacity` rows;
 /// rows of `to` are whole packets.
@@ -54,24 +54,24 @@ struct few_rows {
   /// to[row][token] = products with `tokens` tokens, packed as columns.
   void scores(const T* columns, index tokens, T* to) const {
     block_product<T>([&](index r) { return packed_rows<T>{tiles + r * dim}; }, count, columns, dim, tokens, dim, to,
-                     token_stride, false);
+                     few_rows_stride, false);
   }
   /// to[token] = sum over rows of weights[row][token] row, or to[token] += that.
   void mix(const T* weights, index tokens, T* to, index stride, bool accumulate) const {
-    block_product<T>([&](index r) { return left_operand<T, 1, token_stride>{weights + r}; }, tokens, panels, capacity,
-                     dim, count, to, stride, accumulate);
+    block_product<T>([&](index r) { return left_operand<T, 1, few_rows_stride>{weights + r}; }, tokens, panels,
+                     capacity, dim, count, to, stride, accumulate);
   }
 };
 
 /// A block of tokens as operands: as columns and as rows of panels.
 template <class T>
-struct packed_tokens {
+struct block_tokens {
   T *columns = nullptr, *panels = nullptr;
   index count = 0, dim = 0;
 
-  static packed_tokens layout(arena& memory, index dim) {
-    return {memory.allocate<T>(token_block * dim), memory.allocate<T>(token_block * round_up(dim, panel_width<T>)), 0,
-            dim};
+  static block_tokens layout(arena& memory, index dim) {
+    return {memory.allocate<T>(few_rows_block * dim),
+            memory.allocate<T>(few_rows_block * round_up(dim, panel_width<T>)), 0, dim};
   }
   /// Tokens [begin, begin + tokens) of x.
   template <class S>
@@ -79,24 +79,24 @@ struct packed_tokens {
     count = tokens;
     const auto row = [&](index i) { return x.row(begin + i); };
     if (as_columns) pack_panels_across<T>(row, count, dim, x.col_stride, columns);
-    if (as_rows) pack_panels<T>(row, 0, count, dim, x.col_stride, panels, token_block);
+    if (as_rows) pack_panels<T>(row, 0, count, dim, x.col_stride, panels, few_rows_block);
   }
   /// to[row] += sum over tokens of weights[row][token] token.
   void add_mix(const T* weights, index rows, T* to, index stride) const {
-    block_product<T>([&](index r) { return left_operand<T, token_stride, 1>{weights + r * token_stride}; }, rows,
-                     panels, token_block, dim, count, to, stride, true);
+    block_product<T>([&](index r) { return left_operand<T, few_rows_stride, 1>{weights + r * few_rows_stride}; }, rows,
+                     panels, few_rows_block, dim, count, to, stride, true);
   }
 };
 
 /// Scratch of one worker: a block of tokens with what belongs to it, x and y (queries and d_out, or keys and values).
 template <class T>
-struct token_scratch {
-  packed_tokens<T> x, y;
-  T *weights = nullptr, *d_scores = nullptr;  // [rows][token_stride]
+struct few_rows_scratch {
+  block_tokens<T> x, y;
+  T *weights = nullptr, *d_scores = nullptr;  // [rows][few_rows_stride]
 
-  static token_scratch layout(arena& memory, index rows, index dim, index dim_v) {
-    const index size = round_up(rows, tile_rows) * token_stride;
-    return {packed_tokens<T>::layout(memory, dim), packed_tokens<T>::layout(memory, dim_v), memory.allocate<T>(size),
+  static few_rows_scratch layout(arena& memory, index rows, index dim, index dim_v) {
+    const index size = round_up(rows, tile_rows) * few_rows_stride;
+    return {block_tokens<T>::layout(memory, dim), block_tokens<T>::layout(memory, dim_v), memory.allocate<T>(size),
             memory.allocate<T>(size)};
   }
 };
@@ -107,20 +107,20 @@ template <class T>
 [[gnu::noinline]] void softmax_columns(T* s, T* d, index rows, index tokens, const T* d_lse) {
   for (index t = 0; t < tokens; t += width<T>) {
     packet<T> highest = load<T>(s + t);
-    for (index r = 1; r < rows; ++r) highest = max(highest, load<T>(s + r * token_stride + t));
+    for (index r = 1; r < rows; ++r) highest = max(highest, load<T>(s + r * few_rows_stride + t));
     packet<T> sum = zero<T>(), dot = zero<T>();
     for (index r = 0; r < rows; ++r) {
-      T* const at = s + r * token_stride + t;
+      T* const at = s + r * few_rows_stride + t;
       const packet<T> weight = exp2_weight<T>(sub(load<T>(at), highest));
       store<T>(at, weight);
       sum = add(sum, weight);
-      if (d) dot = fma(weight, load<T>(d + r * token_stride + t), dot);
+      if (d) dot = fma(weight, load<T>(d + r * few_rows_stride + t), dot);
     }
     const packet<T> share = div(broadcast<T>(T(1)), sum);
     packet<T> delta = mul(dot, share);
     if (d_lse) delta = sub(delta, load<T>(d_lse + t));
     for (index r = 0; r < rows; ++r) {
-      T *const at = s + r * token_stride + t, *const by = d + r * token_stride + t;
+      T *const at = s + r * few_rows_stride + t, *const by = d + r * few_rows_stride + t;
       const packet<T> weight = mul(load<T>(at), share);
       store<T>(at, weight);
       if (d) store<T>(by, mul(weight, sub(load<T>(by), delta)));
@@ -132,7 +132,7 @@ template <class T>
 /// weights by their sum is in the rows that d_out's tiles hold, and in delta.
 template <class T>
 [[gnu::noinline]] void softmax_rows(T* s, T* d, index rows, index tokens, const T* maximum, const T* delta) {
-  for (index r = 0; r < rows; ++r, s += token_stride, d = d ? d + token_stride : d) {
+  for (index r = 0; r < rows; ++r, s += few_rows_stride, d = d ? d + few_rows_stride : d) {
     const packet<T> highest = broadcast<T>(maximum[r]), less = broadcast<T>(delta[r]);
     for (index t = 0; t < tokens; t += width<T>) {
       const packet<T> weight = exp2_weight<T>(sub(load<T>(s + t), highest));
@@ -152,7 +152,7 @@ struct query_sums {
 /// Tokens [begin, begin + count) of q attend to few keys and values; tiles of keys hold them times the scale in base 2.
 template <class T, class S>
 void backward_of_queries(const matrix_view<const S>& q, const matrix_view<const S>& d_out, index begin, index count,
-                         const few_rows<T>& keys, const few_rows<T>& values, const T* d_lse, token_scratch<T>& s,
+                         const few_rows<T>& keys, const few_rows<T>& values, const T* d_lse, few_rows_scratch<T>& s,
                          const query_sums<T>& to) {
   const bool scores = to.queries || to.keys;
   s.x.pack(q, begin, count, true, to.keys);
@@ -168,11 +168,11 @@ void backward_of_queries(const matrix_view<const S>& q, const matrix_view<const 
 /// Few queries that have attended to many keys: their tiles hold them times the scale in base 2, d_out is divided by the
 /// sum of their weights, and delta with it.
 template <class T>
-struct few_queries {
+struct attended_rows {
   few_rows<T> queries, d_out;
   T *maximum = nullptr, *delta = nullptr;
 
-  static few_queries layout(arena& memory, index most, index dim, index dim_v) {
+  static attended_rows layout(arena& memory, index most, index dim, index dim_v) {
     return {few_rows<T>::layout(memory, most, dim), few_rows<T>::layout(memory, most, dim_v), memory.allocate<T>(most),
             memory.allocate<T>(most)};
   }
@@ -181,7 +181,7 @@ struct few_queries {
 /// The gradients of the tokens packed in s, keys and values; s.x has its columns, s.y too where scores are asked for,
 /// and s.x its rows where those of the queries are. Sums lack the scale.
 template <class T>
-void backward_of_keys(const few_queries<T>& from, token_scratch<T>& s, T* d_keys, index stride, T* d_values,
+void backward_of_keys(const attended_rows<T>& from, few_rows_scratch<T>& s, T* d_keys, index stride, T* d_values,
                       index stride_v, T* d_queries, bool accumulate) {
   const bool scores = d_keys || d_queries;
   const index tokens = s.x.count, rows = from.queries.count;

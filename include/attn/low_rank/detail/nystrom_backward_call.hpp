@@ -47,9 +47,9 @@ struct nystrom_backward_call {
   convolution_backward<S> convolution() const {
     return {forward.convolution, forward.views.v, d_out, shape(), lengths()};
   }
-  token_scratch<T> block_scratch(arena& memory) const {
-    return token_scratch<T>::layout(memory, std::min(m(), std::max(shape().queries, shape().keys)), shape().dim,
-                                    shape().dim_v);
+  few_rows_scratch<T> block_scratch(arena& memory) const {
+    return few_rows_scratch<T>::layout(memory, std::min(m(), std::max(shape().queries, shape().keys)), shape().dim,
+                                       shape().dim_v);
   }
 
   /// What queries attend to: K' or all keys, and for every query head the values.
@@ -86,13 +86,14 @@ struct nystrom_backward_call {
     if (p.keys.count == 0) return;
     auto s = exec.scratch(worker, [&](arena& memory) { return block_scratch(memory); });
     const bool values = !plan().few_keys(b) || dv;
-    for (index at = segment_begin(piece, queries, query_pieces()); at < end; at += token_block)
-      backward_of_queries<T>(head_of(forward.views.q, b, h), head_of(d_out, b, h), at, std::min(token_block, end - at),
-                             p.keys, one.values, nullptr, s,
+    for (index at = segment_begin(piece, queries, query_pieces()); at < end; at += few_rows_block)
+      backward_of_queries<T>(head_of(forward.views.q, b, h), head_of(d_out, b, h), at,
+                             std::min(few_rows_block, end - at), p.keys, one.values, nullptr, s,
                              {.queries = dq ? query_sums_of(p, g) + at * stride() : nullptr,
                               .keys = dk ? one.d_keys.part(piece) : nullptr,
                               .values = values ? one.d_values.part(piece) : nullptr,
-                              .stride = stride(), .stride_v = stride_v()});
+                              .stride = stride(),
+                              .stride_v = stride_v()});
   }
 
   /// Sums of pieces, and back through the inverse.
@@ -109,8 +110,9 @@ struct nystrom_backward_call {
       inner[b * shape().heads + h] = passed;
     else if (scores() && !kind.exact)
       one.add_to_largest_column(-passed / one.norms.column);
-    one.pack_landmarks(matrix_view<const T>{p.forward.queries + g * m() * shape().dim, m(), shape().dim, shape().dim, 1},
-                       m(), w, g * m(), d_w, stride_v(), factor());
+    one.pack_landmarks(
+        matrix_view<const T>{p.forward.queries + g * m() * shape().dim, m(), shape().dim, shape().dim, 1}, m(), w,
+        g * m(), d_w, stride_v(), factor());
   }
   void weights_back(const pair& p, index b, index h, index g, execution& exec, int worker) const {
     if (plan().few_keys(b) || plan().few_queries(b) || !scores()) return;
@@ -138,9 +140,12 @@ struct nystrom_backward_call {
     for (index g = 0; few && dv && forward.convolution && g < group; ++g)
       for (index j = 0; j < keys; ++j) convolution().add_value(b, kv * group + g, j, p.members[0].d_values.row(j));
     const index begin = few ? 0 : keys;
-    if (dk) store_gradient_rows(p.d_keys, stride(), T(1), head_of(dk, b, kv), begin, shape().keys, tokens ? keys : 0, accumulate);
-    if (dv) store_gradient_rows(p.members[0].d_values.data, stride_v(), T(1), head_of(dv, b, kv), begin, shape().keys,
-                                tokens ? keys : 0, accumulate);
+    if (dk)
+      store_gradient_rows(p.d_keys, stride(), T(1), head_of(dk, b, kv), begin, shape().keys, tokens ? keys : 0,
+                          accumulate);
+    if (dv)
+      store_gradient_rows(p.members[0].d_values.data, stride_v(), T(1), head_of(dv, b, kv), begin, shape().keys,
+                          tokens ? keys : 0, accumulate);
   }
 
   /// The keys and values of one piece.
@@ -149,16 +154,16 @@ struct nystrom_backward_call {
     index landmark = plan().piece_begin(piece);
     const index end = segment_begin(plan().piece_begin(piece + 1), keys, m());
     struct {
-      token_scratch<T> s;
+      few_rows_scratch<T> s;
       T *keys, *values;
     } block;
     block = exec.scratch(worker, [&](arena& memory) {
-      return decltype(block){block_scratch(memory), memory.allocate<T>(token_block * stride()),
-                             memory.allocate<T>(token_block * stride_v())};
+      return decltype(block){block_scratch(memory), memory.allocate<T>(few_rows_block * stride()),
+                             memory.allocate<T>(few_rows_block * stride_v())};
     });
     for (index g = 0; g < group; ++g) p.members[g].d_queries.clear(piece + 1);
-    for (index at = segment_begin(landmark, keys, m()); at < end; at += token_block) {
-      const index count = std::min(token_block, end - at);
+    for (index at = segment_begin(landmark, keys, m()); at < end; at += few_rows_block) {
+      const index count = std::min(few_rows_block, end - at);
       block.s.x.pack(head_of(forward.views.k, b, kv), at, count, true, bool(dq));
       block.s.y.pack(head_of(forward.views.v, b, kv), at, count, scores(), false);
       for (index g = 0; g < group; ++g)
@@ -173,8 +178,11 @@ struct nystrom_backward_call {
       for (index g = 0; dv && forward.convolution && g < group; ++g)
         for (index j = 0; j < count; ++j)
           convolution().add_value(b, kv * group + g, at + j, block.values + j * stride_v());
-      if (dk) store_gradient_rows(block.keys, stride(), T(1), rows_from(head_of(dk, b, kv), at), 0, count, count, accumulate);
-      if (dv) store_gradient_rows(block.values, stride_v(), T(1), rows_from(head_of(dv, b, kv), at), 0, count, count, accumulate);
+      if (dk)
+        store_gradient_rows(block.keys, stride(), T(1), rows_from(head_of(dk, b, kv), at), 0, count, count, accumulate);
+      if (dv)
+        store_gradient_rows(block.values, stride_v(), T(1), rows_from(head_of(dv, b, kv), at), 0, count, count,
+                            accumulate);
     }
   }
 
@@ -185,7 +193,8 @@ struct nystrom_backward_call {
       for (index d = 0; d < shape().dim; ++d) row[d] *= scale;
       return;
     }
-    const T share = T(1) / static_cast<T>(segment_begin(landmark + 1, length, count) - segment_begin(landmark, length, count));
+    const T share =
+        T(1) / static_cast<T>(segment_begin(landmark + 1, length, count) - segment_begin(landmark, length, count));
     for (index d = 0; d < shape().dim; ++d) row[d] = row[d] * scale + of_landmark[d] * share;
   }
   static matrix_view<S> rows_from(matrix_view<S> x, index begin) {
@@ -210,7 +219,10 @@ struct nystrom_backward_call {
         finish_row(row, nullptr, 0, 0, 0);
         continue;
       }
-      if (i == begin) landmark = std::max<index>(0, static_cast<index>(static_cast<double>(i) / static_cast<double>(queries) * static_cast<double>(m())) - 1);
+      if (i == begin)
+        landmark = std::max<index>(
+            0,
+            static_cast<index>(static_cast<double>(i) / static_cast<double>(queries) * static_cast<double>(m())) - 1);
       while (segment_begin(landmark + 1, queries, m()) <= i) ++landmark;
       finish_row(row, one.d_queries.row(landmark), landmark, queries, m());
     }
@@ -222,7 +234,7 @@ struct nystrom_backward_call {
   void run_wave(const wave<pair>& w) const {
     const index heads = shape().kv_heads, group = shape().group(), pieces = plan().pieces();
     const index landmark_steps = ceil_div(plan().most_queries(), landmark_step);
-    const index blocks = ceil_div(shape().queries, token_block);
+    const index blocks = ceil_div(shape().queries, few_rows_block);
     const auto for_each = [&](index steps, const auto& body) {
       w.for_each(steps, [&](index item, pair& p, index step, int worker) {
         const index n = at_last ? last : item + (last >= 0 && item >= last);
@@ -242,7 +254,8 @@ struct nystrom_backward_call {
       for (index n = 1; n < pieces && !plan().few_keys(b); ++n) p.forward.partial[0].merge(p.forward.partial[n]);
       pack_keys(p, b, kv);
     });
-    for_each(group, [&](const pair& p, index b, index kv, index g, int worker) { prepare(p, b, kv, g, w.exec, worker); });
+    for_each(group,
+             [&](const pair& p, index b, index kv, index g, int worker) { prepare(p, b, kv, g, w.exec, worker); });
     for_each(group * query_pieces(), [&](const pair& p, index b, index kv, index step, int worker) {
       const index g = step / query_pieces();
       if (!queries_are_landmarks(b)) queries_back(p, b, head(kv, g), g, step % query_pieces(), w.exec, worker);
@@ -262,8 +275,8 @@ struct nystrom_backward_call {
       if (!plan().few_keys(b)) p.members[g].d_queries.merge(forward.terms.scale);
     });
     for_each(group * blocks, [&](const pair& p, index b, index kv, index step, int) {
-      const index g = step / blocks, begin = step % blocks * token_block;
-      store_queries(p, b, head(kv, g), g, begin, std::min(begin + token_block, shape().queries));
+      const index g = step / blocks, begin = step % blocks * few_rows_block;
+      store_queries(p, b, head(kv, g), g, begin, std::min(begin + few_rows_block, shape().queries));
     });
   }
 

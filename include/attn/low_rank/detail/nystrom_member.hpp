@@ -46,8 +46,8 @@ struct inverse_kind {
 /// One query head.
 template <class T>
 struct nystrom_member {
-  few_rows<T> values;                          // A^+ softmax(scale Q' K^T) V, or all values
-  few_queries<T> landmarks;
+  few_rows<T> values;  // A^+ softmax(scale Q' K^T) V, or all values
+  attended_rows<T> landmarks;
   sums_in_parts<T> d_values, d_keys;           // of those values and of K', by pieces of the queries
   sums_in_parts<T> d_queries;                  // of Q': part 0 through A, then by pieces of the keys
   T *weights = nullptr, *d_weights = nullptr;  // A and its gradient, [m][m]
@@ -61,7 +61,7 @@ struct nystrom_member {
     const index m = std::min(plan.landmarks, std::max(s.queries, s.keys));
     nystrom_member x;
     x.values = few_rows<T>::layout(memory, m, s.dim_v);
-    x.landmarks = few_queries<T>::layout(memory, m, s.dim, s.dim_v);
+    x.landmarks = attended_rows<T>::layout(memory, m, s.dim, s.dim_v);
     x.d_values = sums_in_parts<T>::layout(memory, query_pieces, m, s.dim_v);
     x.d_keys = sums_in_parts<T>::layout(memory, query_pieces, m, s.dim);
     x.d_queries = sums_in_parts<T>::layout(memory, plan.pieces() + 1, m, s.dim);
@@ -104,10 +104,14 @@ struct nystrom_member {
       z.clear(), b.clear();
       transpose(iterates.z[kind.iterations], z);
       pack_panels<T>([&](index i) { return w.row(first + i); }, 0, m, cols, 1, b.data, b.capacity);
-      panel_product<T>([&](index r) { return panel_rows<T>{z.at(r, 0), z.capacity * panel_width<T>}; }, m, b.data,
-                       b.capacity, cols, m, [&](index r, index col, const auto& x) {
-                         if (r < m) store<T>(product + r * w.stride + col, x);
-                       });
+      panel_product<T>(
+          [&](index r) {
+            return panel_rows<T>{z.at(r, 0), z.capacity * panel_width<T>};
+          },
+          m, b.data, b.capacity, cols, m,
+          [&](index r, index col, const auto& x) {
+            if (r < m) store<T>(product + r * w.stride + col, x);
+          });
     }
     values.pack(matrix_view<const T>{product, m, cols, w.stride, 1}, m, T(1));
   }
@@ -137,34 +141,35 @@ struct nystrom_member {
                                   T* d_w, index stride, execution& exec, int worker) {
     if (kind.exact) {
       exact_inverse_backward b;
-      with_outer<double>(w, first, exec, worker, [&](arena& memory) {
-        b = exact_inverse_backward::layout(memory, values.capacity);
-      }, [&](const auto& d_u, const auto& w_across, const auto& product) {
-        const auto spectrum =
-            b.invert(decomposition, kind.cutoff, static_cast<double>(std::numeric_limits<T>::epsilon()));
-        transpose(b.h, b.right);
-        iterative_inverse<double>::product(b.right, d_u, 0.0, 1.0, product);
-        copy_out(product, d_w, stride);
-        if (!through_a) return;
-        iterative_inverse<double>::product(d_u, w_across, 0.0, 1.0, b.d_h);
-        b.back(weights, decomposition, kind.cutoff, spectrum);
-        copy_out(b.y, d_weights, values.capacity);
-      });
+      with_outer<double>(
+          w, first, exec, worker, [&](arena& memory) { b = exact_inverse_backward::layout(memory, values.capacity); },
+          [&](const auto& d_u, const auto& w_across, const auto& product) {
+            const auto spectrum =
+                b.invert(decomposition, kind.cutoff, static_cast<double>(std::numeric_limits<T>::epsilon()));
+            transpose(b.h, b.right);
+            iterative_inverse<double>::product(b.right, d_u, 0.0, 1.0, product);
+            copy_out(product, d_w, stride);
+            if (!through_a) return;
+            iterative_inverse<double>::product(d_u, w_across, 0.0, 1.0, b.d_h);
+            b.back(weights, decomposition, kind.cutoff, spectrum);
+            copy_out(b.y, d_weights, values.capacity);
+          });
       return T(0);
     }
     T inner = T(0);
     iterative_inverse_backward<T> b;
-    with_outer<T>(w, first, exec, worker, [&](arena& memory) {
-      b = iterative_inverse_backward<T>::layout(memory, values.capacity);
-    }, [&](const auto& d_u, const auto& w_across, const auto& product) {
-      b.clear();
-      iterative_inverse<T>::product(iterates.z[kind.iterations], d_u, T(0), T(1), product);
-      copy_out(product, d_w, stride);
-      if (!through_a) return;
-      iterative_inverse<T>::product(d_u, w_across, T(0), T(1), b.d_z);
-      inner = b.back(iterates, norms);
-      copy_out(b.d_a, d_weights, values.capacity);
-    });
+    with_outer<T>(
+        w, first, exec, worker,
+        [&](arena& memory) { b = iterative_inverse_backward<T>::layout(memory, values.capacity); },
+        [&](const auto& d_u, const auto& w_across, const auto& product) {
+          b.clear();
+          iterative_inverse<T>::product(iterates.z[kind.iterations], d_u, T(0), T(1), product);
+          copy_out(product, d_w, stride);
+          if (!through_a) return;
+          iterative_inverse<T>::product(d_u, w_across, T(0), T(1), b.d_z);
+          inner = b.back(iterates, norms);
+          copy_out(b.d_a, d_weights, values.capacity);
+        });
     return inner;
   }
 
@@ -198,11 +203,15 @@ struct nystrom_member {
     across.clear();
     transpose(d, across);
     const auto add = [m](const panel_matrix<T>& x, const few_rows<T>& y, const sums_in_parts<T>& to) {
-      panel_product<T>([&](index r) { return panel_rows<T>{x.at(r, 0), x.capacity * panel_width<T>}; }, m, y.panels,
-                       y.capacity, y.dim, m, [&](index r, index col, const auto& sum) {
-                         T* const c = to.row(r) + col;
-                         if (r < m) store<T>(c, detail::add(load<T>(c), sum));
-                       });
+      panel_product<T>(
+          [&](index r) {
+            return panel_rows<T>{x.at(r, 0), x.capacity * panel_width<T>};
+          },
+          m, y.panels, y.capacity, y.dim, m,
+          [&](index r, index col, const auto& sum) {
+            T* const c = to.row(r) + col;
+            if (r < m) store<T>(c, detail::add(load<T>(c), sum));
+          });
     };
     add(d, keys, d_queries);
     add(across, landmarks.queries, d_keys);
@@ -242,9 +251,9 @@ struct nystrom_backward_pair {
   landmark_pair<T> forward;  // Q', K' and softmax(scale Q' K^T) V
   few_rows<T> keys;          // K', or all keys
   nystrom_member<T>* members = nullptr;
-  T* d_keys = nullptr;       // of K', [m][]
-  T* d_queries = nullptr;    // [group][queries][], without the part of Q' and without the scale
-  T* d_w = nullptr;          // [group][m][]
+  T* d_keys = nullptr;     // of K', [m][]
+  T* d_queries = nullptr;  // [group][queries][], without the part of Q' and without the scale
+  T* d_w = nullptr;        // [group][m][]
 
   static nystrom_backward_pair layout(arena& memory, const landmark_plan& plan, index query_pieces,
                                       const inverse_kind<T>& kind, bool with_queries) {

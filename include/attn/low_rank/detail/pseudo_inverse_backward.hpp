@@ -182,8 +182,7 @@ struct exact_inverse_backward {
     add_to(y, z, squared - 1);
     for (index i = 0; i < m; ++i)
       for (index j = 0; j < m; ++j)
-        *y.at(i, j) -=
-            2 * squared * trace * from.turns[all.at * from.stride + i] * from.rows[all.at * from.stride + j];
+        *y.at(i, j) -= 2 * squared * trace * from.turns[all.at * from.stride + i] * from.rows[all.at * from.stride + j];
     if (!all.singular || cutoff > 0) return;
     transpose(d_h, right);
     product(h, right, x);
