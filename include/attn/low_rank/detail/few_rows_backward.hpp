@@ -51,10 +51,10 @@ struct few_rows {
     pack_panels<T>([&](index i) { return x.row(i); }, 0, count, dim, x.col_stride, panels, capacity);
   }
 
-  /// to[row][token] = products with `tokens` tokens, packed as columns.
-  void scores(const T* columns, index tokens, T* to) const {
+  /// to[row][token] = products with `tokens` tokens, packed as columns, or to[row][token] += that.
+  void scores(const T* columns, index tokens, T* to, index stride = few_rows_stride, bool accumulate = false) const {
     block_product<T>([&](index r) { return packed_rows<T>{tiles + r * dim}; }, count, columns, dim, tokens, dim, to,
-                     few_rows_stride, false);
+                     stride, accumulate);
   }
   /// to[token] = sum over rows of weights[row][token] row, or to[token] += that.
   void mix(const T* weights, index tokens, T* to, index stride, bool accumulate) const {
@@ -141,6 +141,33 @@ template <class T>
     }
   }
 }
+
+/// Numbers from one row of sums to the next.
+template <class T>
+index sums_stride(index dim) {
+  return round_up(dim, panel_width<T>);
+}
+
+/// Rows of sums, in parts that are summed apart and then added up in order.
+template <class T>
+struct sums_in_parts {
+  T* data = nullptr;
+  index parts = 0, rows = 0, stride = 0;
+
+  static sums_in_parts layout(arena& memory, index parts, index rows, index dim) {
+    const index stride = sums_stride<T>(dim);
+    return {memory.allocate<T>(parts * rows * stride), parts, rows, stride};
+  }
+  T* part(index n) const { return data + n * rows * stride; }
+  T* row(index r) const { return data + r * stride; }
+  void clear(index n) const { std::fill_n(part(n), rows * stride, T(0)); }
+  /// The first part becomes factor times the sum of all.
+  void merge(T factor) const {
+    for (index n = 1; n < parts; ++n)
+      for (index x = 0; x < rows * stride; ++x) data[x] += part(n)[x];
+    for (index x = 0; x < rows * stride; ++x) data[x] *= factor;
+  }
+};
 
 /// What the gradients of tokens that are queries go to; what is null is not computed. Sums lack the scale.
 template <class T>

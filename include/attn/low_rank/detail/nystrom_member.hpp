@@ -7,33 +7,6 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Numbers from one row of sums to the next.
-template <class T>
-index sums_stride(index dim) {
-  return round_up(dim, panel_width<T>);
-}
-
-/// Rows of sums, in parts that are summed apart and then added up in order.
-template <class T>
-struct sums_in_parts {
-  T* data = nullptr;
-  index parts = 0, rows = 0, stride = 0;
-
-  static sums_in_parts layout(arena& memory, index parts, index rows, index dim) {
-    const index stride = sums_stride<T>(dim);
-    return {memory.allocate<T>(parts * rows * stride), parts, rows, stride};
-  }
-  T* part(index n) const { return data + n * rows * stride; }
-  T* row(index r) const { return data + r * stride; }
-  void clear(index n) const { std::fill_n(part(n), rows * stride, T(0)); }
-  /// The first part becomes factor times the sum of all.
-  void merge(T factor) const {
-    for (index n = 1; n < parts; ++n)
-      for (index x = 0; x < rows * stride; ++x) data[x] += part(n)[x];
-    for (index x = 0; x < rows * stride; ++x) data[x] *= factor;
-  }
-};
-
 /// Which inverse a call differentiates.
 template <class T>
 struct inverse_kind {
