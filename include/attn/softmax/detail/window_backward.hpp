@@ -28,7 +28,7 @@ struct window_backward : window_sets {
   bool own() const { return bool(options.q_global); }  // projections of the global queries
   index global_count() const { return std::ssize(globals); }
   index part_length() const {
-    const index all = round_up(most, max_rows);
+    const index all = round_up(std::max<index>(1, most), max_rows);  // at least a block: there may be no key
     return std::min(all, round_up(std::max<index>(2048, 8 * (left + right)), max_rows));
   }
   index query_stride() const { return backward_keys<T>::stride(shape.dim); }
@@ -336,17 +336,17 @@ struct window_backward : window_sets {
 
   void run() const {
     execution& exec = in.forward.exec;
-    index most = 1;
-    for (index kv = 0; kv < shape.kv_heads; ++kv) most = std::max(most, steps(kv));
+    index most_steps = 1;
+    for (index kv = 0; kv < shape.kv_heads; ++kv) most_steps = std::max(most_steps, steps(kv));
     bool sums = false;
     for (index kv = 0; kv < shape.kv_heads; ++kv) sums |= !alike(kv);
     // Pairs share no memory but their own: as many in progress as give every thread several parts.
     const index pairs = shape.batch * shape.kv_heads, threads = exec.active_threads();
     for_each_wave(
-        exec, pairs, threads == 1 ? 1 : ceil_div(4 * threads, most),
-        [&](arena& memory) { return layout(memory, most, sums); },
+        exec, pairs, threads == 1 ? 1 : ceil_div(4 * threads, most_steps),
+        [&](arena& memory) { return layout(memory, most_steps, sums); },
         [&](const wave<pair_scratch>& w) {
-          w.for_each(most, [&](index pair, const pair_scratch& s, index step, int worker) { take(pair, s, step, worker); });
+          w.for_each(most_steps, [&](index pair, const pair_scratch& s, index step, int worker) { take(pair, s, step, worker); });
           w.for_each(1, [&](index pair, const pair_scratch& s, index, int) { finish(pair, s); });
         });
   }
