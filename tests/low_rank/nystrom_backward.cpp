@@ -1,11 +1,7 @@
 // nystrom_backward against the reverse pass of its reference: every inverse, the convolution, lengths, shapes, types; what
 // is not asked for, padding, layouts, threads, batches, memory, refusals.
-#include <array>
-#include <map>
-
 #include "support/call_low_rank.hpp"
-#include "support/gradient.hpp"
-#include "support/refusal.hpp"
+#include "support/low_rank_gradient.hpp"
 
 namespace testing {
 namespace {
@@ -13,81 +9,65 @@ namespace {
 using reference::pinv;
 
 // An inverse with little damping enlarges rounding errors.
-constexpr double enlarged = 1, enlarged_in_full = 10;
+constexpr double enlarged_in_full = 10;
 
 template <class S>
-constexpr double bound(double factor) {
-  const double real_bound = std::is_same_v<real<S>, double> ? 1e-12 : 5e-6;
-  const double rounding = std::is_same_v<S, Eigen::bfloat16> ? 0x1p-8 : std::is_same_v<S, Eigen::half> ? 0x1p-11 : 0;
-  return rounding + factor * real_bound;
-}
+struct form {
+  using problem = nystrom_problem;
+  static constexpr bool has_lse = false;
 
-gradient_case case_of(const std::string& name, const nystrom_problem& p) {
-  gradient_case c{name, {"q", "k", "v"}, {p.q, p.k, p.v}, {}};
-  if (!p.options.convolution.empty()) c.names.push_back("convolution"), c.inputs.push_back(p.options.convolution);
-  c.forward = [o = p.options](const std::vector<tensor<variable>>& x) {
-    return std::vector{reference::nystrom<variable>(x[0], x[1], x[2], x.size() > 3 ? x[3] : tensor<variable>(), o)};
-  };
-  return c;
-}
-
-// Gradients, and memory for them that starts as `before`.
-template <class S>
-struct stored_gradients {
-  tensor<S> q, k, v;
-  tensor<real<S>> convolution;
-
-  stored_gradients(const nystrom_problem& p, double before) : convolution(cast<real<S>>(p.options.convolution)) {
-    const auto like = [&](const tensor<double>& x) {
-      return tensor<S>(x.batch(), x.heads(), x.length(), x.dim(), static_cast<S>(before));
+  static gradient_case case_of(const problem& p) {
+    gradient_case c{"nystrom", {"q", "k", "v"}, {p.q, p.k, p.v}, {}};
+    if (!p.options.convolution.empty()) c.names.push_back("convolution"), c.inputs.push_back(p.options.convolution);
+    c.forward = [o = p.options](const std::vector<tensor<variable>>& x) {
+      return std::vector{reference::nystrom<variable>(x[0], x[1], x[2], x.size() > 3 ? x[3] : tensor<variable>(), o)};
     };
-    q = like(p.q), k = like(p.k), v = like(p.v);
-    for (auto& x : convolution.data) x = static_cast<real<S>>(before);
+    return c;
   }
-  attn::nystrom_gradients<S> views() {
-    attn::nystrom_gradients<S> g{.q = view(q), .k = view(k), .v = view(v)};
-    if (!convolution.empty()) g.convolution = {convolution.data.data(), {convolution.length(), convolution.dim()}};
-    return g;
+
+  struct memory {
+    tensor<S> q, k, v;
+    tensor<real<S>> convolution;
+
+    memory(const problem& p, double before) {
+      q = filled<S>(p.q, before), k = filled<S>(p.k, before), v = filled<S>(p.v, before);
+      convolution = filled<real<S>>(p.options.convolution, before);
+    }
+    attn::nystrom_gradients<S> views() {
+      attn::nystrom_gradients<S> g{.q = view(q), .k = view(k), .v = view(v)};
+      if (!convolution.empty()) g.convolution = {convolution.data.data(), {convolution.length(), convolution.dim()}};
+      return g;
+    }
+    tensors all() const {
+      tensors list{cast<double>(q), cast<double>(k), cast<double>(v)};
+      if (!convolution.empty()) list.push_back(cast<double>(convolution));
+      return list;
+    }
+  };
+  static void keep(attn::nystrom_gradients<S>& g, std::size_t n) {
+    if (n != 0) g.q = {};
+    if (n != 1) g.k = {};
+    if (n != 2) g.v = {};
+    if (n != 3) g.convolution = {};
   }
-  tensors all() const {
-    tensors list{cast<double>(q), cast<double>(k), cast<double>(v)};
-    if (!convolution.empty()) list.push_back(cast<double>(convolution));
-    return list;
+  static void call(const problem& p, const tensors& d_results, const attn::nystrom_gradients<S>& wanted,
+                   attn::execution& execution) {
+    const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v), d = cast<S>(d_results[0]);
+    const tensor<real<S>> convolution = cast<real<S>>(p.options.convolution);
+    compiled_nystrom<S>::backward(view(q), view(k), view(v), view(d), wanted,
+                                  library_options<S>(p.options, convolution), execution);
   }
 };
 
 template <class S>
-void run_backward(const nystrom_problem& p, const tensor<double>& d_out, const attn::nystrom_gradients<S>& wanted,
-                  attn::execution& execution) {
-  const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v), d = cast<S>(d_out);
-  const tensor<real<S>> convolution = cast<real<S>>(p.options.convolution);
-  compiled_nystrom<S>::backward(view(q), view(k), view(v), view(d), wanted, library_options<S>(p.options, convolution),
-                                execution);
+void check(const nystrom_problem& p, double factor = 1) {
+  check_form<form<S>, S>(p, factor);
 }
 template <class S>
-tensors run_backward(const nystrom_problem& p, const tensor<double>& d_out, attn::execution& execution,
-                     bool accumulate = false) {
-  stored_gradients<S> stored(p, accumulate ? 0.5 : 7);  // rubbish that must be written over
-  auto wanted = stored.views();
-  wanted.accumulate = accumulate;
-  run_backward<S>(p, d_out, wanted, execution);
-  return stored.all();
+tensors run_backward(const nystrom_problem& p, const tensor<double>& d_out, attn::execution& execution) {
+  return run_gradients<form<S>>(p, {d_out}, execution);
 }
-tensor<double> random_d_out(const nystrom_problem& p) {
-  return random_normal(99, p.q.batch(), p.q.heads(), p.q.length(), p.v.dim());
-}
-
-template <class S>
-void check(nystrom_problem p, double factor = enlarged) {
-  p = rounded<S>(p);
-  check_gradients(
-      case_of("nystrom", p), bound<S>(factor),
-      [&](const tensors&, const tensors& d) {
-        attn::execution serial;
-        return run_backward<S>(p, d[0], serial);
-      },
-      [](tensors& d) { d[0] = rounded<S>(d[0]); });
-}
+tensor<double> random_d_out(const nystrom_problem& p) { return random_d_results<form<float>>(p)[0]; }
 
 nystrom_problem problem_of(const problem_shape& s, index landmarks, pinv inverse = pinv::per_head,
                            std::uint64_t seed = 1) {
@@ -152,7 +132,7 @@ TEMPLATE_LIST_TEST_CASE("nystrom_backward: any number of iterations", "[nystrom_
     nystrom_problem p = problem_of({.batch = 1, .heads = 2, .queries = 40, .keys = 40, .dim = 8}, 6);
     p.options.iterations = iterations;
     CAPTURE(iterations);
-    check<TestType>(p, iterations > 6 ? enlarged_in_full : enlarged);
+    check<TestType>(p, iterations > 6 ? enlarged_in_full : 1);
   }
 }
 
@@ -174,7 +154,7 @@ TEST_CASE("nystrom_backward: the cutoff, and none", "[nystrom_backward]") {
     for (double& x : p.q.data) x *= 3;
     p.options.cutoff = cutoff;
     CAPTURE(cutoff);
-    check<widest_type>(p, cutoff < 0.05 ? enlarged_in_full : enlarged);
+    check<widest_type>(p, cutoff < 0.05 ? enlarged_in_full : 1);
   }
 }
 
@@ -184,7 +164,7 @@ TEST_CASE("nystrom_backward: the reference against central differences", "[nystr
       nystrom_problem p = with_lengths({.queries = 30, .keys = 37, .dim = 5, .value_dim = 3}, given, 5, inverse);
       p.options.convolution = random_normal(9, 1, 1, 4, 5);
       CAPTURE(int(inverse), int(given));
-      check_central_differences(case_of("nystrom", p));
+      check_central_differences(form<double>::case_of(p));
     }
 }
 
@@ -208,26 +188,8 @@ TEMPLATE_LIST_TEST_CASE("nystrom_backward: one gradient alone, and none", "[nyst
     for (pinv inverse : {pinv::per_head, pinv::whole_batch, pinv::exact}) {
       nystrom_problem p = with_lengths({.queries = 30, .keys = 37, .dim = 9, .value_dim = 12}, given, 7, inverse);
       p.options.convolution = random_normal(9, 1, 1, 4, 3);
-      const tensor<double> d_out = random_d_out(p);
-      attn::execution serial;
-      const tensors all = run_backward<TestType>(p, d_out, serial);
-      for (std::size_t n = 0; n < 5; ++n) {
-        stored_gradients<TestType> stored(p, 7);
-        attn::nystrom_gradients<TestType> whole = stored.views(), wanted;
-        if (n == 0) wanted.q = whole.q;
-        if (n == 1) wanted.k = whole.k;
-        if (n == 2) wanted.v = whole.v;
-        if (n == 3) wanted.convolution = whole.convolution;
-        run_backward<TestType>(p, d_out, wanted, serial);
-        const tensors one = stored.all();
-        for (std::size_t other = 0; other < 4; ++other) {
-          CAPTURE(int(given), int(inverse), n, other);
-          if (other == n)
-            CHECK(one[other] == all[other]);
-          else
-            CHECK(std::all_of(one[other].data.begin(), one[other].data.end(), [](double x) { return x == 7; }));
-        }
-      }
+      CAPTURE(int(given), int(inverse));
+      check_form_alone<form<TestType>>(p);
     }
 }
 
@@ -235,58 +197,22 @@ TEMPLATE_LIST_TEST_CASE("nystrom_backward: adds to what is there", "[nystrom_bac
   for (lengths given : {lengths::none, lengths::both, lengths::queries_and_keys}) {
     nystrom_problem p = with_lengths({.queries = 30, .keys = 37, .dim = 9, .value_dim = 12}, given, 7, pinv::per_head);
     p.options.convolution = random_normal(9, 1, 1, 4, 3);
-    p = rounded<TestType>(p);
-    attn::execution serial;
-    const tensor<double> d_out = random_d_out(p);
-    tensors written = run_backward<TestType>(p, d_out, serial);
-    const tensors added = run_backward<TestType>(p, d_out, serial, true);
-    for (std::size_t n = 0; n < written.size(); ++n) {
-      for (double& x : written[n].data) x += 0.5;
-      CAPTURE(int(given), n);
-      CHECK(relative_error(added[n], written[n]) <= bound<TestType>(1) * 2);
-    }
+    CAPTURE(int(given));
+    check_form_accumulates<form<TestType>, TestType>(p);
   }
 }
 
 TEMPLATE_LIST_TEST_CASE("nystrom_backward: padding, threads and batches change no bit", "[nystrom_backward]",
                         exact_types) {
-  attn::execution serial, two(2, 0), seven(7, 0);
   for (pinv inverse : {pinv::per_head, pinv::whole_batch, pinv::exact}) {
     nystrom_problem p = problem_of({.batch = 3, .queries = 150, .keys = 150}, 16, inverse);
     p.options.lengths = {150, 12, 77};
     p.options.convolution = random_normal(9, 1, 1, 4, 5);
-    tensor<double> d_out = random_d_out(p);
-    const tensors alone = run_backward<TestType>(p, d_out, serial);
-    CHECK(run_backward<TestType>(p, d_out, two) == alone);
-    CHECK(run_backward<TestType>(p, d_out, seven) == alone);
-    for (index b = 0; b < 3 && inverse != pinv::whole_batch; ++b)
-      for (index kv = 0; kv < 2; ++kv) {
-        // one item and key head: heads 2 kv and 2 kv + 1
-        nystrom_problem one = p;
-        const auto pick = [&](const tensor<double>& x, index first, index count) {
-          tensor<double> to(1, count, x.length(), x.dim());
-          for (index h = 0; h < count; ++h)
-            for (index i = 0; i < x.length(); ++i)
-              for (index d = 0; d < x.dim(); ++d) to(0, h, i, d) = x(b, first + h, i, d);
-          return to;
-        };
-        one.q = pick(p.q, 2 * kv, 2), one.k = pick(p.k, kv, 1), one.v = pick(p.v, kv, 1);
-        one.options.convolution = tensor<double>(1, 1, 2, 5);
-        for (index h = 0; h < 2; ++h)
-          for (index t = 0; t < 5; ++t)
-            one.options.convolution(0, 0, h, t) = p.options.convolution(0, 0, 2 * kv + h, t);
-        one.options.lengths = {p.options.lengths[static_cast<std::size_t>(b)]};
-        const tensors of_one = run_backward<TestType>(one, pick(d_out, 2 * kv, 2), serial);
-        CHECK(of_one[0] == pick(alone[0], 2 * kv, 2));
-        CHECK(of_one[1] == pick(alone[1], kv, 1));
-        CHECK(of_one[2] == pick(alone[2], kv, 1));
-      }
-    for (tensor<double>* x : {&p.q, &p.k, &p.v, &d_out})
-      for (index b = 0; b < 3; ++b)
-        for (index h = 0; h < x->heads(); ++h)
-          for (index i = p.options.lengths[static_cast<std::size_t>(b)]; i < 150; ++i)
-            for (index d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
-    CHECK(run_backward<TestType>(p, d_out, serial) == alone);
+    check_form_threads_and_padding<form<TestType>>(p);
+    if (inverse == pinv::whole_batch) continue;
+    check_form_independent<form<TestType>>(p, [&](nystrom_problem& one, index, index first, index count) {
+      one.options.convolution = rows(p.options.convolution, first, count);
+    });
   }
 }
 
@@ -355,94 +281,6 @@ TEST_CASE("nystrom_backward: on Eigen matrices, as a caller writes it", "[nystro
   attn::nystrom_backward(q, q, v, d_out, {.k = more});  // 64 landmarks
   attn::nystrom_backward(q, q, v, d_out, {.k = dk}, serial);
   CHECK(dk == more);
-}
-
-TEST_CASE("nystrom_backward refuses what does not fit", "[nystrom_backward]") {
-  struct call {
-    tensor<float> q{2, 4, 6, 8, 0.5f}, k{2, 2, 9, 8, 0.25f}, v{2, 2, 9, 5, 2}, d{2, 4, 6, 5, 1};
-    tensor<float> dq{2, 4, 6, 8, 7}, dk{2, 2, 9, 8, 7}, dv{2, 2, 9, 5, 7}, dc{1, 1, 4, 3, 7}, weights{1, 1, 4, 3, 1};
-    in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v)),
-                   d_view = view(std::as_const(d));
-    attn::nystrom_gradients<float> g{
-        .q = view(dq), .k = view(dk), .v = view(dv), .convolution = {dc.data.data(), {4, 3}}};
-    attn::nystrom_options<float> options;
-    std::vector<index> list;
-    call() { options.convolution = {weights.data.data(), {4, 3}}; }
-  };
-  struct bad {
-    const char* says;
-    std::function<void(call&)> alter;
-  };
-  const std::vector<bad> list = {
-      {"d_out of the shape of the result [2, 4, 6, 5]; found [2, 4, 5, 5]",
-       [](call& c) { c.d_view = c.d_view.slice(2, 0, 5); }},
-      {"d_out of the shape", [](call& c) { c.d_view = c.d_view.slice(1, 0, 2); }},
-      {"value length = key length", [](call& c) { c.v_view = c.v_view.slice(2, 0, 8), c.g.v = c.g.v.slice(2, 0, 8); }},
-      {"key dim = query dim", [](call& c) { c.k_view = c.k_view.slice(3, 0, 7), c.g.k = c.g.k.slice(3, 0, 7); }},
-      {"the gradient of q of the shape of q", [](call& c) { c.g.q = c.g.q.slice(2, 0, 5); }},
-      {"the gradient of k of the shape of k", [](call& c) { c.g.k = c.g.k.slice(3, 0, 7); }},
-      {"the gradient of v of the shape of v", [](call& c) { c.g.v = c.g.v.slice(0, 0, 1); }},
-      {"the gradient of convolution of the shape of convolution",
-       [](call& c) { c.g.convolution = c.g.convolution.slice(1, 0, 1); }},
-      {"convolution, since its gradient is asked for; found none", [](call& c) { c.options.convolution = {}; }},
-      {"overlap",
-       [](call& c) {
-         c.g.q = {c.q.data.data(), {2, 4, 6, 8}};
-       }},
-      {"overlap",
-       [](call& c) {
-         c.g.v = {c.d.data.data(), {2, 2, 9, 5}, {0, 0, 5, 1}};
-       }},
-      {"overlap",
-       [](call& c) {
-         c.g.k = {c.dq.data.data(), {2, 2, 9, 8}};
-       }},
-      {"overlap",
-       [](call& c) {
-         c.d_view = {c.dv.data.data(), {2, 4, 6, 5}, {0, 0, 5, 1}};
-       }},
-      {"overlap",
-       [](call& c) {
-         c.g.convolution = {c.weights.data.data(), {4, 3}};
-       }},
-      {"elements do not overlap",
-       [](call& c) {
-         c.g.q = {c.dq.data.data(), {2, 4, 6, 8}, {0, 48, 8, 1}};
-       }},
-      {"memory behind",
-       [](call& c) {
-         c.d_view = {nullptr, {2, 4, 6, 5}};
-       }},
-      {"landmarks >= 1; found 0", [](call& c) { c.options.landmarks = 0; }},
-      {"iterations >= 0", [](call& c) { c.options.iterations = -1; }},
-      {"cutoff", [](call& c) { c.options.cutoff = 1; }},
-      {"scale", [](call& c) { c.options.scale = HUGE_VALF; }},
-      {"odd width",
-       [](call& c) {
-         c.options.convolution = c.options.convolution.slice(1, 0, 2), c.g.convolution = c.g.convolution.slice(1, 0, 2);
-       }},
-      {"key_lengths",
-       [](call& c) {
-         c.list = {10, 0}, c.options.key_lengths = c.list;
-       }},
-  };
-  attn::execution serial;
-  const auto message_of = [&](call& c) {
-    return refusal(
-        [&] { compiled_nystrom<float>::backward(c.q_view, c.k_view, c.v_view, c.d_view, c.g, c.options, serial); });
-  };
-  call good;
-  CHECK(message_of(good) == "");
-  for (const bad& b : list) {
-    call c;
-    b.alter(c);
-    const std::string message = message_of(c);
-    INFO(b.says << " | " << message);
-    CHECK(well_formed(message, "nystrom_backward"));
-    CHECK(message.find(b.says) != std::string::npos);
-    for (const tensor<float>* x : {&c.dq, &c.dk, &c.dv, &c.dc})
-      CHECK(std::all_of(x->data.begin(), x->data.end(), [](float value) { return value == 7; }));
-  }
 }
 
 }  // namespace testing
