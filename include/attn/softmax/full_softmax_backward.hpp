@@ -13,7 +13,7 @@
 //          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
 //          group, dbias over what bias was broadcast over.
 // Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, one product more. Scratch, per key
-//          head in progress: about Lk (3 D + 2 Dv) + Lq (4 D + 2 Dv) numbers, with threads that share a head up to 7 Lq D
+//          head in progress: about Lk (3 D + 2 Dv) + Lq (3 D + Dv) numbers, with threads that share a head up to 7 Lq D
 //          more; never Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.

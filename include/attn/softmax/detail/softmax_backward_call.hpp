@@ -61,14 +61,14 @@ struct softmax_backward_call {
         .terms = one, .score_backward = score_backward, .d_bias = d_bias, .sum_slope = bool(d_slopes)};
   }
   backward_scratch<T> layout_scratch(arena& memory) const {
-    return backward_scratch<T>::layout(memory, back(terms()).need_raw());
+    return backward_scratch<T>::layout(memory, shape.dim, shape.dim_v, back(terms()).need_raw());
   }
 
   /// Packs `count` rows which[...] of head h, from `query`, with their lse and D, into one block; no row follows them.
   void pack_rows(const backward_rows<T>& to, index b, index h, const matrix_view<const S>& query, const index_map& which,
                  index count) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
-    to.pack(query, d, which, count, terms().query_factor());
+    to.pack(query, d, which, count);
     for (index r = 0; r < count; ++r) {
       const index i = which[r];
       const T log_sum = lse(b, h, i);
@@ -149,6 +149,9 @@ void check_softmax_backward(const Call& call, const Options& options, const Grad
     views.gradient("the gradient of k_global", g.k_global, "k_global", options.k_global);
     views.gradient("the gradient of v_global", g.v_global, "v_global", options.v_global);
   }
+  if constexpr (requires { options.permutation; }) views.read("permutation", options.permutation);
+  if constexpr (requires { options.random; }) views.read("random", options.random);
+  if constexpr (requires { options.rotations; }) views.read("rotations", options.rotations);
   views.read("out", call.out);
   views.read("d_out", call.d_out);
   views.read("lse", options.lse);
@@ -192,10 +195,8 @@ void call_softmax_backward(const char* name, const Q& q, const K& k, const V& v,
   check_softmax_backward<S>(call, given, gradients);
   forward.shape = call.shape;
   forward.lengths = {.full_queries = call.shape.queries, .full_keys = call.shape.keys};
-  if constexpr (requires { given.lengths; }) {
-    forward.lengths = check_lengths(forward.check, call.shape, given);
-    forward.causal = given.causal;
-  }
+  if constexpr (requires { given.key_lengths; }) forward.lengths = check_lengths(forward.check, call.shape, given);
+  if constexpr (requires { given.causal; }) forward.causal = given.causal;
   check_softmax_numbers(forward.check, call.shape, given);
   forward.terms = terms_of<T>(given, call.shape.dim, &function);
   forward.shape.dim_v = 0;
