@@ -54,7 +54,7 @@ std::uint64_t scrambled(std::uint64_t x) {  // the finaliser of SplitMix64
 }  // namespace
 
 const float* normal_numbers(role r, std::size_t count) {
-  static pool pools[4];
+  static pool pools[5];
   return pools[static_cast<std::size_t>(r)].at_least(count, [r](Eigen::ArrayXf& memory) {
     const std::vector<float>& quantile = normal_quantiles();
     std::uint64_t state = (static_cast<std::uint64_t>(r) + 1) << 56;
@@ -66,9 +66,9 @@ const float* normal_numbers(role r, std::size_t count) {
   });
 }
 
-float* result_memory(std::size_t count) {
-  static pool results;
-  return results.at_least(count, [](Eigen::ArrayXf& memory) { memory.setZero(); });
+float* result_memory(std::size_t count, int slot) {
+  static pool results[result_slots];
+  return results[slot].at_least(count, [](Eigen::ArrayXf& memory) { memory.setZero(); });
 }
 
 }  // namespace bench

@@ -5,13 +5,14 @@
 
 namespace bench {
 
-enum class role { query, key, value, parameter };
+enum class role { query, key, value, parameter, gradient };
 
 /// `count` unit normal random numbers, the same for the same role. Memory is kept for the whole run and shared by all
 /// lengths: the pointer holds until a larger count is asked for.
 const float* normal_numbers(role, std::size_t count);
 
-/// Memory for `count` results, already touched.
-float* result_memory(std::size_t count);
+/// Memory for `count` results, already touched, the same for the same slot.
+float* result_memory(std::size_t count, int slot = 0);
+inline constexpr int result_slots = 5;
 
 }  // namespace bench

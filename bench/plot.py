@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Draws the curves of attn_bench: plot.py RESULTS.json [FOLDER]
 
-Writes time, memory, error and decode pictures as PNG and SVG. An operator has one colour in all of them: a hue for its
+Writes time, memory, error, backward and decode pictures as PNG and SVG. An operator has one colour in all of them: a hue for its
 family and a shade for itself. Causal is dashed. Needs matplotlib.
 """
 import json
@@ -59,7 +59,8 @@ class Curve:
         self.name = name
         self.decode = name.endswith("_decode")
         self.causal = name.endswith("_causal")
-        self.operator = name.removesuffix("_decode").removesuffix("_causal")
+        self.backward = "_backward" in name
+        self.operator = name.removesuffix("_decode").removesuffix("_causal").removesuffix("_backward")
         self.colour = colour(self.operator)
         self.dashes = (0, (4, 2)) if self.causal else "solid"
         self.at = {}  # length -> row
@@ -373,12 +374,16 @@ def main():
     context, curves = read(sys.argv[1])
     folder = Path(sys.argv[2] if len(sys.argv) == 3 else Path(sys.argv[1]).parent)
     folder.mkdir(parents=True, exist_ok=True)
-    whole, decode = [c for c in curves if not c.decode], [c for c in curves if c.decode]
+    whole = [c for c in curves if not c.decode and not c.backward]
+    backward, decode = [c for c in curves if c.backward], [c for c in curves if c.decode]
     if whole:
         curve_picture(context, whole, folder, "time", "Time against length", "best_ms", seconds, "time", 10)
         curve_picture(context, whole, folder, "memory", "Scratch memory against length", "scratch_bytes", memory,
                       "scratch", 2)
         error_picture(context, whole, folder)
+    if backward:
+        curve_picture(context, backward, folder, "backward", "Time of the backward pass against length", "best_ms",
+                      seconds, "time", 10)
     if decode:
         decode_picture(context, decode, folder)
 

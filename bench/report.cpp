@@ -52,10 +52,12 @@ std::optional<index> beats_from(const points& all, const sweep& s) {
   return from;
 }
 
-std::vector<points> by_operator(const sweep& s) {
+enum class pass { forward, backward, both };
+
+std::vector<points> by_operator(const sweep& s, pass wanted) {
   std::vector<points> groups;
   for (const record& r : s.records()) {
-    if (r.seconds.empty()) continue;
+    if (r.seconds.empty() || (wanted != pass::both && r.of->backward != (wanted == pass::backward))) continue;
     auto group = std::ranges::find_if(groups, [&](const points& g) { return g.front()->of == r.of; });
     if (group == groups.end()) group = groups.insert(groups.end(), points{});
     group->push_back(&r);
@@ -90,7 +92,7 @@ index summary_length(const std::vector<points>& groups) {
 }  // namespace
 
 std::string listing(const sweep& s, const machine& m, const flags& set) {
-  const auto groups = by_operator(s);
+  const auto groups = by_operator(s, pass::both);
   if (groups.empty()) return "";
   std::string lines =
       text(
@@ -105,7 +107,7 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
   for (const points& all : groups)
     for (const record* r : all) {
       const double per_second = 1 / r->best();
-      lines += text("%-32s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
+      lines += text("%-36s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
                     time_text(r->median()).c_str(), r->of->flops(r->length) * per_second * 1e-9, of_peak(*r, m, set),
                     memory_text(static_cast<double>(r->scratch_bytes)).c_str(), r->seconds.size());
       // The fastest run is one whose state happened to be in a cache: the median says what memory gives.
@@ -118,9 +120,32 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
   return lines;
 }
 
-std::string summary(sweep& s, const machine& m, const flags& set) {
-  const auto groups = by_operator(s);
+/// The backward passes, each beside its forward pass.
+std::string backward_summary(const sweep& s, const machine& m, const flags& set) {
+  const auto groups = by_operator(s, pass::backward);
   if (groups.empty()) return "";
+  const index common = summary_length(groups);
+  std::string table = text("\n%-30s %9s %17s %10s %8s %10s\n", "backward pass", "exponent",
+                           text("time at %td", common).c_str(), "of forward", "of_peak", "scratch");
+  for (const points& all : groups) {
+    const record* shown = all.back();
+    for (const record* r : all)
+      if (r->length == common) shown = r;
+    std::string time = time_text(shown->best());
+    if (shown->length != common) time += " @" + std::to_string(shown->length);
+    const record* forward = s.find(shown->of->rival + "/" + std::to_string(shown->length));
+    const bool compared = forward && !forward->seconds.empty();
+    const auto slope = exponent(all);
+    table += text("%-30s %9s %17s %10s %8.2f %10s\n", shown->of->name.c_str(), slope ? text("%.2f", *slope).c_str() : "-",
+                  time.c_str(), compared ? text("%.2f", shown->best() / forward->best()).c_str() : "-",
+                  of_peak(*shown, m, set), memory_text(static_cast<double>(shown->scratch_bytes)).c_str());
+  }
+  return table + "of forward: time relative to the forward call, which is not part of it.\n";
+}
+
+std::string summary(sweep& s, const machine& m, const flags& set) {
+  const auto groups = by_operator(s, pass::forward);
+  if (groups.empty()) return backward_summary(s, m, set);
   const index common = summary_length(groups);
   const auto& data = s.data();
   std::string table = text("\n%-26s %9s %17s %8s %8s %10s", "", "", "", "", "", "") +
@@ -167,7 +192,7 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
       "of full: time relative to full_softmax. of_peak: useful operations per second over the sustained peak of the "
       "threads used.\n"
       "error: relative to full softmax in double precision, on real queries, keys and values (bench/data).\n";
-  return table;
+  return table + backward_summary(s, m, set);
 }
 
 }  // namespace bench

@@ -1,7 +1,7 @@
 // Exact softmax over a set of keys.
-#include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/full_softmax_backward.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
-#include <attn/softmax/sliding_window.hpp>
+#include <attn/softmax/sliding_window_backward.hpp>
 #include <attn/softmax/sliding_window_step.hpp>
 
 #include <algorithm>
@@ -70,6 +70,34 @@ runner prepare_window(const problem& p) {
   };
 }
 
+// Five products where the forward pass has two: scores, weights' gradients, dq, dk with keys, dv with values.
+double backward_pair_flops(const problem& p, double pairs) {
+  return 2.0 * pairs * static_cast<double>((3 * p.dim + 2 * p.dim_v) * p.heads);
+}
+
+training_runner train_full(const problem& p) {
+  return {[causal = p.causal](const training_views& x, attn::execution& exec) {
+            attn::full_softmax(x.q, x.k, x.v, x.out, {.causal = causal, .lse = x.lse}, exec);
+          },
+          [causal = p.causal](const training_views& x, attn::execution& exec) {
+            attn::full_softmax_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv},
+                                        {.causal = causal, .lse = x.lse}, exec);
+          }};
+}
+
+training_runner train_window(const problem& p) {
+  const auto options = [w = p.set.window, causal = p.causal](const training_views& x) {
+    return attn::sliding_window_options<float>{.causal = causal, .left = w, .right = w, .lse = x.lse};
+  };
+  return {[=](const training_views& x, attn::execution& exec) {
+            attn::sliding_window(x.q, x.k, x.v, x.out, options(x), exec);
+          },
+          [=](const training_views& x, attn::execution& exec) {
+            attn::sliding_window_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x),
+                                          exec);
+          }};
+}
+
 }  // namespace
 
 std::vector<operator_entry> pattern_operators();
@@ -82,14 +110,17 @@ family softmax_family() {
                      .exact = true,
                      .uses = {},
                      .flops = [](const problem& p) { return pair_flops(p, full_pairs(p)); },
-                     .prepare = prepare_full},
+                     .prepare = prepare_full,
+                     .backward = {[](const problem& p) { return backward_pair_flops(p, full_pairs(p)); }, train_full}},
                     {.name = "sliding_window",
                      .cost = growth::linear,
                      .has_causal = true,
                      .exact = false,
                      .uses = {"window"},
                      .flops = [](const problem& p) { return pair_flops(p, window_pairs(p)); },
-                     .prepare = prepare_window}},
+                     .prepare = prepare_window,
+                     .backward = {[](const problem& p) { return backward_pair_flops(p, window_pairs(p)); },
+                                  train_window}}},
       .decoders = {{.name = "full_softmax_decode",
                     .exact = true,
                     .uses = {},

@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -34,11 +35,18 @@ class name_filter {
   std::regex pattern_{""};
 };
 
-/// Doubled up to 16384, where operators overtake each other; fewer beyond, where curves are straight.
+/// Doubled up to 16384, where operators overtake each other; fewer beyond, where curves are straight. Of backward passes
+/// the powers of 4 that are among them: they follow the forward curves.
 std::vector<index> lengths_of(const variant& x, const flags& set) {
   std::vector<index> lengths;
   const index longest = set.max_length > 0 ? set.max_length : x.longest;
   for (index length = set.min_length; length <= longest; length *= length < 16384 ? 2 : 4) lengths.push_back(length);
+  const auto power_of_4 = [](index n) {
+    const auto bits = static_cast<std::size_t>(n);
+    return std::has_single_bit(bits) && std::countr_zero(bits) % 2 == 0;
+  };
+  if (x.backward && std::ranges::any_of(lengths, power_of_4))
+    std::erase_if(lengths, [&](index n) { return !power_of_4(n); });
   return lengths;
 }
 

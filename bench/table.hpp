@@ -32,6 +32,27 @@ enum class growth { linear, quadratic };
 
 using runner = std::function<void(input q, input k, input v, output out, attn::execution&)>;
 
+/// The backward pass of an operator: what it reads, what the forward call wrote, and the gradients.
+struct training_views {
+  input q, k, v;
+  output out;
+  attn::tensor_view<float, 3> lse;  // [1, heads, length], for operators that have one
+  input d_out;
+  output dq, dk, dv;
+};
+
+struct training_runner {
+  std::function<void(const training_views&, attn::execution&)> forward;  // run once, writes out and lse
+  std::function<void(const training_views&, attn::execution&)> backward;
+};
+
+struct backward_entry {
+  double (*flops)(const problem&) = nullptr;  // what the formulas need, from what the forward call has saved
+  training_runner (*prepare)(const problem&) = nullptr;
+
+  explicit operator bool() const { return prepare != nullptr; }
+};
+
 struct operator_entry {
   std::string name;
   growth cost;
@@ -43,6 +64,7 @@ struct operator_entry {
   double (*parameter_bytes)(const problem&) = nullptr;
   bool approximates = true;  // takes the place of full softmax on the same q, k, v: its error has a meaning
   double (*moved_bytes)(const problem&) = nullptr;  // read and written at least, where memory is the bound
+  backward_entry backward{};
 };
 
 /// Decoding: a state that has seen some tokens and is fed one more at a time.

@@ -21,8 +21,8 @@ input random_view(role r, index heads, index length, index dim) {
   return {normal_numbers(r, static_cast<std::size_t>(heads * length * dim)), {1, heads, length, dim}};
 }
 
-output result_view(index heads, index length, index dim) {
-  return {result_memory(static_cast<std::size_t>(heads * length * dim)), {1, heads, length, dim}};
+output result_view(index heads, index length, index dim, int slot = 0) {
+  return {result_memory(static_cast<std::size_t>(heads * length * dim), slot), {1, heads, length, dim}};
 }
 
 double bytes(const problem& p) {
@@ -64,6 +64,41 @@ variant make_variant(const operator_entry& entry, bool causal, const flags& set)
   };
   x.error = [&entry, causal, &set](const dataset& data) { return data.error(entry, causal, set); };
   x.mean_error = [causal](const dataset& data) { return data.mean_error(causal); };
+  return x;
+}
+
+variant make_backward_variant(const operator_entry& entry, bool causal, const flags& set) {
+  const variant forward = make_variant(entry, causal, set);
+  const auto at = [causal, &set](index length) -> problem {
+    return {length, set.heads, set.heads, set.dim, set.dim, causal, set};
+  };
+  variant x = forward;
+  x.name = entry.name + "_backward" + (causal ? "_causal" : "");
+  x.rival = forward.name;
+  x.exact = x.approximates = false;
+  x.backward = true;
+  x.moved_bytes = {};
+  x.flops = [&entry, at](index length) { return entry.backward.flops(at(length)); };
+  x.memory_bytes = [forward](index length) { return 2 * forward.memory_bytes(length); };
+  x.prepare = [&entry, at](index length) -> workload {
+    const problem p = at(length);
+    const training_views views{
+        .q = random_view(role::query, p.heads, length, p.dim),
+        .k = random_view(role::key, p.kv_heads, length, p.dim),
+        .v = random_view(role::value, p.kv_heads, length, p.dim_v),
+        .out = result_view(p.heads, length, p.dim_v),
+        .lse = {result_memory(static_cast<std::size_t>(p.heads * length), 1), {1, p.heads, length}},
+        .d_out = random_view(role::gradient, p.heads, length, p.dim_v),
+        .dq = result_view(p.heads, length, p.dim, 2),
+        .dk = result_view(p.kv_heads, length, p.dim, 3),
+        .dv = result_view(p.kv_heads, length, p.dim_v, 4)};
+    const training_runner run = entry.backward.prepare(p);
+    if (run.forward) {
+      attn::execution serial;
+      run.forward(views, serial);
+    }
+    return [views, backward = run.backward](attn::execution& exec) { backward(views, exec); };
+  };
   return x;
 }
 
@@ -141,6 +176,9 @@ std::vector<variant> make_variants(const flags& set) {
     for (const operator_entry& entry : f.operators) {
       variants.push_back(make_variant(entry, false, set));
       if (entry.has_causal) variants.push_back(make_variant(entry, true, set));
+      if (!entry.backward) continue;
+      variants.push_back(make_backward_variant(entry, false, set));
+      if (entry.has_causal) variants.push_back(make_backward_variant(entry, true, set));
     }
     for (const decode_entry& entry : f.decoders) variants.push_back(make_variant(entry, set));
   }

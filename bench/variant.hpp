@@ -17,9 +17,10 @@ using workload = std::function<void(attn::execution&)>;
 
 struct variant {
   std::string name;   // sliding_window_causal
-  std::string rival;  // the form of full softmax it is compared with
+  std::string rival;  // what it is compared with: the form of full softmax, of a backward pass the forward one
   std::string label;  // the flags it depends on
   bool exact = false, approximates = true;
+  bool backward = false;  // the gradients of the rival's results
   index longest = 0;
   std::function<double(index length)> flops;
   std::function<double(index length)> moved_bytes;  // where memory is the bound: of decoders, that of the state

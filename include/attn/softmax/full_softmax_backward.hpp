@@ -13,7 +13,7 @@
 //          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
 //          group, dbias over what bias was broadcast over.
 // Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, one product more. Scratch, per key
-//          head in progress: about Lk (3 D + 2 Dv) + Lq (4 D + 2 Dv) numbers, with threads that share a head up to 7 Lq D
+//          head in progress: about Lk (3 D + 2 Dv) + Lq (3 D + Dv) numbers, with threads that share a head up to 7 Lq D
 //          more; never Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
@@ -80,9 +80,9 @@ struct full_backward {
   index row_blocks() const { return ceil_div(shape.queries, max_rows); }
 
   pair_scratch layout(arena& memory, index parts) const {
-    return {.keys = backward_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v),
+    return {.keys = backward_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v, bool(in.dk), bool(in.dv)),
             .rows = backward_rows<T>::layout(memory, shape.queries, shape.dim, shape.dim_v),
-            .dq = memory.allocate<T>((parts + 1) * dq_size()),
+            .dq = in.dq ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr,
             .slopes = memory.allocate<T>(segments())};
   }
 
@@ -91,7 +91,7 @@ struct full_backward {
     const index begin = number * segment(), keys = lengths.keys(b), queries = lengths.queries(b),
                 end = std::min(begin + segment(), keys), shift = keys - queries;
     const auto scratch = in.forward.exec.scratch(worker, [&](arena& memory) { return in.layout_scratch(memory); });
-    std::fill_n(dq, dq_size(), T(0));
+    if (dq) std::fill_n(dq, dq_size(), T(0));
     const auto head_terms = in.terms().for_head(b, h, shift);
     auto back = in.back(head_terms);
     key_range ranges[max_rows];
@@ -101,8 +101,8 @@ struct full_backward {
         for (index r = 0; r < count; ++r)
           ranges[r] = {0, in.forward.causal ? std::clamp(i0 + r + shift + 1, index(0), keys) : keys};
         backward_block(s.rows.from(i0), count, ranges, {i0, 1, nullptr}, s.keys, from,
-                       std::min(from + backward_key_block, end), head_terms, scratch, dq + i0 * dq_stride(),
-                       dq_stride(), back);
+                       std::min(from + backward_key_block, end), head_terms, scratch,
+                       dq ? dq + i0 * dq_stride() : nullptr, dq_stride(), back);
       }
     s.slopes[number] = back.d_slope;
   }
@@ -116,14 +116,16 @@ struct full_backward {
       const index b = batch_of(pair), h = head_of_pair(pair), i0 = block * max_rows;
       const index count = std::min(max_rows, lengths.queries(b) - i0);
       if (count > 0) in.pack_rows(s.rows.from(i0), b, h, head_of(in.q, b, h), {i0, 1, nullptr}, count);
-      std::fill_n(s.dq + block * block_size, block_size, T(0));
+      if (in.dq) std::fill_n(s.dq + block * block_size, block_size, T(0));
     });
     for (index first = 0; first < segments(); first += parts) {
       const index count = std::min(parts, segments() - first);
       pairs.for_each(count, [&](index pair, const pair_scratch& s, index n, int worker) {
         // Of a causal call the first segments have most rows: they go first.
-        add_segment(batch_of(pair), head_of_pair(pair), first + n, s, s.dq + (n + 1) * dq_size(), worker);
+        add_segment(batch_of(pair), head_of_pair(pair), first + n, s, in.dq ? s.dq + (n + 1) * dq_size() : nullptr,
+                    worker);
       });
+      if (!in.dq) continue;
       pairs.for_each(row_blocks(), [&](index, const pair_scratch& s, index block, int) {
         T* const total = s.dq + block * block_size;
         for (index n = 1; n <= count; ++n)

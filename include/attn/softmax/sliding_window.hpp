@@ -71,21 +71,24 @@ struct window_scratch {
   }
 };
 
-template <class S, class Score>
-struct window_call {
-  using T = compute_type<S>;
-
-  const softmax_call<S, Score>& in;
-  const sliding_window_options<S>& options;
-  index left, right, chunk;          // window in keys of a class, cut to what can occur; queries a task takes
+/// Which keys a window names: keys and queries of a residue class of a head's dilation d are at positions r + d t, and in
+/// t the window has no dilation.
+struct window_sets {
+  list_view<index> dilations;
+  index left, right, most;           // the window in keys of a class, and all positions: cut to what can occur
   std::span<const index> globals{};  // ascending, each once
-  const attention_shape& shape = in.shape;
+
+  template <class Options>
+  static window_sets of(const attention_shape& s, const Options& options) {
+    const index all = s.queries + s.keys;
+    return {options.dilation, std::min(options.left, all), options.causal ? 0 : std::min(options.right, all), all};
+  }
 
   /// Of one head; cut to where a step leaves the sequence, so that there are no more classes than positions.
   index dilation(index h) const {
-    const auto& d = options.dilation;
-    const index given = d.empty() ? 1 : d[d.size() == 1 ? 0 : static_cast<std::size_t>(h)];
-    return std::min(given, std::max<index>(1, shape.queries + shape.keys));
+    const index given =
+        dilations.empty() ? 1 : dilations[dilations.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+    return std::min(given, std::max<index>(1, most));
   }
   bool is_global(index position) const { return std::binary_search(globals.begin(), globals.end(), position); }
 
@@ -93,6 +96,26 @@ struct window_call {
   index globals_before(index end) const {
     return std::lower_bound(globals.begin(), globals.end(), end) - globals.begin();
   }
+  /// The globals as given, into `list`, which has room for them.
+  void sort_globals(list_view<index> given, index* list) {
+    std::copy(given.begin(), given.end(), list);
+    std::sort(list, list + given.size());
+    globals = {list, std::unique(list, list + given.size())};
+  }
+  /// t of the first query of class r, for a query shift.
+  static index first_of(index shift, index r, index d) {
+    return shift > r ? ceil_div(shift - r, d) : -((r - shift) / d);
+  }
+};
+
+template <class S, class Score>
+struct window_call : window_sets {
+  using T = compute_type<S>;
+
+  const softmax_call<S, Score>& in;
+  const sliding_window_options<S>& options;
+  index chunk;  // queries a task takes
+  const attention_shape& shape = in.shape;
 
   /// Chunks of one residue class of head h, for the longest query.
   index chunks(index h) const { return ceil_div(ceil_div(shape.queries, dilation(h)), chunk); }
@@ -102,7 +125,7 @@ struct window_call {
   void attend_chunk(index b, index h, index r, index piece, window_scratch<T>& s) const {
     const index d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
     const index keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
-    const index first = shift > r ? ceil_div(shift - r, d) : -((r - shift) / d);  // t of its first query
+    const index first = first_of(shift, r, d);
     const index t0 = first + piece * chunk, t1 = std::min(t0 + chunk, keys);      // the last key has the last query
     if (t0 >= t1) return;
     const index k0 = std::clamp(t0 - left, index(0), keys), k1 = std::clamp(t1 + right, k0, keys);
@@ -182,10 +205,8 @@ struct window_call {
   void run() {
     const index given = std::ssize(options.global_positions), seen = std::min(left + right + 1 + given, shape.keys);
     const auto limit = in.limit_threads(seen, static_cast<double>(seen));
-    index* const list = in.exec.shared_scratch([&](arena& memory) { return memory.allocate<index>(given); });
-    std::copy(options.global_positions.begin(), options.global_positions.end(), list);
-    std::sort(list, list + given);
-    globals = {list, std::unique(list, list + given)};
+    sort_globals(options.global_positions,
+                 in.exec.shared_scratch([&](arena& memory) { return memory.allocate<index>(given); }));
     const index listed = std::ssize(globals), reach = std::min(left + right, shape.keys);
     const auto layout = [&](arena& memory) {
       return window_scratch<T>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v);
@@ -210,33 +231,31 @@ struct window_call {
   }
 };
 
-template <class S, class Score>
-void check_window_options(const softmax_call<S, Score>& in, const sliding_window_options<S>& options) {
-  const validator& check = in.check;
+/// The options of sliding_window alone, for a call with this `out`.
+template <class S>
+void check_window_options(const validator& check, const attention_shape& shape, const sliding_window_options<S>& options,
+                          const memory_layout& out) {
   check.at_least("left", 0, options.left);
   check.at_least("right", 0, options.right);
-  if (options.dilation.size() > 1) check_per_head(check, "dilation", options.dilation, in.shape.heads);
+  if (options.dilation.size() > 1) check_per_head(check, "dilation", options.dilation, shape.heads);
   for (index d : options.dilation) check.at_least("dilation", 1, d);
   for (index position : options.global_positions) check.at_least("global positions", 0, position);
   const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
   if (own == 0) return;
   if (own != 3) check.fail("q_global, k_global and v_global together", text({"only ", own, " of them"}));
-  const attention_shape globals = check_attention(check, options.q_global, options.k_global, options.v_global, in.out);
-  check.extents({{"q_global dim = query dim", in.shape.dim, globals.dim},
-                 {"k_global heads = key heads", in.shape.kv_heads, globals.kv_heads},
-                 {"k_global length = key length", in.shape.keys, globals.keys}});
-  in.check_read("q_global", options.q_global);
-  in.check_read("k_global", options.k_global);
-  in.check_read("v_global", options.v_global);
+  const attention_shape globals =
+      check_attention_extents(check, options.q_global, options.k_global, options.v_global, out);
+  check.extents({{"q_global dim = query dim", shape.dim, globals.dim},
+                 {"k_global heads = key heads", shape.kv_heads, globals.kv_heads},
+                 {"k_global length = key length", shape.keys, globals.keys}});
 }
 
 /// Longer windows take longer chunks: what a chunk packs and its neighbours pack again stays below twice its own.
 template <class S, class Score>
 void attend_window(const softmax_call<S, Score>& in, const sliding_window_options<S>& options) {
-  const index all = in.shape.queries + in.shape.keys, left = std::min(options.left, all);
-  const index right = options.causal ? 0 : std::min(options.right, all);
-  const index chunk = round_up(std::clamp<index>(left + right, 4 * max_rows, 20 * max_rows), max_rows);
-  window_call<S, Score>{.in = in, .options = options, .left = left, .right = right, .chunk = chunk}.run();
+  const window_sets sets = window_sets::of(in.shape, options);
+  const index chunk = round_up(std::clamp<index>(sets.left + sets.right, 4 * max_rows, 20 * max_rows), max_rows);
+  window_call<S, Score>{sets, in, options, chunk}.run();
 }
 
 }  // namespace detail
@@ -248,7 +267,10 @@ void sliding_window(const Q& q, const K& k, const V& v, O&& out, Options&& optio
                     execution_ref exec = {}) {
   detail::call_softmax<sliding_window_options>(
       "sliding_window", q, k, v, out, options, score, exec, [](const auto& call, const auto& given) {
-        detail::check_window_options(call, given);
+        call.check_read("q_global", given.q_global);
+        call.check_read("k_global", given.k_global);
+        call.check_read("v_global", given.v_global);
+        detail::check_window_options(call.check, call.shape, given, call.out);
         detail::attend_window(call, given);
       });
 }

@@ -21,7 +21,8 @@ namespace attn::inline ATTN_ISA::detail {
                                              const memory_layout& x) {
   if (!gradient.given()) return;
   if (!x.given()) check.fail(text({of, ", since its gradient is asked for"}), "none");
-  check_same_shape(check, text({"the gradient of ", of}).c_str(), gradient, of, x);
+  if (!std::equal(x.extents, x.extents + x.rank, gradient.extents))  // no text, which allocates, unless it is needed
+    check_same_shape(check, text({"the gradient of ", of}).c_str(), gradient, of, x);
 }
 
 /// The views of a backward call, gathered for validator::memory: what is written, which are the gradients, and what is
@@ -60,21 +61,25 @@ void clear_gradient(const tensor_view<T>& x) {
     for (index h = 0; h < x.extent(1); ++h) clear_rows(head_of(x, b, h), 0, x.extent(2));
 }
 
-/// Rows [begin, end) of a gradient from rows of sums, times `factor`; those from `real` on are padding, whose gradient is
-/// 0.
+/// Row i of a gradient from a row of sums, times `factor`; of zeros where there are none.
+template <class T, class S>
+void store_gradient_row(const T* sums, T factor, const matrix_view<S>& to, index i, bool accumulate) {
+  S* const row = to.row(i);
+  if (!sums) {
+    for (index d = 0; d < to.cols && !accumulate; ++d) row[d * to.col_stride] = static_cast<S>(T(0));
+  } else if (to.col_stride == 1) {
+    for (index d = 0; d < to.cols; ++d) store_gradient(row[d], sums[d] * factor, accumulate);
+  } else {
+    for (index d = 0; d < to.cols; ++d) store_gradient(row[d * to.col_stride], sums[d] * factor, accumulate);
+  }
+}
+
+/// Rows [begin, end) of a gradient from rows of sums; those from `real` on are padding, whose gradient is 0.
 template <class T, class S>
 void store_gradient_rows(const T* sums, index stride, T factor, const matrix_view<S>& to, index begin, index end,
                          index real, bool accumulate) {
-  for (index i = begin; i < end; ++i) {
-    S* const row = to.row(i);
-    const T* const sum = sums + i * stride;
-    if (i >= real)
-      for (index d = 0; d < to.cols; ++d) store_gradient(row[d * to.col_stride], T(0), accumulate);
-    else if (to.col_stride == 1)
-      for (index d = 0; d < to.cols; ++d) store_gradient(row[d], sum[d] * factor, accumulate);
-    else
-      for (index d = 0; d < to.cols; ++d) store_gradient(row[d * to.col_stride], sum[d] * factor, accumulate);
-  }
+  for (index i = begin; i < end; ++i)
+    store_gradient_row(i < real ? sums + i * stride : nullptr, factor, to, i, accumulate);
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

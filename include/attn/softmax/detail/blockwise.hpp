@@ -166,13 +166,13 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
   }
 }
 
-/// Steps 1 and 2 for a tile: its scores, in base 2, with -infinity where a row does not see a slot. `raw`, if given,
-/// takes the scores as they were before the terms.
+/// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
+/// `raw`, if given, takes the scores as they were before the terms.
 template <class T, class Score>
 void masked_scores(const T* queries, const key_range* ranges, const index_map& positions, const packed_keys<T>& keys,
                    const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr) {
   const index first = t.first, count = t.count;
-  with_tile_height(t.rows, [&](auto M) { tile_scores<T, M.value>(queries + t.row * keys.dim, keys, first, count, s); });
+  with_tile_height(t.rows, [&](auto M) { tile_scores<T, M.value>(queries, keys, first, count, s); });
   for (index m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
   const bool any = terms.any();
   for (index m = 0; m < t.rows && (t.masked || any); ++m) {
@@ -193,7 +193,7 @@ template <class T, class Score>
   const index rows = t.rows, first = t.first, count = t.count;
   const auto& state = block.state;
   T* const s = block.scores;
-  masked_scores(block.queries, block.ranges, block.positions, keys, t, terms, s);
+  masked_scores(block.queries + t.row * block.dim, block.ranges, block.positions, keys, t, terms, s);
 
   alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {};
   for (index m = 0; m < rows; ++m)

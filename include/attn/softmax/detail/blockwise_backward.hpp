@@ -30,56 +30,54 @@ inline constexpr index backward_key_block = 256;  // keys of a block, at most sc
 /// The queries of one head with what their gradients need, packed block by block of max_rows.
 template <class T>
 struct backward_rows {
-  T *queries = nullptr, *d_out = nullptr;              // per tile [dim][tile_rows], for S and d_out V^T
-  T *query_panels = nullptr, *d_out_panels = nullptr;  // per block, panels [max_rows][panel_width], for dK and dV
-  T *lse = nullptr, *delta = nullptr;                  // per row: lse in base 2, 0 where no key is seen; D
-  bool* finite = nullptr;                              // per block: are all queries and gradients?
+  T *queries = nullptr, *d_out = nullptr;  // per block, panels [max_rows][panel_width]
+  T *lse = nullptr, *delta = nullptr;      // per row: lse in base 2, 0 where no key is seen; D
+  bool* finite = nullptr;                  // per block: are all queries and gradients?
   index dim = 0, dim_v = 0;
 
   static backward_rows layout(arena& memory, index rows, index dim, index dim_v) {
-    const index padded = round_up(rows, max_rows), blocks = padded / max_rows;
-    return {.queries = memory.allocate<T>(blocks * tiles_size(dim)),
-            .d_out = memory.allocate<T>(blocks * tiles_size(dim_v)),
-            .query_panels = memory.allocate<T>(padded * round_up(dim, panel_width<T>)),
-            .d_out_panels = memory.allocate<T>(padded * round_up(dim_v, panel_width<T>)),
+    const index padded = round_up(rows, max_rows);
+    return {.queries = memory.allocate<T>(padded * round_up(dim, panel_width<T>)),
+            .d_out = memory.allocate<T>(padded * round_up(dim_v, panel_width<T>)),
             .lse = memory.allocate<T>(padded),
             .delta = memory.allocate<T>(padded),
-            .finite = memory.allocate<bool>(blocks),
+            .finite = memory.allocate<bool>(padded / max_rows),
             .dim = dim,
             .dim_v = dim_v};
   }
-  /// Numbers of the tiles of a block: packing writes a little beyond them.
-  static index tiles_size(index dim) { return max_rows * dim + width<T>; }
 
   /// The rows from row `first` on, a multiple of max_rows.
   backward_rows from(index first) const {
     backward_rows rest = *this;
-    rest.queries += first / max_rows * tiles_size(dim), rest.d_out += first / max_rows * tiles_size(dim_v);
-    rest.query_panels += first * round_up(dim, panel_width<T>);
-    rest.d_out_panels += first * round_up(dim_v, panel_width<T>);
+    rest.queries += first * round_up(dim, panel_width<T>), rest.d_out += first * round_up(dim_v, panel_width<T>);
     rest.lse += first, rest.delta += first, rest.finite += first / max_rows;
     return rest;
   }
 
-  /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out, queries times `factor`. lse and delta are
-  /// the caller's to fill.
+  /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out. lse and delta are the caller's to fill.
   template <class S>
-  void pack(const matrix_view<const S>& q, const matrix_view<const S>& d, const index_map& positions, index rows,
-            T factor) const {
-    const auto query = [&](index i) { return q.row(positions[i]); };
-    const auto gradient = [&](index i) { return d.row(positions[i]); };
-    for (index r = 0; r < rows; r += tile_rows) {
-      const index count = std::min<index>(tile_rows, rows - r);
-      pack_rows<T>([&](index i) { return query(r + i); }, count, dim, q.col_stride, factor, queries + r * dim);
-      pack_rows<T>([&](index i) { return gradient(r + i); }, count, dim_v, d.col_stride, T(1), d_out + r * dim_v);
-    }
-    const bool finite_q = pack_panels<T>(query, 0, rows, dim, q.col_stride, query_panels, max_rows);
-    const bool finite_d = pack_panels<T>(gradient, 0, rows, dim_v, d.col_stride, d_out_panels, max_rows);
+  void pack(const matrix_view<const S>& q, const matrix_view<const S>& d, const index_map& positions,
+            index rows) const {
+    const bool finite_q = pack_panels<T>([&](index i) { return q.row(positions[i]); }, 0, rows, dim, q.col_stride,
+                                         queries, max_rows);
+    const bool finite_d = pack_panels<T>([&](index i) { return d.row(positions[i]); }, 0, rows, dim_v, d.col_stride,
+                                         d_out, max_rows);
     *finite = finite_q && finite_d;
   }
 };
 
-/// Keys and values of one head packed for the products of the backward pass, and the sums of their gradients.
+/// Rows [first, first + rows) of the panels of a block, times `factor`, as a tile [dim][tile_rows]. Cheaper than a second
+/// packed form of all rows, which would have to come from the third-level cache for every block of keys.
+template <class T>
+void tile_of_panels(const T* panels, index first, index rows, index dim, T factor, T* tile) {
+  constexpr index wide = panel_width<T>;
+  for (index col = 0; col < dim; col += wide)
+    pack_rows<T>([&](index i) { return panels + col * max_rows + (first + i) * wide; }, rows, std::min(wide, dim - col),
+                 1, factor, tile + col * tile_rows);
+}
+
+/// Keys and values of one head packed for the products of the backward pass, and the sums of the gradients that are
+/// wanted.
 template <class T>
 struct backward_keys {
   packed_keys<T> keys;    // as columns for S, as rows (in place of values) for dQ
@@ -88,11 +86,12 @@ struct backward_keys {
 
   static index stride(index dim) { return round_up(dim, panel_width<T>); }
 
-  static backward_keys layout(arena& memory, index slots, index dim, index dim_v) {
+  static backward_keys layout(arena& memory, index slots, index dim, index dim_v, bool want_keys = true,
+                              bool want_values = true) {
     backward_keys k{.keys = packed_keys<T>::layout(memory, slots, dim, dim),
                     .values = packed_keys<T>::layout(memory, slots, dim_v, 0)};
-    k.d_keys = memory.allocate<T>(k.keys.capacity * stride(dim));
-    k.d_values = memory.allocate<T>(k.keys.capacity * stride(dim_v));
+    if (want_keys) k.d_keys = memory.allocate<T>(k.keys.capacity * stride(dim));
+    if (want_values) k.d_values = memory.allocate<T>(k.keys.capacity * stride(dim_v));
     return k;
   }
 
@@ -134,12 +133,15 @@ template <class T>
 struct backward_scratch {
   T *weights = nullptr, *d_scores = nullptr;  // [max_rows][score_stride]
   T* raw = nullptr;                           // [tile_rows][score_stride], where the terms of the scores need them
+  T *queries = nullptr, *d_out = nullptr;     // one tile [dim][tile_rows]
   key_range* ranges = nullptr;                // [max_rows]: slots a row sees of this block of keys
 
-  static backward_scratch layout(arena& memory, bool with_raw) {
+  static backward_scratch layout(arena& memory, index dim, index dim_v, bool with_raw) {
     return {.weights = memory.allocate<T>(max_rows * score_stride),
             .d_scores = memory.allocate<T>(max_rows * score_stride),
             .raw = with_raw ? memory.allocate<T>(tile_rows * score_stride) : nullptr,
+            .queries = memory.allocate<T>(tile_rows * dim + width<T>),
+            .d_out = memory.allocate<T>(tile_rows * dim_v + width<T>),
             .ranges = memory.allocate<key_range>(max_rows)};
   }
 };
@@ -198,10 +200,10 @@ template <class T, class Score, class Terms>
                                      const index_map& positions, const score_terms<T, Score>& terms,
                                      const backward_scratch<T>& s, index offset, T* dq, index dq_stride, Terms& back) {
   T *const p = s.weights + offset, *const ds = s.d_scores + offset;
-  masked_scores(rows.queries, s.ranges, positions, k.keys, t, terms, p, s.raw);
-  with_tile_height(t.rows, [&](auto M) {
-    tile_scores<T, M.value>(rows.d_out + t.row * rows.dim_v, k.values, t.first, t.count, ds);
-  });
+  tile_of_panels(rows.queries, t.row, t.rows, rows.dim, terms.query_factor(), s.queries);
+  tile_of_panels(rows.d_out, t.row, t.rows, rows.dim_v, T(1), s.d_out);
+  masked_scores(s.queries, s.ranges, positions, k.keys, t, terms, p, s.raw);
+  with_tile_height(t.rows, [&](auto M) { tile_scores<T, M.value>(s.d_out, k.values, t.first, t.count, ds); });
   for (index m = 0; m < t.rows; ++m) {
     T* const d = ds + m * score_stride;
     row_gradients(p + m * score_stride, d, t.count, rows.lse[t.row + m], rows.delta[t.row + m]);
@@ -260,20 +262,18 @@ void backward_block(const backward_rows<T>& rows, index count, const key_range* 
     if (begin >= end) continue;
     const index offset = begin * score_stride + j - base;
     const T *const p = s.weights + offset, *const ds = s.d_scores + offset;
-    const T *const queries = rows.query_panels + begin * panel_width<T>,
-                   *const d_out = rows.d_out_panels + begin * panel_width<T>;
+    const T *const queries = rows.queries + begin * panel_width<T>,
+                   *const d_out = rows.d_out + begin * panel_width<T>;
+    T *const d_values = k.d_values ? k.d_values + j * stride_v : nullptr,
+             *const d_keys = k.d_keys ? k.d_keys + j * stride_k : nullptr;
     if (*rows.finite) [[likely]] {
       with_tile_height(keys, [&](auto M) {
-        if (k.d_values)
-          transposed_output<T, M.value>(p, d_out, end - begin, rows.dim_v, k.d_values + j * stride_v, stride_v);
-        if (k.d_keys)
-          transposed_output<T, M.value>(ds, queries, end - begin, rows.dim, k.d_keys + j * stride_k, stride_k);
+        if (d_values) transposed_output<T, M.value>(p, d_out, end - begin, rows.dim_v, d_values, stride_v);
+        if (d_keys) transposed_output<T, M.value>(ds, queries, end - begin, rows.dim, d_keys, stride_k);
       });
     } else {
-      if (k.d_values)
-        transposed_output_checked(p, d_out, end - begin, keys, rows.dim_v, k.d_values + j * stride_v, stride_v);
-      if (k.d_keys)
-        transposed_output_checked(ds, queries, end - begin, keys, rows.dim, k.d_keys + j * stride_k, stride_k);
+      if (d_values) transposed_output_checked(p, d_out, end - begin, keys, rows.dim_v, d_values, stride_v);
+      if (d_keys) transposed_output_checked(ds, queries, end - begin, keys, rows.dim, d_keys, stride_k);
     }
   }
 }

@@ -1,0 +1,355 @@
+// attn: the driver of sliding_window_backward.
+//
+// A residue class of a head's dilation (sliding_window.hpp) is cut into parts of part_length() entries. A part owns its
+// keys and its queries: it computes their gradients whole, and for that
+//   own queries see all their keys, those of the neighbouring parts too, whose dK and dV come from their own part;
+//   queries of the neighbouring parts see the own keys only, and their dQ comes from their own part.
+// What is computed twice is about w / (2 part_length()) of the work, for a window of w keys on each side, and no part
+// waits for another: scratch does not depend on the length.
+//
+// Global keys and queries meet every part: what a part adds to their gradients is kept apart and summed in order.
+#pragma once
+
+#include <attn/core/detail/waves.hpp>
+#include <attn/softmax/detail/softmax_backward_call.hpp>
+#include <attn/softmax/sliding_window.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class S, class Call, class Gradients>
+struct window_backward : window_sets {
+  using T = compute_type<S>;
+
+  const Call& in;
+  const sliding_window_options<S>& options;
+  const Gradients& gradients;
+  const attention_shape& shape = in.shape;
+
+  bool own() const { return bool(options.q_global); }  // projections of the global queries
+  index global_count() const { return std::ssize(globals); }
+  index part_length() const {
+    const index all = round_up(std::max<index>(1, most), max_rows);  // at least a block: there may be no key
+    return std::min(all, round_up(std::max<index>(2048, 8 * (left + right)), max_rows));
+  }
+  index query_stride() const { return backward_keys<T>::stride(shape.dim); }
+  index value_stride() const { return backward_keys<T>::stride(shape.dim_v); }
+
+  /// Classes and parts of a head.
+  index parts(index h) const {
+    return dilation(h) * std::max<index>(1, ceil_div(ceil_div(shape.keys, dilation(h)), part_length()));
+  }
+  /// Have all query heads of a key head one dilation? Then a part takes them together, else the pair is one task.
+  bool alike(index kv) const {
+    bool all = true;
+    for (index h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h)
+      all &= dilation(h) == dilation(kv * shape.group());
+    return all;
+  }
+  /// Tasks of a pair.
+  index steps(index kv) const { return alike(kv) ? parts(kv * shape.group()) : 1; }
+
+  /// What a part adds to the gradients of global keys and queries, and to those of the slopes.
+  struct partial {
+    T *keys = nullptr, *values = nullptr;  // [globals][stride]
+    T* queries = nullptr;                  // [group][globals][query_stride]
+    T* slopes = nullptr;                   // [group]
+  };
+  /// Sums of the gradients of all keys and values of a pair of batch item and key head.
+  struct key_sums {
+    T *keys = nullptr, *values = nullptr;  // [Lk][stride]
+  };
+  /// What the tasks of one pair leave behind.
+  struct pair_scratch {
+    partial* parts;                   // [most parts]
+    key_sums ordinary{}, projected{};  // where heads of a group differ in dilation
+  };
+  pair_scratch layout(arena& memory, index most_parts, bool sums) const {
+    const index n = global_count(), key = query_stride(), value = value_stride();
+    const auto all_keys = [&](bool wanted) {
+      return wanted ? key_sums{memory.allocate<T>(shape.keys * key), memory.allocate<T>(shape.keys * value)} : key_sums{};
+    };
+    partial* const parts = memory.allocate_list(most_parts, [&](arena& m) {
+      T *const keys = m.allocate<T>(n * key), *const values = m.allocate<T>(n * value);
+      T* const queries = m.allocate<T>(shape.group() * n * key);
+      return partial{keys, values, queries, m.allocate<T>(shape.group())};
+    });
+    const key_sums ordinary = all_keys(sums);
+    return {parts, ordinary, all_keys(sums && own())};
+  }
+  void clear(const partial& p) const {
+    const index n = global_count();
+    std::fill_n(p.keys, n * query_stride(), T(0));
+    std::fill_n(p.values, n * value_stride(), T(0));
+    std::fill_n(p.queries, shape.group() * n * query_stride(), T(0));
+    std::fill_n(p.slopes, shape.group(), T(0));
+  }
+
+  /// Scratch of one thread.
+  struct part_scratch {
+    backward_scratch<T> block;
+    backward_rows<T> rows;
+    T* dq;                                 // [max_rows][query_stride]
+    mutable backward_keys<T> keys;         // of the class, without the global ones
+    mutable backward_keys<T> global_keys;
+    mutable backward_keys<T> own_keys;     // k_global and v_global of the part's keys
+    index *key_list, *rank, *row_list;     // as window_scratch
+  };
+  part_scratch layout(arena& memory) const {
+    const index slots = part_length() + left + right, n = global_count();
+    const auto keys = [&](index count, bool k, bool v) {
+      return backward_keys<T>::layout(memory, count, shape.dim, shape.dim_v, k, v);
+    };
+    return {.block = in.layout_scratch(memory),
+            .rows = backward_rows<T>::layout(memory, max_rows, shape.dim, shape.dim_v),
+            .dq = memory.allocate<T>(max_rows * query_stride()),
+            .keys = keys(slots, bool(in.dk), bool(in.dv)),
+            .global_keys = keys(n, true, true),
+            .own_keys = keys(own() ? part_length() : 0, bool(gradients.k_global), bool(gradients.v_global)),
+            .key_list = memory.allocate<index>(n ? slots : 0),
+            .rank = memory.allocate<index>(n ? slots + 1 : 0),
+            .row_list = memory.allocate<index>(max_rows)};
+  }
+
+  /// One part: the keys [k0, k1) of class r of a pair, for the heads [h, h_end), whose dilation is d.
+  struct part_of_class {
+    index b, kv, h, h_end, d, r, shift;  // position of query 0
+    const part_scratch& s;
+    index k0 = 0, k1 = 0;
+    index low = 0, high = 0;  // keys packed
+    bool listed = false;      // without global ones
+
+    /// Where key t of the class is packed, or the next one that is.
+    index slot(index t) const {
+      const index at = std::clamp(t, low, high) - low;
+      return listed ? s.rank[at] : at;
+    }
+  };
+
+  /// Packs the keys of a part and their neighbours, the global ones apart.
+  void pack(part_of_class& p) const {
+    index count = p.high - p.low;
+    packed_keys<T> &keys = p.s.keys.keys, &global_keys = p.s.global_keys.keys;
+    keys.positions = {p.r + p.d * p.low, p.d, nullptr};
+    p.s.own_keys.keys.positions = {p.r + p.d * p.k0, p.d, nullptr};
+    p.listed = !globals.empty();
+    if (p.listed) {
+      count = 0;
+      for (index t = p.low; t < p.high; ++t) {
+        p.s.rank[t - p.low] = count;
+        if (!is_global(p.r + p.d * t)) p.s.key_list[count++] = p.r + p.d * t;
+      }
+      p.s.rank[p.high - p.low] = count;
+      keys.positions.list = p.s.key_list;
+      global_keys.positions = {0, 1, globals.data()};
+      p.s.global_keys.pack(head_of(in.k, p.b, p.kv), head_of(in.v, p.b, p.kv), 0,
+                           globals_before(in.lengths().keys(p.b)));
+    }
+    p.s.keys.pack(head_of(in.k, p.b, p.kv), head_of(in.v, p.b, p.kv), 0, count);
+  }
+
+  /// Queries [begin, end) of the part's class and head h; `owned`: the part's own.
+  void take_queries(const part_of_class& p, index h, index begin, index end, bool owned, T& slope) const {
+    const auto head_terms = in.terms().for_head(p.b, h, p.shift);
+    auto back = in.back(head_terms);
+    back.sum_slope &= owned;  // every pair of query and key counts once
+    key_range ranges[max_rows];
+    T* const dq = owned && in.dq ? p.s.dq : nullptr;
+    const index all = in.lengths().keys(p.b);
+    for (index t = begin; t < end; t += max_rows) {
+      const index stop = std::min(t + max_rows, end);
+      index rows = 0;
+      for (index u = t; u < stop; ++u)
+        if (!p.listed || !is_global(p.r + p.d * u)) p.s.row_list[rows++] = p.r + p.d * u - p.shift;
+      const index_map which{0, 1, p.s.row_list};
+      in.pack_rows(p.s.rows, p.b, h, head_of(in.q, p.b, h), which, rows);
+      for (index row = 0; row < rows; ++row) {
+        const index u = (which[row] + p.shift - p.r) / p.d;
+        index first = u - left, last = u + right + 1;
+        if (!owned) first = std::max(first, p.k0), last = std::min(last, p.k1);
+        ranges[row] = {p.slot(first), p.slot(last)};
+      }
+      if (dq) std::fill_n(dq, max_rows * query_stride(), T(0));
+      differentiate(p.s.rows, rows, ranges, which, p.s.keys, head_terms, p.s.block, dq, query_stride(), back);
+      if (!owned) continue;
+      if (p.listed) {
+        for (index row = 0; row < rows; ++row)
+          ranges[row] = {0, globals_before(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all)};
+        differentiate(p.s.rows, rows, ranges, which, p.s.global_keys, head_terms, p.s.block, dq, query_stride(), back);
+      }
+      for (index row = 0; dq && row < rows; ++row)
+        store_gradient_row(dq + row * query_stride(), in.terms().scale, head_of(in.dq, p.b, h), which[row],
+                           in.accumulate);
+    }
+    slope += back.d_slope;
+  }
+
+  /// Rows of global queries of head h with the part's own keys, and with the global ones where `first`.
+  void take_global_queries(const part_of_class& p, index h, bool first, T* sums, T& slope) const {
+    const auto head_terms = in.terms().for_head(p.b, h, p.shift);
+    auto back = in.back(head_terms);
+    key_range ranges[max_rows];
+    const index all = in.lengths().keys(p.b), g0 = globals_before(p.shift), g1 = globals_before(all);
+    const bool wanted = own() ? bool(gradients.q_global) : bool(in.dq);
+    T* const dq = wanted ? p.s.dq : nullptr;
+    for (index g = g0; g < g1; g += max_rows) {
+      const index rows = std::min(max_rows, g1 - g);
+      for (index row = 0; row < rows; ++row) p.s.row_list[row] = globals[static_cast<std::size_t>(g + row)] - p.shift;
+      const index_map which{0, 1, p.s.row_list};
+      in.pack_rows(p.s.rows, p.b, h, head_of(own() ? options.q_global : in.q, p.b, h), which, rows);
+      if (dq) std::fill_n(dq, max_rows * query_stride(), T(0));
+      const auto take = [&](const backward_keys<T>& set, const auto& range_of) {
+        for (index row = 0; row < rows; ++row)
+          ranges[row] = range_of(in.forward.causal ? which[row] + p.shift + 1 : all);
+        differentiate(p.s.rows, rows, ranges, which, set, head_terms, p.s.block, dq, query_stride(), back);
+      };
+      const auto entries_before = [&](index end) { return std::clamp(ceil_div(end - p.r, p.d), p.k0, p.k1); };
+      if (own())
+        take(p.s.own_keys, [&](index end) { return key_range{0, entries_before(end) - p.k0}; });
+      else
+        take(p.s.keys, [&](index end) { return key_range{p.slot(p.k0), p.slot(entries_before(end))}; });
+      if (first && !own()) take(p.s.global_keys, [&](index end) { return key_range{0, globals_before(end)}; });
+      for (index row = 0; dq && row < rows; ++row)
+        for (index d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
+    }
+    slope += back.d_slope;
+  }
+
+  /// One part. store(projected, row of k, sums of dK, sums of dV) takes its own keys, but for global ones, then those of
+  /// k_global.
+  template <class Store>
+  void take_part(part_of_class p, index number, const partial& sums, const Store& store) const {
+    const index n = in.lengths().keys(p.b), end = ceil_div(n - p.r, p.d);  // of the class's queries
+    const index keys = std::max<index>(0, end), seen_globals = globals_before(n);
+    p.k0 = number * part_length();
+    if (number > 0 && p.k0 >= keys) return;
+    p.k1 = std::max(p.k0, std::min(p.k0 + part_length(), keys));
+    p.low = std::max<index>(0, p.k0 - left);
+    p.high = std::max(p.low, std::min(keys, p.k1 + right));
+    pack(p);
+    const part_scratch& s = p.s;
+    if (own())
+      s.own_keys.pack(head_of(options.k_global, p.b, p.kv), head_of(options.v_global, p.b, p.kv), 0, p.k1 - p.k0);
+
+    const index q_first = first_of(p.shift, p.r, p.d), q1 = std::min(p.k0 + part_length(), end);
+    for (index h = p.h; h < p.h_end; ++h) {
+      const index member = h - p.kv * shape.group();
+      T& slope = sums.slopes[member];
+      if (number > 0) take_queries(p, h, std::max(q_first, p.k0 - right), p.k0, false, slope);
+      take_queries(p, h, number > 0 ? std::max(q_first, p.k0) : q_first, q1, true, slope);
+      take_queries(p, h, std::max(q1, q_first), std::min(p.k1 + left, end), false, slope);
+      if (!globals.empty())
+        take_global_queries(p, h, p.r == 0 && number == 0, sums.queries + member * global_count() * query_stride(), slope);
+    }
+    const auto row_of = [](T* rows, index stride, index row) { return rows ? rows + row * stride : nullptr; };
+    const auto give = [&](bool projected, const backward_keys<T>& from, index slot, index row) {
+      store(projected, row, row_of(from.d_keys, query_stride(), slot), row_of(from.d_values, value_stride(), slot));
+    };
+    for (index slot = p.slot(p.k0); slot < p.slot(p.k1); ++slot)
+      give(false, s.keys, slot, s.keys.keys.positions[slot]);
+    for (index t = p.k0; own() && t < p.k1; ++t) give(true, s.own_keys, t - p.k0, p.r + p.d * t);
+    for (index x = 0; x < seen_globals * query_stride(); ++x) sums.keys[x] += s.global_keys.d_keys[x];
+    for (index x = 0; x < seen_globals * value_stride(); ++x) sums.values[x] += s.global_keys.d_values[x];
+  }
+
+  /// Row of k and v, or of k_global and v_global; sums that are null are 0.
+  void store_key(bool projected, index b, index kv, index row, const T* d_key, const T* d_value) const {
+    const auto &dk = projected ? gradients.k_global : in.dk, &dv = projected ? gradients.v_global : in.dv;
+    if (dk) store_gradient_row(d_key, in.terms().scale, head_of(dk, b, kv), row, in.accumulate);
+    if (dv) store_gradient_row(d_value, T(1), head_of(dv, b, kv), row, in.accumulate);
+  }
+
+  /// Task `step` of a pair: one part of all its heads, or all parts of one head after the other.
+  void take(index pair, const pair_scratch& scratch, index step, int worker) const {
+    const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads, group = shape.group(), h0 = kv * group;
+    if (step >= steps(kv)) return;
+    const part_scratch s = in.forward.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+    const auto part = [&](index h, index h_end, index n) {
+      const index d = dilation(h);
+      return part_of_class{.b = b, .kv = kv, .h = h, .h_end = h_end, .d = d, .r = n % d,
+                           .shift = in.forward.shift(b), .s = s};
+    };
+    clear(scratch.parts[step]);
+    if (alike(kv))
+      return take_part(part(h0, h0 + group, step), step / dilation(h0), scratch.parts[step],
+                       [&](bool projected, index row, const T* d_key, const T* d_value) {
+                         store_key(projected, b, kv, row, d_key, d_value);
+                       });
+    const key_sums sums[] = {scratch.ordinary, scratch.projected};
+    const auto row_of = [](T* rows, index stride, index row) { return rows ? rows + row * stride : nullptr; };
+    for (const key_sums& x : sums) {
+      if (x.keys) std::fill_n(x.keys, shape.keys * query_stride(), T(0));
+      if (x.values) std::fill_n(x.values, shape.keys * value_stride(), T(0));
+    }
+    for (index h = h0; h < h0 + group; ++h)
+      for (index n = 0; n < parts(h); ++n)
+        take_part(part(h, h + 1, n), n / dilation(h), scratch.parts[step],
+                  [&](bool projected, index row, const T* d_key, const T* d_value) {
+                    T* const key = sums[projected].keys + row * query_stride();
+                    T* const value = sums[projected].values + row * value_stride();
+                    for (index d = 0; d_key && d < shape.dim; ++d) key[d] += d_key[d];
+                    for (index d = 0; d_value && d < shape.dim_v; ++d) value[d] += d_value[d];
+                  });
+    for (int projected = 0; projected < 1 + own(); ++projected)
+      for (index row = 0; row < in.lengths().keys(b); ++row)
+        if (projected || !is_global(row))
+          store_key(projected, b, kv, row, row_of(sums[projected].keys, query_stride(), row),
+                    row_of(sums[projected].values, value_stride(), row));
+  }
+
+  /// Adds what the parts of a pair left behind, in order, and stores it; and zeros for what no part met.
+  void finish(index pair, const pair_scratch& scratch) const {
+    const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads, n = in.lengths().keys(b);
+    const index shift = in.forward.shift(b), g0 = globals_before(shift), g1 = globals_before(n);
+    const partial& sums = scratch.parts[0];
+    const auto add = [](T* to, const T* from, index count) {
+      for (index x = 0; x < count; ++x) to[x] += from[x];
+    };
+    for (index step = 1; step < steps(kv); ++step) {
+      const partial& more = scratch.parts[step];
+      add(sums.keys, more.keys, g1 * query_stride());
+      add(sums.values, more.values, g1 * value_stride());
+      add(sums.queries, more.queries, shape.group() * global_count() * query_stride());
+      add(sums.slopes, more.slopes, shape.group());
+    }
+    for (index g = 0; g < g1; ++g)
+      store_key(false, b, kv, globals[static_cast<std::size_t>(g)], sums.keys + g * query_stride(),
+                sums.values + g * value_stride());
+    for (index row = n; row < shape.keys; ++row)
+      for (int projected = 0; projected < 1 + own(); ++projected) store_key(projected, b, kv, row, nullptr, nullptr);
+    for (index member = 0; member < shape.group(); ++member) {
+      const index h = kv * shape.group() + member;
+      const T* const queries = sums.queries + member * global_count() * query_stride();
+      const auto store = [&](const tensor_view<S>& to, index i, const T* sum) {
+        if (to) store_gradient_row(sum, in.terms().scale, head_of(to, b, h), i, in.accumulate);
+      };
+      for (index i = in.lengths().queries(b); i < shape.queries; ++i) store(in.dq, i, nullptr);
+      for (index i = 0; gradients.q_global && i < shape.queries; ++i)
+        if (i >= in.lengths().queries(b) || !is_global(i + shift)) store(gradients.q_global, i, nullptr);
+      for (index g = g0; g < g1; ++g) {
+        const index i = globals[static_cast<std::size_t>(g)] - shift;
+        if (own()) store(in.dq, i, nullptr);
+        store(own() ? gradients.q_global : in.dq, i, queries + g * query_stride());
+      }
+      if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes[member];
+    }
+  }
+
+  void run() const {
+    execution& exec = in.forward.exec;
+    index most_steps = 1;
+    for (index kv = 0; kv < shape.kv_heads; ++kv) most_steps = std::max(most_steps, steps(kv));
+    bool sums = false;
+    for (index kv = 0; kv < shape.kv_heads; ++kv) sums |= !alike(kv);
+    // Pairs share no memory but their own: as many in progress as give every thread several parts.
+    const index pairs = shape.batch * shape.kv_heads, threads = exec.active_threads();
+    for_each_wave(
+        exec, pairs, threads == 1 ? 1 : ceil_div(4 * threads, most_steps),
+        [&](arena& memory) { return layout(memory, most_steps, sums); },
+        [&](const wave<pair_scratch>& w) {
+          w.for_each(most_steps, [&](index pair, const pair_scratch& s, index step, int worker) { take(pair, s, step, worker); });
+          w.for_each(1, [&](index pair, const pair_scratch& s, index, int) { finish(pair, s); });
+        });
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

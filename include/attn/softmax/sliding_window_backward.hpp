@@ -1,0 +1,67 @@
+// attn: the gradients of sliding_window.
+//
+//   attn::sliding_window(q, k, v, out, {.left = 128, .right = 0, .lse = lse}, threads);
+//   attn::sliding_window_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.left = 128, .right = 0, .lse = lse},
+//                                 threads);
+//
+// The formulas are those of full_softmax_backward.hpp, the sums over the keys a query sees. With q_global, k_global and
+// v_global, rows of global queries belong to them: their rows of dq are 0, as are all others of the gradient of q_global.
+//
+// Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out, d_lse
+//          as lse. Gradients have the shapes of what they are of; those of keys and values are summed over the query
+//          heads of a group.
+// Cost     2 B H (3 D + 2 Dv) operations for every pair of query and key, and some w / 4096 of it more for windows of w
+//          keys on each side below 256, 1 / 32 above; without lse, one product more. Scratch, per thread: about (5 (2048
+//          + 2 w) + 800) max(D, Dv) numbers, whatever the length, for windows above 128 keys on each side (18 x 2 w)
+//          instead of 2048 + 2 w; for n global positions n (D + Dv) numbers for every 2048 positions and head in
+//          progress; where the heads of a group differ in dilation, Lk (D + Dv) for every key head in progress.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written.
+//
+// Score functions and their derivatives as in full_softmax_backward.hpp.
+#pragma once
+
+#include <attn/softmax/detail/window_backward.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients sliding_window_backward computes: those given. S is the element type of the call.
+template <class S>
+struct sliding_window_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{}, q_global{}, k_global{}, v_global{};
+  /// [H]
+  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  tensor_view<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of sliding_window. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, viewable D,
+          class Options = sliding_window_options<element_of<const Q&>>, class Score = detail::no_score,
+          class ScoreBackward = detail::no_score_backward>
+void sliding_window_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
+                             const sliding_window_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                             Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  detail::call_softmax_backward<sliding_window_options>(
+      "sliding_window_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
+      [&](auto& call, const auto& given) {
+        detail::check_window_options(call.forward.check, call.shape, given, call.out);
+        detail::window_backward<S, std::remove_reference_t<decltype(call)>, sliding_window_gradients<S>> driver{
+            detail::window_sets::of(call.shape, given), call, given, gradients};
+        const index listed = std::ssize(given.global_positions);
+        const auto list =
+            call.forward.exec.workspace([&](detail::arena& memory) { return memory.allocate<index>(listed); });
+        driver.sort_globals(given.global_positions, *list);
+        const double seen = static_cast<double>(std::min(driver.left + driver.right + 1 + 2 * listed, call.shape.keys));
+        call.run(
+            2.5 * call.shape.operations_per_pair() * static_cast<double>(call.shape.queries) * seen,
+            [&](const auto& forward) { detail::attend_window(forward, given); }, [&](const auto&) { driver.run(); });
+      });
+}
+
+}  // namespace attn::inline ATTN_ISA
