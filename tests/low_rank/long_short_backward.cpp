@@ -163,4 +163,108 @@ TEMPLATE_LIST_TEST_CASE("long_short_backward: combinations of options", "[long_s
   form<TestType>::without_lse = false;
 }
 
+TEMPLATE_LIST_TEST_CASE("long_short_backward: odd lengths, dims, ranks and segments", "[long_short_backward]",
+                        exact_types) {
+  const index lengths[] = {0, 1, 2, 7, 16, 63, 130, 290}, dims[] = {1, 3, 8, 16, 33, 64}, ranks[] = {0, 1, 5, 13, 40};
+  for (std::size_t n = 0; n < std::size(lengths); ++n)
+    for (std::size_t c = 0; c < std::size(ranks); ++c) {
+      problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
+      shape.dim = dims[(n + c) % 6], shape.value_dim = dims[(n + 3 * c) % 6];
+      if (c == 2) shape.queries = lengths[(n + 3) % 8];
+      long_short_problem p = problem_of(shape, ranks[c], n + 1);
+      auto& o = p.options;
+      o.left = 20, o.right = 9, o.block = c % 2 ? 0 : 24;
+      if ((n + c) % 2) o.causal = true, o.segment = 1 + static_cast<index>(37 * n + 11 * c) % 200;
+      CAPTURE(shape.queries, shape.keys, shape.dim, shape.value_dim, ranks[c], o.causal, o.segment);
+      check<TestType>(p);
+    }
+}
+
+TEMPLATE_LIST_TEST_CASE("long_short_backward: blocks, parts and pieces", "[long_short_backward][long]", exact_types) {
+  for (bool causal : {false, true}) {
+    long_short_problem p = problem_of(
+        {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 4200, .keys = 4300, .dim = 3, .value_dim = 3}, 2);
+    auto& o = p.options;
+    o.left = 12, o.right = 7;
+    o.local_gamma = random_values(1, 3), o.global_gamma = random_values(2, 3), o.global_beta = random_values(3, 3);
+    if (causal) o.causal = true, o.segment = 600;
+    check<TestType>(p);
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("long_short_backward: grouped queries, empty batches and heads", "[long_short_backward]",
+                        exact_types) {
+  for (auto [batch, heads, kv_heads] :
+       {std::array<index, 3>{0, 4, 2}, {2, 0, 0}, {1, 1, 1}, {2, 6, 1}, {1, 6, 3}, {3, 3, 3}}) {
+    long_short_problem p = problem_of(
+        {.batch = batch, .heads = heads, .kv_heads = kv_heads, .queries = 25, .keys = 31, .dim = 8, .value_dim = 8}, 5);
+    p.options.left = 6, p.options.right = 2;
+    p.options.global_gamma = random_values(2, 8);
+    CAPTURE(batch, heads, kv_heads);
+    check<TestType>(p);
+  }
+}
+
+TEST_CASE("long_short_backward: the reference against central differences", "[long_short_backward]") {
+  for (int choice : {0, 33, 6, 64 + 128 + 512, 1 + 256 + 512, 960 + 6}) {
+    CAPTURE(choice);
+    check_central_differences(form<double>::case_of(problem_of_choice(choice, 21, 28)));
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("long_short_backward: one gradient alone, and none", "[long_short_backward]", exact_types) {
+  for (int choice : {0, 33, 4, 4 + 64 + 128 + 512, 1 + 4 + 256 + 512, 4 + 32 + 960}) {
+    CAPTURE(choice);
+    check_form_alone<form<TestType>>(problem_of_choice(choice, 21, 28));
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("long_short_backward: adds to what is there", "[long_short_backward]", all_types) {
+  for (int choice : {0, 33, 4 + 64 + 128 + 512, 1 + 256 + 512})
+    check_form_accumulates<form<TestType>, TestType>(problem_of_choice(choice, 21, 28));
+}
+
+TEMPLATE_LIST_TEST_CASE("long_short_backward: padding, threads and batches change no bit", "[long_short_backward]",
+                        exact_types) {
+  for (bool causal : {false, true})
+    for (bool norms : {false, true}) {
+      long_short_problem p = problem_of({.batch = 3, .queries = 500, .keys = 500, .dim = 16}, 10);
+      auto& o = p.options;
+      o.lengths = {500, 12, 377};
+      o.left = 40, o.right = 9;
+      if (causal) o.causal = true, o.segment = 20;
+      if (norms) o.local_gamma = random_values(1, 16), o.global_gamma = random_values(2, 16);
+      CAPTURE(causal, norms);
+      check_form_threads_and_padding<form<TestType>>(p);
+      check_form_independent<form<TestType>>(p, [&](long_short_problem& one, index b, index first, index count) {
+        one.options.logits = heads_of_item(p.options.logits, b, first, count);
+      });
+    }
+}
+
+TEST_CASE("long_short_backward: on Eigen matrices, as a caller writes it", "[long_short_backward]") {
+  const Eigen::MatrixXf q = Eigen::MatrixXf::Random(90, 8), v = Eigen::MatrixXf::Random(90, 8),
+                        p = Eigen::MatrixXf::Random(90, 3), d_out = Eigen::MatrixXf::Random(90, 8);
+  const std::vector<float> gamma(8, 1.5f);
+  Eigen::VectorXf d_gamma(8);
+  Eigen::MatrixXf out(90, 8), dq(90, 8), dp(90, 3), more(90, 3);
+  attn::long_short(q, q, v, out, p, {.left = 5, .local_gamma = gamma});
+  attn::long_short_backward(q, q, v, out, p, d_out, {.q = dq, .logits = dp, .local_gamma = d_gamma},
+                            {.left = 5, .local_gamma = gamma});
+  attn::execution serial;
+  attn::long_short_backward(q, q, v, out, p, d_out, {.logits = more}, {.left = 5, .local_gamma = gamma}, serial);
+  CHECK(dp == more);
+  attn::long_short_backward(q, q, v, out, p, d_out, {.logits = more}, serial);  // another window, no norm
+  CHECK(dp != more);
+}
+
+TEST_CASE("long_short_backward: extremes", "[long_short_backward]") {
+  long_short_problem p = problem_of_choice(64, 30, 30);
+  for (double& x : p.q.data) x *= 3000;
+  for (double& x : p.options.logits.data) x *= 3000;
+  for (index t = 0; t < 30; ++t) p.options.logits(0, 0, t, 1) = -reference::infinity;  // a compressed key of no token
+  attn::execution serial;
+  for (const auto& g : run_gradients<form<float>>(p, random_d_results<form<float>>(p), serial)) CHECK(all_finite(g));
+}
+
 }  // namespace testing
