@@ -64,7 +64,7 @@ template <class N>
 basic_result<N> long_short(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
                            const basic_long_short_options<N>& o) {
   basic_result<N> into = empty_result(q, v);
-  const index group = q.heads() / k.heads();
+  const index group = k.heads() ? q.heads() / k.heads() : 1;
   for (index b = 0; b < q.batch(); ++b)
     for (index h = 0; h < q.heads(); ++h) {
       const index queries = true_length(o.lengths, o.query_lengths, b, q.length());
