@@ -79,7 +79,8 @@ TEMPLATE_LIST_TEST_CASE("layers backward: any strides give the same bits, and ga
             for (index i = 0; i < length; ++i)
               for (index e = 0; e < width; ++e) visit(b, i, e);
         };
-        every_number([&](index b, index i, index e) { from(b, i, e) = x(b, 0, i, e), d_from(b, i, e) = d(b, 0, i, e); });
+        every_number(
+            [&](index b, index i, index e) { from(b, i, e) = x(b, 0, i, e), d_from(b, i, e) = d(b, 0, i, e); });
         backward_result<TestType> found{wanted.dx, wanted.gradients};
         attn::execution serial;
         op.run(from, d_from, to, found.gradients, serial);

@@ -47,35 +47,35 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, index width) {
     const auto heads = [=](auto x, auto d, auto dx, tensor<S>* g, auto& exec) {
       const attn::multi_head_weights<S> w{
           .query = matrix(weight), .key = matrix(weight), .value = matrix(weight), .output = matrix(weight)};
-      L::multi_head_backward(x, w, attention.forward(), attention.backward(), d,
-                             {.x = dx, .query = matrix_or_none(g)}, {.heads = 2}, exec);
+      L::multi_head_backward(x, w, attention.forward(), attention.backward(), d, {.x = dx, .query = matrix_or_none(g)},
+                             {.heads = 2}, exec);
     };
     const reach sees = causal ? reach::past : reach::sequence;
     const std::string causally = causal ? ", causal," : "";
     add("multi_head" + causally, sees, {weight},
         [=](auto x, auto d, auto dx, list& g, auto& exec) { heads(x, d, dx, &g[0], exec); });
     for (bool norm_first : {true, false})
-      add((norm_first ? "encoder_block" : "encoder_block, norm after,") + causally, sees, {weight, bias, bias, up, down},
-          [=](auto x, auto d, auto dx, list& g, auto& exec) {
+      add((norm_first ? "encoder_block" : "encoder_block, norm after,") + causally, sees,
+          {weight, bias, bias, up, down}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
             const mixer_of<S> mix = [&](auto s, auto out, auto& e) {
-              L::multi_head(s, out,
-                            {.query = matrix(weight), .key = matrix(weight), .value = matrix(weight), .output = matrix(weight)},
-                            attention.forward(), {.heads = 2}, e);
+              L::multi_head(
+                  s, out,
+                  {.query = matrix(weight), .key = matrix(weight), .value = matrix(weight), .output = matrix(weight)},
+                  attention.forward(), {.heads = 2}, e);
             };
             const mixer_backward_of<S> back = [&](auto s, auto, auto d_mixed, auto to, auto& e) {
               heads(s, d_mixed, to, &g[0], e);
             };
-            L::encoder_block_backward(
-                x,
-                {.norm_1 = {.gamma = vector(bias)},
-                 .norm_2 = {.beta = vector(bias)},
-                 .feed_forward = {.up = matrix(up), .down = matrix(down)}},
-                mix, back, d,
-                {.x = dx,
-                 .norm_1 = {.gamma = out_vector(g[1])},
-                 .norm_2 = {.beta = out_vector(g[2])},
-                 .feed_forward = {.up = out_matrix(g[3]), .down = out_matrix(g[4])}},
-                {.norm_first = norm_first}, exec);
+            L::encoder_block_backward(x,
+                                      {.norm_1 = {.gamma = vector(bias)},
+                                       .norm_2 = {.beta = vector(bias)},
+                                       .feed_forward = {.up = matrix(up), .down = matrix(down)}},
+                                      mix, back, d,
+                                      {.x = dx,
+                                       .norm_1 = {.gamma = out_vector(g[1])},
+                                       .norm_2 = {.beta = out_vector(g[2])},
+                                       .feed_forward = {.up = out_matrix(g[3]), .down = out_matrix(g[4])}},
+                                      {.norm_first = norm_first}, exec);
           });
   }
 }

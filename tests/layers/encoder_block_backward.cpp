@@ -87,8 +87,10 @@ struct block {
   attn::encoder_block_weights<S> weights() const {
     return {.norm_1 = {.gamma = vector(in.gamma_1), .beta = vector(in.beta_1)},
             .norm_2 = {.gamma = vector(in.gamma_2), .beta = vector(in.beta_2)},
-            .feed_forward = {
-                .up = matrix(in.up), .down = matrix(in.down), .up_bias = vector(in.up_bias), .down_bias = vector(in.down_bias)}};
+            .feed_forward = {.up = matrix(in.up),
+                             .down = matrix(in.down),
+                             .up_bias = vector(in.up_bias),
+                             .down_bias = vector(in.down_bias)}};
   }
   attn::multi_head_weights<S> heads() const {
     return {.query = matrix(in.query), .key = matrix(in.key), .value = matrix(in.value), .output = matrix(in.output)};
@@ -117,7 +119,8 @@ struct block {
       };
     return [this, g, accumulate](in_sequence<S> x, in_sequence<S>, in_sequence<S> d_out, out_sequence<S> dx,
                                  attn::execution& exec) {
-      L::multi_head_backward(x, heads(), attention.forward(), attention.backward(), d_out, {.x = dx}, {.heads = 2}, exec);
+      L::multi_head_backward(x, heads(), attention.forward(), attention.backward(), d_out, {.x = dx}, {.heads = 2},
+                             exec);
       L::multi_head_backward(x, heads(), attention.forward(), attention.backward(), d_out,
                              {.query = matrix_or_none(g.query),
                               .key = matrix_or_none(g.key),

@@ -27,8 +27,8 @@ layer_backward_case<S> case_of(index batch, index length, index dim, bool gamma,
     attn::layer_norm_gradients<S> g{.x = sequence_or_none(to[0]), .accumulate = accumulate};
     if (gamma) g.gamma = vector_or_none(to[1]);
     if (beta) g.beta = vector_or_none(to.back());
-    compiled_layers<S>::layer_norm_backward(sequence(in[0]), w, sequence(d_out), g,
-                                            {.eps = static_cast<real<S>>(eps)}, exec);
+    compiled_layers<S>::layer_norm_backward(sequence(in[0]), w, sequence(d_out), g, {.eps = static_cast<real<S>>(eps)},
+                                            exec);
   };
   return c;
 }

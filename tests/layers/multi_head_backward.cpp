@@ -125,8 +125,7 @@ TEMPLATE_LIST_TEST_CASE("multi_head_backward: options", "[multi_head_backward]",
   for (const auto& chosen : selected(
            all,
            [](const heads_case& c) {
-             return std::array{+c.context,        +c.key,            +c.output, +c.causal, +c.attended,
-                               int(c.kv_heads), c.biases};
+             return std::array{+c.context, +c.key, +c.output, +c.causal, +c.attended, int(c.kv_heads), c.biases};
            },
            true))
     check_layer_backward(case_of<TestType>(chosen), factor<TestType>);

@@ -22,7 +22,8 @@ layer_backward_case<S> case_of(const reversible_case& a) {
     const std::uint64_t seed = 10 * static_cast<std::uint64_t>(n + 1);
     add(r, "query", random_weight(seed, a.dim, a.dim)), add(r, "key", random_weight(seed + 1, a.dim, a.dim));
     add(r, "value", random_weight(seed + 2, a.dim, a.dim, a.gain));
-    add(r, "up", random_weight(seed + 3, a.hidden, a.dim)), add(r, "down", random_weight(seed + 4, a.dim, a.hidden, a.gain));
+    add(r, "up", random_weight(seed + 3, a.hidden, a.dim)),
+        add(r, "down", random_weight(seed + 4, a.dim, a.hidden, a.gain));
   }
   r.forward = [a](const std::vector<tensor<variable>>& in) {
     tensor<variable> x = in[0];
@@ -60,8 +61,8 @@ layer_backward_case<S> case_of(const reversible_case& a) {
                         {.x = sequence_or_none(to[0]), .accumulate = accumulate}, options, exec);
         x = x_out;
       } else {
-        layer->backward(sequence(std::as_const(x)), sequence(x), sequence(std::as_const(d)), {.x = sequence(d)}, options,
-                        exec);
+        layer->backward(sequence(std::as_const(x)), sequence(x), sequence(std::as_const(d)), {.x = sequence(d)},
+                        options, exec);
       }
     }
     if (a.in_place && to[0]) *to[0] = d;
@@ -102,8 +103,8 @@ TEMPLATE_LIST_TEST_CASE("reversible_block_backward: in place", "[reversible_bloc
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("reversible_block_backward: x as reversible_block_inverse has it", "[reversible_block_backward]",
-                        all_types) {
+TEMPLATE_LIST_TEST_CASE("reversible_block_backward: x as reversible_block_inverse has it",
+                        "[reversible_block_backward]", all_types) {
   using S = TestType;
   const auto c = case_of<S>({});
   std::vector<tensor<S>> weights;
@@ -127,8 +128,8 @@ TEMPLATE_LIST_TEST_CASE("reversible_block_backward: x as reversible_block_invers
 }
 
 // With a remainder, gradients through 24 layers are those of stored activations, to the last bit.
-TEMPLATE_LIST_TEST_CASE("reversible_block_backward: 24 layers as with stored activations", "[reversible_block_backward]",
-                        exact_types) {
+TEMPLATE_LIST_TEST_CASE("reversible_block_backward: 24 layers as with stored activations",
+                        "[reversible_block_backward]", exact_types) {
   using S = TestType;
   const index layers = 24, dim = 8;
   std::vector<reversible_layer<S>> stack;
@@ -166,7 +167,8 @@ TEMPLATE_LIST_TEST_CASE("reversible_block_backward: 24 layers as with stored act
   tensor<S> d_stored = d_out, made(2, 1, 33, dim), change = made;
   const auto half = [&](auto&& whole, index which) { return whole.slice(2, which * dim, dim); };
   for (std::size_t n = weights.size(); n-- > 0;) {
-    const auto step = [&](const mixer_of<S>& f, const mixer_backward_of<S>& f_backward, in_sequence<S> from, index d_of) {
+    const auto step = [&](const mixer_of<S>& f, const mixer_backward_of<S>& f_backward, in_sequence<S> from,
+                          index d_of) {
       f(from, sequence(made), serial);
       f_backward(from, sequence(std::as_const(made)), half(sequence(std::as_const(d_stored)), d_of), sequence(change),
                  serial);

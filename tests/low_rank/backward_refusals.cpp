@@ -33,16 +33,43 @@ std::vector<refused_gradient<Call>> common_list() {
        [](here& c) { c.g.q = c.g.q.slice(2, 0, 5); }},
       {"the gradient of k of the shape of k", [](here& c) { c.g.k = c.g.k.slice(3, 0, 7); }},
       {"the gradient of v of the shape of v", [](here& c) { c.g.v = c.g.v.slice(0, 0, 1); }},
-      {"overlap", [](here& c) { c.g.q = {c.q.data.data(), {2, 4, 6, 8}}; }},
-      {"overlap", [](here& c) { c.g.v = {c.d.data.data(), {2, 2, 9, 5}, {0, 0, 5, 1}}; }},
-      {"overlap", [](here& c) { c.g.k = {c.dq.data.data(), {2, 2, 9, 8}}; }},
-      {"overlap", [](here& c) { c.d_view = {c.dv.data.data(), {2, 4, 6, 5}, {0, 0, 5, 1}}; }},
-      {"elements do not overlap", [](here& c) { c.g.q = {c.dq.data.data(), {2, 4, 6, 8}, {0, 48, 8, 1}}; }},
-      {"memory behind", [](here& c) { c.d_view = {nullptr, {2, 4, 6, 5}}; }},
-      {"memory behind", [](here& c) { c.g.q = {nullptr, {2, 4, 6, 8}}; }},
+      {"overlap",
+       [](here& c) {
+         c.g.q = {c.q.data.data(), {2, 4, 6, 8}};
+       }},
+      {"overlap",
+       [](here& c) {
+         c.g.v = {c.d.data.data(), {2, 2, 9, 5}, {0, 0, 5, 1}};
+       }},
+      {"overlap",
+       [](here& c) {
+         c.g.k = {c.dq.data.data(), {2, 2, 9, 8}};
+       }},
+      {"overlap",
+       [](here& c) {
+         c.d_view = {c.dv.data.data(), {2, 4, 6, 5}, {0, 0, 5, 1}};
+       }},
+      {"elements do not overlap",
+       [](here& c) {
+         c.g.q = {c.dq.data.data(), {2, 4, 6, 8}, {0, 48, 8, 1}};
+       }},
+      {"memory behind",
+       [](here& c) {
+         c.d_view = {nullptr, {2, 4, 6, 5}};
+       }},
+      {"memory behind",
+       [](here& c) {
+         c.g.q = {nullptr, {2, 4, 6, 8}};
+       }},
       {"scale", [](here& c) { c.options.scale = HUGE_VALF; }},
-      {"key_lengths", [](here& c) { c.list = {10, 0}, c.options.key_lengths = c.list; }},
-      {"lengths", [](here& c) { c.list = {6, 6}, c.options.lengths = c.list; }},
+      {"key_lengths",
+       [](here& c) {
+         c.list = {10, 0}, c.options.key_lengths = c.list;
+       }},
+      {"lengths",
+       [](here& c) {
+         c.list = {6, 6}, c.options.lengths = c.list;
+       }},
   };
 }
 template <class Call>
@@ -52,11 +79,20 @@ std::vector<refused_gradient<Call>> list_with_lse() {
   const std::vector<refused_gradient<here>> own = {
       {"out length = query length", [](here& c) { c.out_view_ = c.out_view_.slice(2, 0, 5); }},
       {"out dim = value dim", [](here& c) { c.out_view_ = c.shaped(2, 4, 6, 4); }},
-      {"overlap", [](here& c) { c.out_view_ = {c.dq.data.data(), {2, 4, 6, 5}}; }},
+      {"overlap",
+       [](here& c) {
+         c.out_view_ = {c.dq.data.data(), {2, 4, 6, 5}};
+       }},
       {"lse of the shape", [](here& c) { c.options.lse = c.options.lse.slice(2, 0, 5); }},
-      {"overlap", [](here& c) { c.options.lse = {c.dq.data.data(), {2, 4, 6}}; }},
+      {"overlap",
+       [](here& c) {
+         c.options.lse = {c.dq.data.data(), {2, 4, 6}};
+       }},
       {"d_lse of the shape", [](here& c) { c.g.d_lse = c.g.d_lse.slice(1, 0, 2); }},
-      {"overlap", [](here& c) { c.g.d_lse = {c.dv.data.data(), {2, 4, 6}, {0, 0, 1}}; }},
+      {"overlap",
+       [](here& c) {
+         c.g.d_lse = {c.dv.data.data(), {2, 4, 6}, {0, 0, 1}};
+       }},
   };
   list.insert(list.end(), own.begin(), own.end());
   return list;
@@ -76,7 +112,10 @@ struct nystrom_gradient_call : common_call {
 struct linformer_gradient_call : common_call {
   tensor<float> e{1, 1, 3, 9, 1}, f{1, 4, 3, 9, 1}, de{1, 1, 3, 9, 7}, df{1, 4, 3, 9, 7};
   projection_view<float> e_view = heads_view(e), f_view = heads_view(f);
-  attn::linformer_gradients<float> g{.q = view(dq), .k = view(dk), .v = view(dv), .e = {de.data.data(), {1, 3, 9}},
+  attn::linformer_gradients<float> g{.q = view(dq),
+                                     .k = view(dk),
+                                     .v = view(dv),
+                                     .e = {de.data.data(), {1, 3, 9}},
                                      .f = {df.data.data(), {4, 3, 9}},
                                      .d_lse = {d_lse.data.data(), {2, 4, 6}}};
   attn::linformer_options<float> options;
@@ -93,7 +132,11 @@ struct long_short_gradient_call : common_call {
   tensor<float> logits{2, 4, 9, 3, 1}, dp{2, 4, 9, 3, 7}, ds{1, 1, 1, 4, 7}, dg{1, 1, 1, 5, 7};
   std::vector<float> sinks = std::vector<float>(4, 0.5f);
   in_view<float> logits_view = view(std::as_const(logits));
-  attn::long_short_gradients<float> g{.q = view(dq), .k = view(dk), .v = view(dv), .logits = view(dp), .sinks = ds.data,
+  attn::long_short_gradients<float> g{.q = view(dq),
+                                      .k = view(dk),
+                                      .v = view(dv),
+                                      .logits = view(dp),
+                                      .sinks = ds.data,
                                       .d_lse = {d_lse.data.data(), {2, 4, 6}}};
   attn::long_short_options<float> options;
 
@@ -114,7 +157,10 @@ TEST_CASE("nystrom_backward refuses what does not fit", "[nystrom_backward]") {
       {"the gradient of convolution of the shape of convolution",
        [](here& c) { c.g.convolution = c.g.convolution.slice(1, 0, 1); }},
       {"convolution, since its gradient is asked for; found none", [](here& c) { c.options.convolution = {}; }},
-      {"overlap", [](here& c) { c.g.convolution = {c.weights.data.data(), {4, 3}}; }},
+      {"overlap",
+       [](here& c) {
+         c.g.convolution = {c.weights.data.data(), {4, 3}};
+       }},
       {"landmarks >= 1; found 0", [](here& c) { c.options.landmarks = 0; }},
       {"iterations >= 0", [](here& c) { c.options.iterations = -1; }},
       {"cutoff", [](here& c) { c.options.cutoff = 1; }},
@@ -133,10 +179,20 @@ TEST_CASE("linformer_backward refuses what does not fit", "[linformer_backward]"
   const std::vector<refused_gradient<here>> own = {
       {"the gradient of e of the shape of e [1, 3, 9]; found [1, 3, 8]", [](here& c) { c.g.e = c.g.e.slice(2, 0, 8); }},
       {"the gradient of f of the shape of f", [](here& c) { c.g.f = c.g.f.slice(0, 0, 1); }},
-      {"overlap", [](here& c) { c.g.e = {c.e.data.data(), {1, 3, 9}}; }},
-      {"overlap", [](here& c) { c.g.f = {c.dk.data.data(), {4, 3, 9}}; }},
-      {"overlap", [](here& c) { c.g.e = {c.df.data.data(), {1, 3, 9}}; }},
-      {"rank of f = rank of e 3; found 2", [](here& c) { c.f_view = c.f_view.slice(1, 0, 2), c.g.f = c.g.f.slice(1, 0, 2); }},
+      {"overlap",
+       [](here& c) {
+         c.g.e = {c.e.data.data(), {1, 3, 9}};
+       }},
+      {"overlap",
+       [](here& c) {
+         c.g.f = {c.dk.data.data(), {4, 3, 9}};
+       }},
+      {"overlap",
+       [](here& c) {
+         c.g.e = {c.df.data.data(), {1, 3, 9}};
+       }},
+      {"rank of f = rank of e 3; found 2",
+       [](here& c) { c.f_view = c.f_view.slice(1, 0, 2), c.g.f = c.g.f.slice(1, 0, 2); }},
       {"projection columns = key length 9; found 8",
        [](here& c) { c.e_view = c.e_view.slice(2, 0, 8), c.g.e = c.g.e.slice(2, 0, 8); }},
       {"heads of f 1 or 4; found 2", [](here& c) { c.f_view = c.f_view.slice(0, 0, 2), c.g.f = c.g.f.slice(0, 0, 2); }},
@@ -150,14 +206,22 @@ TEST_CASE("long_short_backward refuses what does not fit", "[long_short_backward
   auto list = list_with_lse<here>();
   const std::vector<refused_gradient<here>> own = {
       {"the gradient of logits of the shape of logits", [](here& c) { c.g.logits = c.g.logits.slice(3, 0, 2); }},
-      {"logits length = key length", [](here& c) { c.logits_view = c.logits_view.slice(2, 0, 8), c.g.logits = c.g.logits.slice(2, 0, 8); }},
-      {"overlap", [](here& c) { c.g.logits = {c.logits.data.data(), {2, 4, 9, 3}}; }},
-      {"overlap", [](here& c) { c.logits_view = {c.dq.data.data(), {2, 4, 9, 3}, {0, 0, 3, 1}}; }},
+      {"logits length = key length",
+       [](here& c) { c.logits_view = c.logits_view.slice(2, 0, 8), c.g.logits = c.g.logits.slice(2, 0, 8); }},
+      {"overlap",
+       [](here& c) {
+         c.g.logits = {c.logits.data.data(), {2, 4, 9, 3}};
+       }},
+      {"overlap",
+       [](here& c) {
+         c.logits_view = {c.dq.data.data(), {2, 4, 9, 3}, {0, 0, 3, 1}};
+       }},
       {"local_gamma, since its gradient is asked for; found none", [](here& c) { c.g.local_gamma = c.dg.data; }},
       {"global_beta, since its gradient is asked for; found none", [](here& c) { c.g.global_beta = c.dg.data; }},
       {"sinks, since its gradient is asked for; found none", [](here& c) { c.options.sinks = {}; }},
       {"overlap", [](here& c) { c.g.sinks = c.sinks; }},
-      {"value dim = key dim where keys and values are normed", [](here& c) { c.numbers.assign(8, 1), c.options.local_gamma = c.numbers; }},
+      {"value dim = key dim where keys and values are normed",
+       [](here& c) { c.numbers.assign(8, 1), c.options.local_gamma = c.numbers; }},
       {"left >= 0", [](here& c) { c.options.left = -1; }},
       {"a segment with causal only", [](here& c) { c.options.segment = 4; }},
       {"softcap", [](here& c) { c.options.softcap = 0.0f; }},

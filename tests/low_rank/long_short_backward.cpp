@@ -55,10 +55,13 @@ struct form {
     std::vector<real<S>> lists[5];
 
     memory(const problem& p, double before)
-        : q(filled<S>(p.q, before)), k(filled<S>(p.k, before)), v(filled<S>(p.v, before)),
+        : q(filled<S>(p.q, before)),
+          k(filled<S>(p.k, before)),
+          v(filled<S>(p.v, before)),
           logits(filled<S>(p.options.logits, before)) {
       std::size_t n = 0;
-      each_list(p.options, [&](const char*, const auto& x) { lists[n++].assign(x.size(), static_cast<real<S>>(before)); });
+      each_list(p.options,
+                [&](const char*, const auto& x) { lists[n++].assign(x.size(), static_cast<real<S>>(before)); });
     }
     attn::long_short_gradients<S> views() {
       attn::long_short_gradients<S> g{.q = view(q), .k = view(k), .v = view(v), .logits = view(logits)};
@@ -182,8 +185,8 @@ TEMPLATE_LIST_TEST_CASE("long_short_backward: odd lengths, dims, ranks and segme
 
 TEMPLATE_LIST_TEST_CASE("long_short_backward: blocks, parts and pieces", "[long_short_backward][long]", exact_types) {
   for (bool causal : {false, true}) {
-    long_short_problem p = problem_of(
-        {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 4200, .keys = 4300, .dim = 3, .value_dim = 3}, 2);
+    long_short_problem p =
+        problem_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 4200, .keys = 4300, .dim = 3, .value_dim = 3}, 2);
     auto& o = p.options;
     o.left = 12, o.right = 7;
     o.local_gamma = random_values(1, 3), o.global_gamma = random_values(2, 3), o.global_beta = random_values(3, 3);

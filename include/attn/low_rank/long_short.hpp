@@ -105,9 +105,17 @@ long_short_call<S> checked_long_short(const validator& check, const attention_vi
   const key_norm<T> local = norm("local_gamma", given.local_gamma, "local_beta", given.local_beta);
   const key_norm<T> global = norm("global_gamma", given.global_gamma, "global_beta", given.global_beta);
   const index all = s.queries + s.keys;
-  return {.views = views, .logits = logits, .sinks = given.sinks, .lse = {}, .terms = terms_of<T>(given, s.dim),
-          .local = local, .global = global, .causal = given.causal, .causal_segment = given.segment,
-          .left = std::min(given.left, all), .right = given.causal ? 0 : std::min(given.right, all),
+  return {.views = views,
+          .logits = logits,
+          .sinks = given.sinks,
+          .lse = {},
+          .terms = terms_of<T>(given, s.dim),
+          .local = local,
+          .global = global,
+          .causal = given.causal,
+          .causal_segment = given.segment,
+          .left = std::min(given.left, all),
+          .right = given.causal ? 0 : std::min(given.right, all),
           .block = std::min(given.block, all)};
 }
 

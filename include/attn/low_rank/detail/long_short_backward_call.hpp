@@ -1,59 +1,14 @@
-// attn: the driver of long_short_backward: keys are compressed again, queries pass gradients to their windows and to the
-// compressed keys piece by piece, and the compressed keys pass theirs to tokens and logits.
+// attn: the driver of long_short_backward: keys are compressed again, queries pass gradients to their windows and to
+// the compressed keys piece by piece, and the compressed keys pass theirs to tokens and logits.
 //
-// A piece is a range of queries of all heads of a key head, with sums of its own for the keys of its windows and for the
-// compressed keys; at most 8 of them, cut by shape alone.
+// A piece is a range of queries of all heads of a key head, with sums of its own for the keys of its windows and for
+// the compressed keys; at most 8 of them, cut by shape alone.
 #pragma once
 
-#include <attn/low_rank/detail/few_rows_backward.hpp>
-#include <attn/low_rank/detail/key_norm_backward.hpp>
+#include <attn/low_rank/detail/long_short_pair.hpp>
 #include <attn/softmax/detail/softmax_backward_call.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
-
-/// The gradients of a call; what is not asked for is null.
-template <class S>
-struct long_short_wanted {
-  using T = compute_type<S>;
-
-  tensor_view<S> k, v, logits;
-  tensor_view<T, 1> local_gamma, local_beta, global_gamma, global_beta;
-
-  bool local_norm() const { return local_gamma || local_beta; }
-  bool global_norm() const { return global_gamma || global_beta; }
-  bool window_keys() const { return k || local_norm(); }
-  bool window_values() const { return v || local_norm(); }
-  bool compressed_keys() const { return k || logits || global_norm(); }
-  bool compressed_values() const { return v || logits || global_norm(); }
-  bool any() const { return k || v || logits || local_norm() || global_norm(); }
-};
-
-/// One query head: its keys compressed, and their gradients.
-template <class T>
-struct long_short_member {
-  token_sums<T> sums;
-  backward_keys<T> compressed;             // normed, packed
-  T *normed_keys = nullptr, *normed_values = nullptr;  // [row][padded], where there is a global norm
-  sums_in_parts<T> d_keys, d_values;       // of compressed rows, by pieces
-  T *maximum = nullptr, *share = nullptr;  // per row: of the logits, and 1 / the sum of weights
-  T* delta = nullptr;                      // per row: the sum over tokens of weights and their gradients
-};
-
-/// What a piece adds to the keys of its windows, rows [first, ...) of the sequence.
-template <class T>
-struct long_short_piece {
-  T *d_keys = nullptr, *d_values = nullptr;
-  index first = 0, end = 0;
-};
-
-/// A batch item and key head.
-template <class T>
-struct long_short_pair {
-  long_short_member<T>* members = nullptr;  // [group]
-  long_short_piece<T>* pieces = nullptr;
-  T *d_keys = nullptr, *d_values = nullptr;  // [Lk][]: what the windows pass on
-  norm_sums<T>* local = nullptr;             // [blocks of keys]
-};
 
 template <class S, class Call>
 struct long_short_backward_call {
@@ -77,7 +32,8 @@ struct long_short_backward_call {
   }
   /// Keys a piece may see.
   index piece_keys() const {
-    return std::min(shape().keys, ceil_div(shape().queries, pieces()) + forward.left + forward.right + 2 * forward.block);
+    return std::min(shape().keys,
+                    ceil_div(shape().queries, pieces()) + forward.left + forward.right + 2 * forward.block);
   }
   index most_rows() const { return forward.finished(shape().keys, shape().keys) * forward.rank(); }
   index compressed_rows(index b) const { return forward.segments(b) * forward.rank(); }
@@ -287,21 +243,6 @@ struct long_short_backward_call {
     }
   }
 
-  struct token_scratch {
-    few_rows_scratch<T> block;
-    few_rows<T> keys, values;
-    T *logits, *d_logits;  // panels across: [token panel][rank][], [rank panel][token][]
-  };
-  token_scratch tokens_layout(arena& memory) const {
-    const index rank = forward.rank(), dim = shape().dim, dim_v = shape().dim_v;
-    token_scratch s;
-    s.block = few_rows_scratch<T>::layout(memory, rank, dim, dim_v);
-    s.keys = few_rows<T>::layout(memory, rank, dim), s.values = few_rows<T>::layout(memory, rank, dim_v);
-    s.logits = memory.allocate<T>(few_rows_block * rank);
-    s.d_logits = memory.allocate<T>(few_rows_block * round_up(rank, panel_width<T>));
-    return s;
-  }
-
   index segment_blocks(index b) const { return ceil_div(forward.segment(keys(b)), few_rows_block); }
   /// Blocks of tokens of the longest sequence's segments.
   index token_blocks() const {
@@ -315,7 +256,8 @@ struct long_short_backward_call {
     if (segment >= forward.segments(b)) return;
     const index begin = segment * size + block % segment_blocks(b) * few_rows_block;
     const index count = std::min(few_rows_block, (segment + 1) * size - begin);
-    auto s = exec.scratch(worker, [&](arena& memory) { return tokens_layout(memory); });
+    auto s = exec.scratch(
+        worker, [&](arena& memory) { return compressed_tokens<T>::layout(memory, rank, shape().dim, shape().dim_v); });
     if (wanted.logits) {
       s.block.x.pack(head_of(in.k, b, kv), begin, count, true, false);
       s.block.y.pack(head_of(in.v, b, kv), begin, count, true, false);
@@ -328,47 +270,15 @@ struct long_short_backward_call {
       };
       if (m.d_keys.rows > 0) s.keys.pack(rows(m.d_keys, shape().dim), rank, T(1));
       if (m.d_values.rows > 0) s.values.pack(rows(m.d_values, shape().dim_v), rank, T(1));
-      weigh(head_of(forward.logits, b, h), begin, count, m.maximum + row, m.share + row, s.logits, s.block.weights);
+      s.weigh(head_of(forward.logits, b, h), begin, count, m.maximum + row, m.share + row);
       if (wanted.k) s.keys.mix(s.block.weights, count, p.d_keys + begin * stride(), stride(), true);
       if (wanted.v) s.values.mix(s.block.weights, count, p.d_values + begin * stride_v(), stride_v(), true);
       if (!wanted.logits) continue;
       s.keys.scores(s.block.x.columns, count, s.block.d_scores);
       s.values.scores(s.block.y.columns, count, s.block.d_scores, few_rows_stride, true);
-      store_logits(head_of(wanted.logits, b, h), begin, count, m.delta + row, s);
+      s.store_logits(head_of(wanted.logits, b, h), begin, count, m.delta + row, in.accumulate);
     }
     store_tokens(p, b, kv, begin, begin + count);
-  }
-  /// weights[c][t] = softmax over tokens.
-  [[gnu::noinline]] void weigh(const matrix_view<const S>& logits, index begin, index count, const T* maximum,
-                               const T* share, T* panels, T* weights) const {
-    constexpr index wide = panel_width<T>;
-    const index rank = forward.rank();
-    if (rank > 0)
-      pack_panels_across<T>([&](index t) { return logits.row(begin + t); }, count, rank, logits.col_stride, panels);
-    for (index c = 0; c < rank; ++c)
-      for (index t = 0; t < count; t += width<T>) {
-        const packet<T> x = load<T>(panels + t / wide * wide * rank + c * wide + t % wide);
-        store<T>(weights + c * few_rows_stride + t,
-                 mul(exp_weight<T>(sub(x, broadcast<T>(maximum[c]))), broadcast<T>(share[c])));
-      }
-  }
-  /// The gradient of a block of logits, from weights and theirs.
-  [[gnu::noinline]] void store_logits(const matrix_view<S>& to, index begin, index count, const T* delta,
-                                      const token_scratch& s) const {
-    constexpr index wide = panel_width<T>;
-    const index rank = forward.rank();
-    for (index c = 0; c < rank; ++c)
-      for (index t = 0; t < count; t += width<T>) {
-        T* const d = s.block.d_scores + c * few_rows_stride + t;
-        store<T>(d, mul(load<T>(s.block.weights + c * few_rows_stride + t), sub(load<T>(d), broadcast<T>(delta[c]))));
-      }
-    if (rank > 0)
-      pack_panels_across<T>([&](index c) { return static_cast<const T*>(s.block.d_scores) + c * few_rows_stride; }, rank,
-                            count, 1, s.d_logits);
-    for (index t = 0; t < count; ++t)
-      for (index c = 0; c < rank; ++c)
-        store_gradient(to.row(begin + t)[c * to.col_stride],
-                       s.d_logits[(c / wide * count + t) * wide + c % wide], in.accumulate);
   }
   /// Tokens of no finished segment, and those of padding.
   void rest_back(const pair& p, index b, index kv) const {
@@ -404,9 +314,8 @@ struct long_short_backward_call {
     for_each_head(w, heads, key_blocks(), [&](const pair& p, index b, index kv, index n, int worker) {
       gather_windows(p, b, kv, n, w.exec, worker);
     });
-    for_each_head(w, heads, group, [&](const pair& p, index b, index kv, index g, int) {
-      compressed_back(p, b, kv * group + g, g);
-    });
+    for_each_head(w, heads, group,
+                  [&](const pair& p, index b, index kv, index g, int) { compressed_back(p, b, kv * group + g, g); });
     for_each_head(w, heads, 1, [&](const pair& p, index b, index kv, index, int) {
       const norm_sums<T> sums{local_sums + (b * heads + kv) * norm_sums<T>::size(shape().dim), shape().dim};
       for (index n = 0; p.local && n < key_blocks(); ++n) sums.add(p.local[n]);

@@ -65,8 +65,8 @@ struct token_sums {
     }
   }
 
-  /// The sum of the weights of row `row`, [segment][rank], relative to the maximum of its logits; 0 where every logit is
-  /// -infinity.
+  /// The sum of the weights of row `row`, [segment][rank], relative to the maximum of its logits; 0 where every logit
+  /// is -infinity.
   T total(index row, index segment, T& highest) const {
     const index first = row / rank * parts(segment) * rank + row % rank, end = first + parts(segment) * rank;
     T all = 0;
@@ -134,4 +134,4 @@ struct token_sums {
   }
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail
