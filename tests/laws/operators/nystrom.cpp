@@ -60,6 +60,7 @@ law_operator<T> operator_of(const nystrom_entry& entry) {
   op.independent = entry.inverse != attn::pseudo_inverse::whole_batch;
   op.lse = false;
   op.bind = [entry](const law_shape& s) { return bind_nystrom<T>(entry, s); };
+  op.queries_mix = true;  // landmarks
   op.backward = nystrom_backward<T>(entry);
   if (op.independent) op.sees = [](const law_shape&, index, index, index, index) { return true; };
   return op;
