@@ -56,7 +56,7 @@ void run_reversible_backward(const tensor_view<const S, 3>& out, const tensor_vi
     const auto made = allocate(), change = allocate();
     return pieces{made, change, apart ? allocate() : half(gradients.x, 0)};
   });
-  const auto& [made, change, d1] = *workspace;
+  const tensor_view<S, 3> made = workspace->made, change = workspace->change, d1 = workspace->d1;
   const auto undo = [&](index which) {
     const auto rest = remainder ? half(remainder, which) : remainder;
     add_change<S>(half(out, which), made, T(-1), half(x, which), rest, exec);
