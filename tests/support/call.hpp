@@ -33,6 +33,9 @@ template <class S>
 using out_view = attn::tensor_view<S>;
 template <class S>
 using score_of = std::function<real<S>(real<S>, attn::index, attn::index, attn::index, attn::index)>;
+template <class S>
+using score_backward_of =
+    std::function<real<S>(real<S>, real<S>, attn::index, attn::index, attn::index, attn::index)>;
 
 // (score, d, batch, head, i, j): d times the derivative of a score function by the score.
 template <class S>

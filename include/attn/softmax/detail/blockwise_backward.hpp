@@ -82,7 +82,7 @@ template <class T>
 struct backward_keys {
   packed_keys<T> keys;    // as columns for S, as rows (in place of values) for dQ
   packed_keys<T> values;  // as columns for d_out V^T
-  T *d_keys = nullptr, *d_values = nullptr;  // [slots][round_up(dim, panel_width)]
+  T *d_keys = nullptr, *d_values = nullptr;  // [slots][round_up(dim, panel_width)]; null: not wanted
 
   static index stride(index dim) { return round_up(dim, panel_width<T>); }
 
@@ -98,11 +98,24 @@ struct backward_keys {
   /// Fills slots [begin, end) and clears their gradients; begin is a multiple of the panel width.
   template <class S>
   void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
+    fill(k, v, begin, end);
+    clear(begin, end);
+  }
+  template <class S>
+  void fill(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
     keys.pack(k, k, begin, end);
     values.pack_keys([&](index slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
+  }
+  void clear(index begin, index end) const {
     const index padded = round_up(end, panel_width<T>) - begin;
     if (d_keys) std::fill_n(d_keys + begin * stride(keys.dim), padded * stride(keys.dim), T(0));
     if (d_values) std::fill_n(d_values + begin * stride(values.dim), padded * stride(values.dim), T(0));
+  }
+
+  /// The slots from `slot` on, a multiple of the panel width, with a map of their own. Their sums are the caller's to
+  /// name.
+  backward_keys from(index slot, const index_map& map) const {
+    return {.keys = keys.from(slot, map), .values = values.from(slot, map)};
   }
 
   /// Slots [begin, end) become the rows of these numbers of the gradients of k, times `scale`, and v, which may each be
