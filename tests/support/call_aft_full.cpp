@@ -18,6 +18,8 @@ template struct compiled_aft_full<float>;
 template struct compiled_aft_full<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_aft_full<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_aft_full<Eigen::half>;
 #endif
 

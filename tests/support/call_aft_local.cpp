@@ -19,6 +19,8 @@ template struct compiled_aft_local<float>;
 template struct compiled_aft_local<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_aft_local<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_aft_local<Eigen::half>;
 #endif
 

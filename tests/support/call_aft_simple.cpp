@@ -18,6 +18,8 @@ template struct compiled_aft_simple<float>;
 template struct compiled_aft_simple<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_aft_simple<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_aft_simple<Eigen::half>;
 #endif
 

@@ -17,6 +17,8 @@ template struct compiled_fnet<float>;
 template struct compiled_fnet<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_fnet<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_fnet<Eigen::half>;
 #endif
 

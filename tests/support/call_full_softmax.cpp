@@ -24,6 +24,8 @@ template struct compiled_full_softmax<float>;
 template struct compiled_full_softmax<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_full_softmax<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_full_softmax<Eigen::half>;
 #endif
 

@@ -18,6 +18,8 @@ template struct compiled_full_softmax_backward<float>;
 template struct compiled_full_softmax_backward<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_full_softmax_backward<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_full_softmax_backward<Eigen::half>;
 #endif
 

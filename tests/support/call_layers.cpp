@@ -53,6 +53,8 @@ template struct compiled_layers<float>;
 template struct compiled_layers<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_layers<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_layers<Eigen::half>;
 #endif
 

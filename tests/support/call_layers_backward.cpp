@@ -55,6 +55,8 @@ template struct compiled_layers_backward<float>;
 template struct compiled_layers_backward<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_layers_backward<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_layers_backward<Eigen::half>;
 #endif
 

@@ -66,6 +66,8 @@ template struct compiled_linear<float>;
 template struct compiled_linear<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_linear<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_linear<Eigen::half>;
 #endif
 

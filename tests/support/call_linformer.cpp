@@ -19,6 +19,8 @@ template struct compiled_linformer<float>;
 template struct compiled_linformer<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_linformer<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_linformer<Eigen::half>;
 #endif
 

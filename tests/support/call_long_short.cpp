@@ -19,6 +19,8 @@ template struct compiled_long_short<float>;
 template struct compiled_long_short<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_long_short<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_long_short<Eigen::half>;
 #endif
 

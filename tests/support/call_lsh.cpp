@@ -25,6 +25,8 @@ template struct compiled_lsh<float>;
 template struct compiled_lsh<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_lsh<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_lsh<Eigen::half>;
 #endif
 

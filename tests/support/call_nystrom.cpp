@@ -18,6 +18,8 @@ template struct compiled_nystrom<float>;
 template struct compiled_nystrom<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_nystrom<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_nystrom<Eigen::half>;
 #endif
 

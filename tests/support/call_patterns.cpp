@@ -27,6 +27,8 @@ template struct compiled_block<float>;
 template struct compiled_block<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_block<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_block<Eigen::half>;
 #endif
 
@@ -53,6 +55,8 @@ template struct compiled_strided<float>;
 template struct compiled_strided<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_strided<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_strided<Eigen::half>;
 #endif
 
@@ -79,6 +83,8 @@ template struct compiled_bigbird<float>;
 template struct compiled_bigbird<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_bigbird<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_bigbird<Eigen::half>;
 #endif
 

@@ -19,6 +19,8 @@ template struct compiled_performer<float>;
 template struct compiled_performer<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_performer<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_performer<Eigen::half>;
 #endif
 

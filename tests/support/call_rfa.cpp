@@ -19,6 +19,8 @@ template struct compiled_rfa<float>;
 template struct compiled_rfa<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_rfa<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_rfa<Eigen::half>;
 #endif
 

@@ -25,6 +25,8 @@ template struct compiled_sliding_window<float>;
 template struct compiled_sliding_window<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_sliding_window<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
 template struct compiled_sliding_window<Eigen::half>;
 #endif
 

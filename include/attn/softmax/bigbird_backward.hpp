@@ -1,7 +1,7 @@
 // attn: the gradients of bigbird.
 //
 //   attn::bigbird(q, k, v, out, {.random = random, .lse = lse});
-//   attn::bigbird_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.lse = lse.random = random, });
+//   attn::bigbird_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.random = random, .lse = lse});
 //
 // The formulas of full_softmax_backward.hpp, over the pairs of query and key bigbird.hpp names.
 //
@@ -23,19 +23,9 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// The gradients bigbird_backward computes: those given. S is the element type of the call.
+/// The gradients bigbird_backward computes: q, k, v, alibi_slopes, sinks, d_lse, accumulate.
 template <class S>
-struct bigbird_gradients {
-  using real = compute_type<S>;
-
-  tensor_view<S> q{}, k{}, v{};
-  /// [H]
-  tensor_view<real, 1> alibi_slopes{}, sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
-  tensor_view<const real, 3> d_lse{};
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
-};
+using bigbird_gradients = pattern_gradients<S>;
 
 /// The gradients of bigbird. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable D,

@@ -18,24 +18,14 @@
 // score(s, batch, head, i, j) by s.
 #pragma once
 
-#include <attn/softmax/pattern_softmax.hpp>
 #include <attn/softmax/detail/pattern_backward_driver.hpp>
+#include <attn/softmax/pattern_softmax.hpp>
 
 namespace attn::inline ATTN_ISA {
 
-/// The gradients pattern_softmax_backward computes: those given. S is the element type of the call.
+/// The gradients pattern_softmax_backward computes: q, k, v, alibi_slopes, sinks, d_lse, accumulate.
 template <class S>
-struct pattern_softmax_gradients {
-  using real = compute_type<S>;
-
-  tensor_view<S> q{}, k{}, v{};
-  /// [H]
-  tensor_view<real, 1> alibi_slopes{}, sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
-  tensor_view<const real, 3> d_lse{};
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
-};
+using pattern_softmax_gradients = pattern_gradients<S>;
 
 /// The gradients of pattern_softmax. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Pattern, viewable D,

@@ -9,7 +9,23 @@
 #include <attn/softmax/detail/pattern_driver.hpp>
 #include <attn/softmax/detail/softmax_backward_call.hpp>
 
-namespace attn::inline ATTN_ISA::detail {
+namespace attn::inline ATTN_ISA {
+
+/// The gradients of softmax attention by a pattern: those given. S is the element type of the call.
+template <class S>
+struct pattern_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  /// [H]
+  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  tensor_view<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
 
 /// Parts of the query sets of a head, each of which sums up dK and dV on its own. Depends on the length only, so that
 /// threads do not change the sums.
@@ -296,4 +312,5 @@ void backward_by(softmax_backward_call<S, Score, ScoreBackward>& call, const Pat
   backward_by(call, std::span<const pattern_ref>(patterns_of(pattern)));
 }
 
-}  // namespace attn::inline ATTN_ISA::detail
+}  // namespace detail
+}  // namespace attn::inline ATTN_ISA
