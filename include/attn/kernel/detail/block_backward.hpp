@@ -92,6 +92,29 @@ struct kernel_backward {
     finite_d = from.access->pack_panels(from, at.origin + at.first, at.count - at.first, x.d_panels + at.first * wide);
   }
 
+  static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index count) {
+    kernel_call<T>::fetch(prefetch, x, std::max(begin, index(0)), std::min(begin + count, x.rows));
+  }
+  /// The rows of the block that comes next: causal, the one before.
+  row_prefetcher<> prefetch_queries(const block& at) const {
+    row_prefetcher<> prefetch;
+    const index next = at.origin + (call.causal ? -kernel_chunk : kernel_chunk);
+    fetch(prefetch, call.q.head(at.b, at.head), next, kernel_chunk);
+    fetch(prefetch, d_out.head(at.b, at.head), next, kernel_chunk);
+    if (dq) fetch(prefetch, dq.head(at.b, at.head).to, next, kernel_chunk);
+    return prefetch;
+  }
+  row_prefetcher<> prefetch_keys(index b, index h, index begin, const stored_gradient_head<T>& to_k,
+                                 const stored_gradient_head<T>& to_v) const {
+    row_prefetcher<> prefetch;
+    const index next = begin + (call.causal ? -kernel_chunk : kernel_chunk);
+    fetch(prefetch, call.k.head(b, call.kv_head(h)), next, kernel_chunk);
+    fetch(prefetch, call.v.head(b, call.kv_head(h)), next, kernel_chunk);
+    if (to_k) fetch(prefetch, to_k.to, next, kernel_chunk);
+    if (to_v) fetch(prefetch, to_v.to, next, kernel_chunk);
+    return prefetch;
+  }
+
   /// The queries' features for the sums, and for the chunk.
   void scale_queries(const block& at, const sums_type* sums, const scratch_type& x) const {
     const auto& s = x.forward;
@@ -264,11 +287,12 @@ struct kernel_backward {
     alignas(64) T own_den[kernel_chunk], own_dot[kernel_chunk];
     bool finite_d = true;
     load_queries(at, x, finite_d);
+    row_prefetcher<> prefetch = prefetch_queries(at);
     if (exponential()) scale_queries(at, sums, x);
     if (sums) {
       read_weights(s.q_phi, sums->weights, m, lanes, s.den);
       if (of_scores()) {
-        of_sums(*sums, x.d_columns, lanes, x.q_d);
+        of_sums(*sums, x.d_columns, lanes, x.q_d, prefetch);
         dot_features(s.q_phi, x.q_d, m, lanes, x.dot);
       }
     }
@@ -299,7 +323,7 @@ struct kernel_backward {
       for (index t = at.first; underflowed && t < count; ++t)
         if (x.row_normal[t] != T(0)) add_row(sums, t, x);
     }
-    if (own) add_queries(at, *own, decay, x);
+    if (own) add_queries(at, *own, decay, prefetch, x);
     if (!of_queries()) return;
     const auto rows = call.q.head(at.b, at.head).block(at.origin, count, at.first, call.filled_lanes());
     map.back({rows, at.b * call.heads + at.h, false, at.first, at.origin, exponential() ? s.q_raw : s.q_own, x.q_d},
@@ -352,7 +376,7 @@ struct kernel_backward {
   }
 
   /// own = decay own + the block of queries.
-  void add_queries(const block& at, sums_type& own, T decay, const scratch_type& x) const {
+  void add_queries(const block& at, sums_type& own, T decay, row_prefetcher<>& prefetch, const scratch_type& x) const {
     const auto& s = x.forward;
     const index m = call.map->features, lanes = round_up(at.count, width<T>);
     const T* from = s.q_own;
@@ -368,7 +392,6 @@ struct kernel_backward {
     each_packet(m, lanes, [&](index, index t, index n) {
       store<T>(x.rho + n, mul(load<T>(from + n), load<T>(x.normal + t)));
     });
-    row_prefetcher<> prefetch;
     add_weights<T>(own, x.rho, x.minus_delta, at.count, s.row_decay);
     add_values(own, x.rho, x.d_panels, at.count, s.row_decay, prefetch);
   }
@@ -427,7 +450,7 @@ struct kernel_backward {
   }
 
   /// The gradients k_d and dv that the queries after the chunk give its keys. `later`: their sums, or null.
-  void from_later(const sums_type* later, index count, const scratch_type& x) const {
+  void from_later(const sums_type* later, index count, row_prefetcher<>& prefetch, const scratch_type& x) const {
     const auto& s = x.forward;
     const index m = call.map->features, lanes = round_up(count, width<T>);
     const bool scores = of_keys() || of_gates();
@@ -449,7 +472,7 @@ struct kernel_backward {
       psi = x.psi;
     }
     if (scores) {
-      of_sums(*later, x.v_columns, lanes, x.k_d);
+      of_sums(*later, x.v_columns, lanes, x.k_d, prefetch);
       each_packet(m, lanes, [&, y = later->weights](index r, index, index n) {
         store<T>(x.k_d + n, add(load<T>(x.k_d + n), broadcast<T>(y[r])));
       });
@@ -459,7 +482,7 @@ struct kernel_backward {
           store<T>(x.k_d + n, mul(load<T>(x.k_d + n), log ? load<T>(psi + n) : load<T>(factor + t)));
         });
     }
-    if (dv) rows_of_sums(*later, psi, count, x.dv, s.stride);
+    if (dv) rows_of_sums(*later, psi, count, x.dv, s.stride, prefetch);
   }
 
   /// psi and key_factor over the log scales of R: 2^log_scale[r] phi_r(k_j). A key has a part in the denominator of every
