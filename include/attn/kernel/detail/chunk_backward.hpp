@@ -16,6 +16,13 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
+/// body(r, t, r * kernel_chunk + t) for every packet of `rows` rows.
+template <class T, class Body>
+ATTN_INLINE void each_packet(index rows, index lanes, Body&& body) {
+  for (index r = 0; r < rows; ++r)
+    for (index t = 0; t < lanes; t += width<T>) body(r, t, r * kernel_chunk + t);
+}
+
 /// S [feature][value] as left operand, where it lies: in panels.
 template <class T>
 struct sums_operand {

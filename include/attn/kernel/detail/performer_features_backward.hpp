@@ -84,7 +84,7 @@ struct performer_features_backward final : projected_features_backward<T> {
 
   /// x.d becomes du; half[t] the factor of x: -+ scale dh.
   void to_projections(const tokens_back<T>& x, index lanes, T* half) const {
-    const index m = rows * kernel_chunk, features = this->features.features;
+    const index m = rows * kernel_chunk, all = this->features.features;
     const packet<T> sign = broadcast<T>(made.is_signed ? made.scale : -made.scale);
     const auto at = [&](index r, index t) { return x.d + r * kernel_chunk + t; };
     for (index t = 0; t < lanes; t += width<T>) {
@@ -103,7 +103,7 @@ struct performer_features_backward final : projected_features_backward<T> {
       } else if (made.published) {
         continue;
       } else {
-        for (index r = 0; r < features; ++r) sum = add(sum, load<T>(at(r, t)));
+        for (index r = 0; r < all; ++r) sum = add(sum, load<T>(at(r, t)));
         for (index r = 0; r < rows && made.kernel == performer_kernel::hyperbolic; ++r)
           store<T>(at(r, t), sub(load<T>(at(r, t)), load<T>(at(r, t) + m)));
       }
