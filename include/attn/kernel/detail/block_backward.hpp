@@ -262,19 +262,6 @@ struct kernel_backward {
     if (dq) dq.head(at.b, at.head).store_columns(x.dx, at.origin, at.first, count);
   }
 
-  /// dot[t] = sum over r of features[r][t] d[r][t].
-  static void dot_features(const T* features, const T* d, index m, index lanes, T* dot) {
-    for (index t = 0; t < lanes; t += width<T>) {
-      packet<T> sum = zero<T>(), other = zero<T>();
-      const auto term = [&](index r, const packet<T>& to) {
-        return fma(load<T>(features + r * kernel_chunk + t), load<T>(d + r * kernel_chunk + t), to);
-      };
-      for (index r = 0; r + 1 < m; r += 2) sum = term(r, sum), other = term(r + 1, other);
-      if (m % 2) sum = term(m - 1, sum);
-      store<T>(dot + t, add(sum, other));
-    }
-  }
-
   /// What the gradients of gates take of the pairs and queries of a chunk, without gates; see gate_gradients.hpp.
   void add_gate_pairs(const sums_type* sums, const block& at, const scratch_type& x) const {
     const index lanes = round_up(at.count, width<T>);
@@ -338,21 +325,9 @@ struct kernel_backward {
     values.access->pack_columns(values.block(begin, count), call.shape.dim_v, x.v_columns);
     if (call.gated()) {
       call.prepare_gates(b, h, begin, count, s);
-      turn_factors(count, x);
+      transpose_factors(s.pair_factor, count, x.factors);
     }
     if (exponential() && queries) scale_keys(*exponential(), count, s, x.factors);
-  }
-
-  /// factors[j][i] = pair_factor[i][j]
-  static void turn_factors(index count, const scratch_type& x) {
-    constexpr index w = width<T>;
-    for (index i = 0; i < count; i += w)
-      for (index j = 0; j <= i; j += w) {
-        packet<T> square[w];
-        for (index n = 0; n < w; ++n) square[n] = load<T>(x.forward.pair_factor + (i + n) * kernel_chunk + j);
-        transpose<T>(square);
-        for (index n = 0; n < w; ++n) store<T>(x.factors + (j + n) * kernel_chunk + i, square[n]);
-      }
   }
 
   /// The gradients k_d and dv that the queries after the chunk give its keys. `later`: their sums, or null.

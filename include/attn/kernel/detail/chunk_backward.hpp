@@ -16,6 +16,9 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
+/// Rows fetched while one tile of a product with sums is computed: there are two such products a chunk.
+inline constexpr index rows_per_sums_tile = rows_per_tile / 2;
+
 /// body(r, t, r * kernel_chunk + t) for every packet of `rows` rows.
 template <class T, class Body>
 ATTN_INLINE void each_packet(index rows, index lanes, Body&& body) {
@@ -39,7 +42,7 @@ template <class T>
 void of_sums(const kernel_sums<T>& sums, const T* columns, index lanes, T* to, row_prefetcher<>& prefetch) {
   for (index r = 0; r < sums.features; r += tile_rows)
     for (index t = 0; t < lanes; t += panel_width<T>) {
-      prefetch.next(rows_per_tile);
+      prefetch.next(rows_per_sums_tile);
       with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
         tile_product<T, M.value, 2, kernel_chunk>(
             sums_operand<T>{sums.values + r * panel_width<T>, sums.rows() * panel_width<T>}, columns + t, sums.dim_v,
@@ -54,7 +57,7 @@ void rows_of_sums(const kernel_sums<T>& sums, const T* features, index count, T*
                   row_prefetcher<>& prefetch) {
   for (index t = 0; t < count; t += tile_rows)
     for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
-      prefetch.next(rows_per_tile);
+      prefetch.next(rows_per_sums_tile);
       with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
         tile_product<T, M.value, 2>(left_operand<T, 1, kernel_chunk>{features + t}, sums.panel(col), sums.features,
                                     [&](auto m, auto half, const auto& x) {
@@ -84,12 +87,12 @@ enum class pair_side {
 };
 
 /// to[r][t] += factor[r][t] sum over u of features[r][u] pairs[u][t], u up to t or from t on; pairs on the other side are
-/// 0, and with `finite` features, 0 times them is 0. Without a factor, 1. Lanes from `count` on are not touched.
+/// 0, and with `finite` features, 0 times them is 0. Without a factor, 1.
 template <pair_side Side, class T>
 void pair_product(const T* features, index rows, const T* pairs, index count, bool finite, const T* factor, T* to) {
   constexpr index wide = panel_width<T>;
-  const auto put = [&](T* at, const T* f, const packet<T>& x) {
-    store<T>(at, factor ? fma(load<T>(f), x, load<T>(at)) : add(load<T>(at), x));
+  const auto put = [&](index at, const packet<T>& x) {
+    store<T>(to + at, factor ? fma(load<T>(factor + at), x, load<T>(to + at)) : add(load<T>(to + at), x));
   };
   if (finite) {
     for (index t = 0; t < count; t += wide) {
@@ -100,20 +103,26 @@ void pair_product(const T* features, index rows, const T* pairs, index count, bo
           tile_product<T, M.value, 2, kernel_chunk>(
               left_operand<T, kernel_chunk, 1>{features + r * kernel_chunk + begin}, pairs + begin * kernel_chunk + t,
               end - begin, [&](auto m, auto half, const auto& x) {
-                const index at = (r + m) * kernel_chunk + t + half * width<T>;
-                put(to + at, factor + at, x);
+                put((r + m) * kernel_chunk + t + half * width<T>, x);
               });
         });
     }
     return;
   }
-  for (index t = 0; t < count; ++t) {  // token by token, without the others
-    const index begin = Side == pair_side::keys_before ? 0 : t, end = Side == pair_side::keys_before ? t + 1 : count;
+  // Lane by lane, without the others: the same sums, to the last bit.
+  alignas(64) T position[kernel_chunk];
+  for (int t = 0; t < kernel_chunk; ++t) position[t] = static_cast<T>(t);
+  for (index t = 0; t < count; t += width<T>) {
+    const index begin = Side == pair_side::keys_before ? 0 : t;
+    const index end = Side == pair_side::keys_before ? std::min<index>(t + width<T>, count) : count;
     for (index r = 0; r < rows; ++r) {
-      T sum = T(0);
-      for (index u = begin; u < end; ++u) sum = std::fma(features[r * kernel_chunk + u], pairs[u * kernel_chunk + t], sum);
-      const index at = r * kernel_chunk + t;
-      to[at] += factor ? factor[at] * sum : sum;
+      packet<T> sum = zero<T>();
+      for (index u = begin; u < end; ++u) {
+        const packet<T> lane = load<T>(position + t), other = broadcast<T>(position[u]);
+        const packet<T> next = fma(broadcast<T>(features[r * kernel_chunk + u]), load<T>(pairs + u * kernel_chunk + t), sum);
+        sum = Side == pair_side::keys_before ? if_less(lane, other, sum, next) : if_less(other, lane, sum, next);
+      }
+      put(r * kernel_chunk + t, sum);
     }
   }
 }
@@ -154,6 +163,33 @@ void transpose_pairs(const T* pairs, index count, T* to) {
       transpose<T>(square);
       for (index n = 0; n < w; ++n) store<T>(to + (i + n) * kernel_chunk + j, square[n]);
     }
+}
+
+/// to[j][i] = factors[i][j] for j <= i and the lanes before it in its vector.
+template <class T>
+void transpose_factors(const T* factors, index count, T* to) {
+  constexpr index w = width<T>;
+  for (index i = 0; i < count; i += w)
+    for (index j = 0; j <= i; j += w) {
+      packet<T> square[w];
+      for (index n = 0; n < w; ++n) square[n] = load<T>(factors + (i + n) * kernel_chunk + j);
+      transpose<T>(square);
+      for (index n = 0; n < w; ++n) store<T>(to + (j + n) * kernel_chunk + i, square[n]);
+    }
+}
+
+/// dot[t] = sum over r < rows of x[r][t] y[r][t].
+template <class T>
+void dot_features(const T* x, const T* y, index rows, index lanes, T* dot) {
+  for (index t = 0; t < lanes; t += width<T>) {
+    packet<T> even = zero<T>(), odd = zero<T>();
+    const auto term = [&](index r, const packet<T>& sum) {
+      return fma(load<T>(x + r * kernel_chunk + t), load<T>(y + r * kernel_chunk + t), sum);
+    };
+    for (index r = 0; r + 1 < rows; r += 2) even = term(r, even), odd = term(r + 1, odd);
+    if (rows % 2) even = term(rows - 1, even);
+    store<T>(dot + t, add(even, odd));
+  }
 }
 
 /// Is every number of the first `lanes` of each row finite?

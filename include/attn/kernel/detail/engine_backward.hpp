@@ -4,7 +4,7 @@
 // turn: R, y   3. chunks of keys read those. Causal: 1. keys are summed up, keeping the sums before every segment
 // 2. segments, last first: the sums before each of their chunks are made again, then chunks are attended from the last to
 // the first, with the sums before them and those of the queries after them. Segments have sums of their own, as in the
-// forward pass, and for the same reasons. One task is one key head: a batch of heads gives what each head alone gives.
+// forward pass, and for the same reasons. One task is one key head; bidirectional, threads may share one.
 #pragma once
 
 #include <attn/kernel/detail/block_backward.hpp>
@@ -77,7 +77,24 @@ struct backward_engine {
       combine(a, factor, b, into, scratch);
   }
 
-  /// Bidirectional.
+  /// Bidirectional: the blocks of queries of one segment, which `own` takes.
+  void attend_rows(index b, index h, index begin, index end, const sums_type& sums, sums_type& own,
+                   const backward_scratch<T>& x, sums_type* features) const {
+    own.clear();
+    for (index i = begin; i < end; i += kernel_chunk)
+      for (index g = 0; g < call.group(); ++g)
+        in.attend_block({b, h, h * call.group() + g, i, 0, std::min<index>(kernel_chunk, end - i), 0}, &sums,
+                        in.reverse() ? &own : nullptr, T(1), x, features);
+  }
+  void attend_keys(index b, index h, index begin, const sums_type& after, const backward_scratch<T>& x,
+                   const pair_target& to) const {
+    const index count = std::min<index>(kernel_chunk, call.lengths.keys(b) - begin);
+    in.load_chunk(b, h, begin, count, false, x);
+    row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
+    in.from_later(&after, count, prefetch, x);
+    in.store_chunk(b, h, begin, count, to.k, to.v, to.features, x);
+  }
+
   void run_both(index b, index h, worker_scratch& w, const pair_target& to) const {
     const auto& s = w.x.forward;
     const index keys = call.lengths.keys(b), queries = call.lengths.queries(b);
@@ -88,20 +105,47 @@ struct backward_engine {
       add_segment(sums, T(1), w.own, s);
     }
     for (index begin = 0; begin < queries; begin += kernel_segment) {
-      w.own_queries.clear();
-      for (index i = begin; i < std::min(begin + kernel_segment, queries); i += kernel_chunk)
-        for (index g = 0; g < call.group(); ++g)
-          in.attend_block({b, h, h * call.group() + g, i, 0, std::min<index>(kernel_chunk, queries - i), 0}, &sums,
-                          in.reverse() ? &w.own_queries : nullptr, T(1), w.x, to.features);
+      attend_rows(b, h, begin, std::min(begin + kernel_segment, queries), sums, w.own_queries, w.x, to.features);
       if (in.reverse()) add_segment(after, T(1), w.own_queries, s);
     }
-    for (index j = 0; j < keys && in.reverse(); j += kernel_chunk) {
-      const index count = std::min<index>(kernel_chunk, keys - j);
-      in.load_chunk(b, h, j, count, false, w.x);
-      row_prefetcher<> prefetch = in.prefetch_keys(b, h, j, to.k, to.v);
-      in.from_later(&after, count, prefetch, w.x);
-      in.store_chunk(b, h, j, count, to.k, to.v, to.features, w.x);
-    }
+    for (index begin = 0; begin < keys && in.reverse(); begin += kernel_chunk)
+      attend_keys(b, h, begin, after, w.x, to);
+  }
+
+  /// May threads share one head? Where nothing of it is summed up over all of its tokens but S and R.
+  bool can_share() const {
+    return !call.causal && !in.d_features && !in.map.finishes_keys && pairs_per_head() == 1;
+  }
+
+  /// The same by all threads; `list` has sums for `most` segments, and for the two totals.
+  void share_head(index b, index h, execution& exec, sums_type* list, index most) const {
+    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b);
+    const auto scratch = [&](int worker) { return exec.scratch(worker, [&](arena& memory) { return layout(memory); }); };
+    const auto sum_segments = [&](index tokens, sums_type& sums, const auto& body) {
+      sums.empty = true;
+      for (index first = 0; first < segments(tokens); first += most) {
+        const index count = std::min(most, segments(tokens) - first);
+        exec.for_each(count, [&](index n, int worker) {
+          const index begin = (first + n) * kernel_segment;
+          body(begin, std::min(begin + kernel_segment, tokens), list[n], scratch(worker).x);
+        });
+        const auto w = scratch(0);
+        for (index n = 0; n < count; ++n)
+          if (!list[n].empty) add_segment(sums, T(1), list[n], w.x.forward);
+      }
+    };
+    sums_type &sums = list[most], &after = list[most + 1];
+    sum_segments(keys, sums, [&](index begin, index end, sums_type& own, const backward_scratch<T>& x) {
+      call.sum_up(b, h, begin, end, x.forward, own);
+    });
+    sum_segments(queries, after, [&](index begin, index end, sums_type& own, const backward_scratch<T>& x) {
+      attend_rows(b, h, begin, end, sums, own, x, nullptr);
+    });
+    const pair_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
+    if (in.reverse())
+      exec.for_each(ceil_div(keys, kernel_chunk), [&](index n, int worker) {
+        attend_keys(b, h, n * kernel_chunk, after, scratch(worker).x, to);
+      });
   }
 
   void run_causal(index b, index h, worker_scratch& w, const pair_target& to) const {
@@ -168,7 +212,7 @@ struct backward_engine {
     if (later->empty) later = nullptr;
     const sums_type* before = queries && !seen.empty ? &seen : nullptr;
     row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
-    in.from_later(later, count, prefetch, x);
+    if (in.reverse()) in.from_later(later, count, prefetch, x);
     if (in.of_gates()) {
       std::fill_n(x.gate_pairs, kernel_chunk * kernel_chunk, T(0));
       std::fill_n(x.gate_queries, kernel_chunk, T(0));
@@ -219,9 +263,15 @@ struct backward_engine {
       to_k.store_rows(w.dk, shape.dim, 0, keys);
     }
     if (keep_dv() && !empty) to_v.store_rows(w.dv, shape.dim_v, 0, keys);
-    if (to_k) to_k.clear_rows(empty ? 0 : keys, shape.keys);
-    if (to_v) to_v.clear_rows(empty ? 0 : keys, shape.keys);
-    const index group = shape.group();
+    pad(b, kv_head);
+  }
+
+  /// Zeros for padding, and for what sees or is seen by nothing.
+  void pad(index b, index kv_head) const {
+    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = shape.group();
+    const index seen = keys == 0 || queries == 0 ? 0 : keys;
+    if (in.dk) in.dk.head(b, kv_head).clear_rows(seen, shape.keys);
+    if (in.dv) in.dv.head(b, kv_head).clear_rows(seen, shape.keys);
     for (index g = kv_head * group; g < (kv_head + 1) * group && in.dq; ++g) {
       const auto to_q = in.dq.head(b, g);
       to_q.clear_rows(0, keys == 0 ? queries : call.causal ? std::max<index>(queries - keys, 0) : 0);
@@ -239,20 +289,34 @@ struct backward_engine {
     auto work = call.work();
     work.operations *= 3, work.bytes *= 3;
     const auto limit = exec.limit_threads(work);
-    const index pairs = shape.batch * call.heads;
-    feature_sums = exec.shared_scratch([&](arena& memory) {
+    const index pairs = shape.batch * call.heads, heads = shape.batch * shape.kv_heads, threads = exec.active_threads();
+    const bool share = can_share() && threads > 1 && heads < 2 * threads && heads % threads != 0;
+    const index most = share ? 16 * threads : 0;
+    const index m = call.map->features;
+    sums_type* list = nullptr;
+    exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, pairs);
       in.map.layout(memory, pairs);
-      return memory.allocate_list(in.d_features ? pairs : 0, [&](arena& m) {
-        return sums_type::layout(m, feature_rows, shape.dim, false);
+      list = memory.allocate_list(share ? most + 2 : 0, [&](arena& one) {
+        return sums_type::layout(one, m, shape.dim_v, call.log_scaled());
+      });
+      return feature_sums = memory.allocate_list(in.d_features ? pairs : 0, [&](arena& one) {
+        return sums_type::layout(one, feature_rows, shape.dim, false);
       });
     });
     call.map->prepare(exec);
     in.map.prepare(exec);
-    exec.for_each(shape.batch * shape.kv_heads, [&](index n, int worker) {
-      auto w = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      run_head(n / shape.kv_heads, n % shape.kv_heads, w);
-    });
+    if (share)
+      for (index n = 0; n < heads; ++n) {
+        const index b = n / shape.kv_heads, h = n % shape.kv_heads;
+        if (call.lengths.keys(b) > 0 && call.lengths.queries(b) > 0) share_head(b, h, exec, list, most);
+        pad(b, h);
+      }
+    else
+      exec.for_each(heads, [&](index n, int worker) {
+        auto w = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+        run_head(n / shape.kv_heads, n % shape.kv_heads, w);
+      });
     then(feature_sums);
   }
 };
