@@ -82,6 +82,7 @@ TEMPLATE_LIST_TEST_CASE("performer_backward: odd lengths and dims", "[performer_
       if (std::is_same_v<TestType, float>)
         p.options.scale = static_cast<double>(1 / std::sqrt(static_cast<float>(shape.dim)));
       p.options.causal = causal;
+      p.options.eps = 0.5;  // of a single key all but eps's part of the gradients cancels
       CAPTURE(shape.queries, shape.dim, shape.value_dim, causal, n % 4);
       check_backward<TestType>(p, kernels[n % 4] == performer_kernel::trigonometric ? 20 : 2);
     }

@@ -31,7 +31,7 @@ struct backward_engine {
   };
 
   index segments(index keys) const { return ceil_div(keys, kernel_segment); }
-  index pairs_per_head() const { return call.heads / shape.kv_heads; }
+  index pairs_per_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
   bool keep_dk() const { return in.dk && (pairs_per_head() > 1 || in.map.finishes_keys); }
   bool keep_dv() const { return in.dv && pairs_per_head() > 1; }
 
