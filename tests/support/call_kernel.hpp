@@ -1,7 +1,10 @@
 #pragma once
 // The operators of kernel attention with plain arguments, compiled once for all tests (call_linear.cpp and so on).
+#include <attn/kernel/linear_backward.hpp>
 #include <attn/kernel/linear_step.hpp>
+#include <attn/kernel/performer_backward.hpp>
 #include <attn/kernel/performer_step.hpp>
+#include <attn/kernel/rfa_backward.hpp>
 #include <attn/kernel/rfa_step.hpp>
 
 #include "reference/linear.hpp"
@@ -12,11 +15,15 @@
 #include "support/random.hpp"
 #include "support/run.hpp"
 
-// The engine is compiled once, in call_linear.cpp.
+// The engines are compiled once, in call_linear.cpp.
 extern template struct attn::detail::kernel_call<float>;
 extern template struct attn::detail::kernel_call<double>;
 extern template struct attn::detail::recurrent_steps<float>;
 extern template struct attn::detail::recurrent_steps<double>;
+extern template struct attn::detail::kernel_backward<float>;
+extern template struct attn::detail::kernel_backward<double>;
+extern template struct attn::detail::backward_engine<float>;
+extern template struct attn::detail::backward_engine<double>;
 
 namespace testing {
 
@@ -27,6 +34,8 @@ struct compiled_linear {
                    attn::execution&);
   static void step(attn::linear_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
                    const attn::linear_step_options<S>&, reference::linear_feature, attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> d_out, const attn::linear_gradients<S>&,
+                       const options&, reference::linear_feature, attn::execution&);
 };
 
 // A matrix of features for every head, or for all.
@@ -40,6 +49,8 @@ struct compiled_performer {
                    attn::execution&);
   static void step(attn::performer_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
                    feature_view<S>, const attn::performer_step_options<S>&, attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, feature_view<S>, in_view<S> d_out,
+                       const attn::performer_gradients<S>&, const options&, attn::execution&);
 };
 
 template <class S>
@@ -49,6 +60,8 @@ struct compiled_rfa {
                    attn::execution&);
   static void step(attn::rfa_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, feature_view<S>,
                    const attn::rfa_step_options<S>&, attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, feature_view<S>, in_view<S> d_out,
+                       const attn::rfa_gradients<S>&, const options&, attn::execution&);
 };
 
 // q, k, v and the reference's options.

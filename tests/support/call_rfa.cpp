@@ -15,6 +15,13 @@ void compiled_rfa<S>::step(attn::rfa_state<S>& state, in_view<S> q, in_view<S> k
   attn::rfa_step(state, q, k, v, out, features, chosen, execution);
 }
 
+template <class S>
+void compiled_rfa<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, feature_view<S> features, in_view<S> d_out,
+                                     const attn::rfa_gradients<S>& gradients, const options& chosen,
+                                     attn::execution& execution) {
+  attn::rfa_backward(q, k, v, features, d_out, gradients, chosen, execution);
+}
+
 template struct compiled_rfa<float>;
 template struct compiled_rfa<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)

@@ -1,0 +1,383 @@
+// attn: blocks of queries and chunks of keys of kernel attention on the way back, from the sums before and after them.
+#pragma once
+
+#include <attn/kernel/detail/backward_scratch.hpp>
+#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/features_backward.hpp>
+#include <attn/kernel/detail/log_scales_backward.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// One backward call, after its checks; `call` is the forward call without out.
+template <class T>
+struct kernel_backward {
+  kernel_call<T>& call;
+  feature_map_backward<T>& map;
+  stored_tensor<T> d_out;
+  stored_gradient<T> dq, dk, dv;
+  tensor_view<T, 3> d_gate{};
+  bool d_features = false;  // those of performer and rfa
+  bool accumulate = false;
+
+  using scratch_type = backward_scratch<T>;
+  using sums_type = kernel_sums<T>;
+
+  // What is needed for what is asked for.
+  bool of_queries() const { return dq || d_features; }
+  bool of_keys() const { return dk || d_features; }
+  bool of_gates() const { return bool(d_gate); }
+  bool of_scores() const { return of_queries() || of_keys() || of_gates(); }
+  bool reverse() const { return of_keys() || dv || of_gates(); }
+  const exponential_scaling<T>* exponential() const { return map.exponential; }
+  /// Logarithms of features are differentiated.
+  bool logarithms() const { return exponential() && !exponential()->is_signed; }
+
+  /// A block of queries: rows origin + [first, count) of `head`, at the positions of the keys of the chunk if `keys` > 0.
+  struct block {
+    index b, h, head, origin, first, count, keys;
+  };
+
+  // Queries -----------------------------------------------------------------------------------------------------------
+
+  void load_queries(const block& at, const scratch_type& x, bool& finite_d) const {
+    const auto& s = x.forward;
+    const auto from = d_out.head(at.b, at.head);
+    const auto rows = call.q.head(at.b, at.head).block(at.origin, at.count, at.first, call.filled_lanes());
+    call.map->queries(rows, at.b * call.heads + at.h, exponential() ? s.q_raw : s.q_own, s.q_shift, s.map);
+    from.access->pack_columns(from.block(at.origin, at.count, at.first), call.shape.dim_v, x.d_columns);
+    if (!reverse()) return;
+    constexpr index wide = panel_width<T>;
+    for (index col = 0; at.first > 0 && col < call.shape.dim_v; col += wide)
+      std::fill_n(x.d_panels + col * kernel_chunk, at.first * wide, T(0));
+    finite_d = from.access->pack_panels(from, at.origin + at.first, at.count - at.first, x.d_panels + at.first * wide);
+  }
+
+  static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index count) {
+    kernel_call<T>::fetch(prefetch, x, std::max(begin, index(0)), std::min(begin + count, x.rows));
+  }
+  /// The rows of the block that comes next: causal, the one before.
+  row_prefetcher<> prefetch_queries(const block& at) const {
+    row_prefetcher<> prefetch;
+    const index next = at.origin + (call.causal ? -kernel_chunk : kernel_chunk);
+    fetch(prefetch, call.q.head(at.b, at.head), next, kernel_chunk);
+    fetch(prefetch, d_out.head(at.b, at.head), next, kernel_chunk);
+    if (dq) fetch(prefetch, dq.head(at.b, at.head).to, next, kernel_chunk);
+    return prefetch;
+  }
+  row_prefetcher<> prefetch_keys(index b, index h, index begin, const stored_gradient_head<T>& to_k,
+                                 const stored_gradient_head<T>& to_v) const {
+    row_prefetcher<> prefetch;
+    const index next = begin + (call.causal ? -kernel_chunk : kernel_chunk);
+    fetch(prefetch, call.k.head(b, call.kv_head(h)), next, kernel_chunk);
+    fetch(prefetch, call.v.head(b, call.kv_head(h)), next, kernel_chunk);
+    if (to_k) fetch(prefetch, to_k.to, next, kernel_chunk);
+    if (to_v) fetch(prefetch, to_v.to, next, kernel_chunk);
+    return prefetch;
+  }
+
+  /// pairs and products of the chunk, with zeros where a query does not see a key, and their part of den and dot.
+  void weigh_pairs(const block& at, const scratch_type& x, T* den, T* dot) const {
+    const auto& s = x.forward;
+    constexpr index wide = panel_width<T>;
+    const index count = at.count, lanes = round_up(count, width<T>);
+    const bool weighed = call.gated() || exponential();
+    pair_sums(s.k_own, s.q_own, call.map->features, count, x.pairs);
+    if (of_scores()) pair_sums(x.v_columns, x.d_columns, call.shape.dim_v, count, x.products);
+    std::fill_n(den, kernel_chunk, T(0));
+    std::fill_n(dot, kernel_chunk, T(0));
+    for (index j = 0; j < count; ++j) {
+      T *const a = x.pairs + j * kernel_chunk, *const g = x.products + j * kernel_chunk;
+      const T* const f = x.factors + j * kernel_chunk;
+      const index begin = j / tile_rows * tile_rows / wide * wide;
+      std::fill(a + begin, a + j, T(0));
+      if (of_scores()) std::fill(g + begin, g + j, T(0));
+      for (index t = j / width<T> * width<T>; t < lanes; t += width<T>) {
+        packet<T> weight = load<T>(a + t);
+        if (weighed) weight = mul(weight, load<T>(f + t));
+        store<T>(den + t, add(load<T>(den + t), weight));
+        if (of_scores()) store<T>(dot + t, fma(weight, load<T>(g + t), load<T>(dot + t)));
+      }
+    }
+  }
+
+  /// n_i and D_i, and what of n_i the sums and the chunk have.
+  void normalise(const block& at, const sums_type* sums, const T* own_den, const T* own_dot,
+                 const scratch_type& x) const {
+    const auto& s = x.forward;
+    const exponential_scaling<T>* const e = exponential();
+    for (index t = 0; t < kernel_chunk; ++t) {
+      T of_sums = T(1), of_own = T(1), eps = call.eps;
+      if (e) {
+        const T before = sums ? s.q_max[t] : no_log_scale<T>;
+        const T own = at.keys > 0 ? s.own_max[t] + s.running_max[t] : no_log_scale<T>;
+        const T larger = std::max(before, own);
+        x.log_scale[t] = larger;
+        of_sums = before - larger, of_own = own - larger;
+      } else if (call.gated() && at.keys > 0) {
+        of_sums = s.decay[t];
+      }
+      s.state_factor[t] = of_sums, s.own_factor[t] = of_own, s.eps[t] = eps;
+    }
+    if (e) {
+      map_packets(s.state_factor, s.state_factor, kernel_chunk, [](const auto& p) { return exp2_weight<T>(p); });
+      map_packets(s.own_factor, s.own_factor, kernel_chunk, [](const auto& p) { return exp2_weight<T>(p); });
+    }
+    for (index t = 0; t < kernel_chunk; ++t) {
+      const bool real = t >= at.first && t < at.count;
+      const T a = sums ? s.state_factor[t] : T(0), b = at.keys > 0 ? s.own_factor[t] : T(0);
+      T den = T(0), dot = T(0);
+      if (real && sums) den += a * s.den[t], dot += a * x.dot[t];
+      if (real && at.keys > 0) den += b * own_den[t], dot += b * own_dot[t];
+      if (e && real && call.eps > T(0)) s.eps[t] = e->eps_over(call.eps, x.log_scale[t], s.q_shift[t]);
+      set_normal(x, t, den, dot, real, a, b);
+    }
+  }
+
+  void set_normal(const scratch_type& x, index t, T den, T dot, bool real, T a, T b) const {
+    const T whole = den + x.forward.eps[t];
+    T n = !real ? T(0) : !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
+    const T delta = n == T(0) || !call.normalise ? T(0) : dot * n;
+    x.delta[t] = delta, x.minus_delta[t] = -delta;
+    x.of_sums[t] = a * n, x.of_own[t] = b * n;
+    x.normal[t] = x.forward.state_factor[t] * n;
+    if (!exponential()) return;
+    if (n == T(0)) {
+      x.log_scale[t] = -no_log_scale<T>;
+    } else if (!exponential()->is_signed) {  // so that R is of the size of weights
+      int exponent = 0;
+      n = T(1) / std::frexp(whole, &exponent);
+      x.log_scale[t] += static_cast<T>(exponent);
+    }
+    x.normal[t] = n;
+  }
+
+  /// n_i and D_i of a row whose pairs underflowed; of_own is 0.
+  [[gnu::noinline]] void recompute_row(const sums_type* sums, index i, const scratch_type& x) const {
+    const auto& s = x.forward;
+    const index m = call.map->features;
+    const T sums_max = sums ? s.q_max[i] : no_log_scale<T>, largest = weigh_row(i, m, sums_max, s);
+    const T a = sums ? std::exp2(sums_max - largest) : T(0);
+    T den = sums ? a * s.den[i] : T(0), dot = sums ? a * x.dot[i] : T(0);
+    for (index j = 0; j <= i; ++j) {
+      den += s.log_weights[j];
+      if (of_scores()) dot += s.log_weights[j] * x.products[j * kernel_chunk + i];
+    }
+    x.log_scale[i] = largest;
+    s.eps[i] = exponential()->eps_over(call.eps, largest, s.q_shift[i]);
+    set_normal(x, i, den, dot, den != T(0), a, T(0));
+    x.row_normal[i] = den == T(0) || x.normal[i] == T(0) ? T(0) : T(1) / (den + s.eps[i]);
+  }
+
+  /// What the chunk adds to the gradients of such a row and its keys.
+  [[gnu::noinline]] void add_row(const sums_type* sums, index i, const scratch_type& x) const {
+    const auto& s = x.forward;
+    const index m = call.map->features;
+    const T n = x.row_normal[i], largest = weigh_row(i, m, sums ? s.q_max[i] : no_log_scale<T>, s);
+    const index dim_v = call.shape.dim_v;
+    T* const scores = x.gate_keys;  // features with log scales have no gates
+    for (index j = 0; j <= i; ++j) {
+      T product = T(0);
+      for (index d = 0; d < dim_v; ++d) product += x.v_columns[d * kernel_chunk + j] * x.d_columns[d * kernel_chunk + i];
+      scores[j] = n * (product - x.delta[i]);
+      for (index d = 0; d < dim_v && dv; ++d)
+        x.dv[j * s.stride + d] += n * s.log_weights[j] * x.d_columns[d * kernel_chunk + i];
+    }
+    for (index r = 0; r < m && of_scores(); ++r)
+      for (index j = 0; j <= i; ++j) {
+        const T log = s.q_raw[r * kernel_chunk + i] + s.k_raw[r * kernel_chunk + j] + s.k_shift[j] - largest;
+        const T part = scores[j] * std::exp2(std::min(log, T(2)));
+        x.q_d[r * kernel_chunk + i] += part;
+        x.k_d[r * kernel_chunk + j] += part;
+      }
+  }
+
+  /// The factors of the pairs: n_i A_ji, and n_i (G_ji - D_i).
+  void finish_pairs(index count, const scratch_type& x) const {
+    const bool weighed = call.gated() || exponential();
+    const index lanes = round_up(count, width<T>);
+    for (index j = 0; j < count; ++j) {
+      T *const a = x.pairs + j * kernel_chunk, *const g = x.products + j * kernel_chunk;
+      const T* const f = x.factors + j * kernel_chunk;
+      for (index t = j / width<T> * width<T>; t < lanes; t += width<T>) {
+        packet<T> n = load<T>(x.of_own + t);
+        if (weighed) n = mul(n, load<T>(f + t));
+        if (dv) store<T>(a + t, mul(n, load<T>(a + t)));
+        if (of_scores()) store<T>(g + t, mul(n, sub(load<T>(g + t), load<T>(x.delta + t))));
+      }
+      if (of_scores()) std::fill(g + j / width<T> * width<T>, g + j, T(0));  // D_i was taken from them
+      if (dv) std::fill(a + j / width<T> * width<T>, a + j, T(0));           // which may be NaN
+    }
+  }
+
+  /// A block of queries. `sums`: of the keys before, or null. With `keys`, those of the chunk in s.k_own; adds to their
+  /// gradients k_d and dv. `own`, where given, takes the queries, after `decay` times what it has.
+  void attend_block(const block& at, const sums_type* sums, sums_type* own, T decay, const scratch_type& x,
+                    kernel_sums<T>* dw) const {
+    const auto& s = x.forward;
+    const index m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
+    alignas(64) T own_den[kernel_chunk], own_dot[kernel_chunk];
+    bool finite_d = true;
+    load_queries(at, x, finite_d);
+    row_prefetcher<> prefetch = prefetch_queries(at);
+    if (exponential()) scale_queries(*exponential(), sums ? sums->log_scale : nullptr, at.keys > 0, s);
+    if (sums) {
+      read_weights(s.q_phi, sums->weights, m, lanes, s.den);
+      if (of_scores()) {
+        of_sums(*sums, x.d_columns, lanes, x.q_d, prefetch);
+        dot_features(s.q_phi, x.q_d, m, lanes, x.dot);
+      }
+    }
+    if (!of_scores()) std::fill_n(x.dot, kernel_chunk, T(0));
+    if (at.keys > 0) weigh_pairs(at, x, own_den, own_dot);
+    normalise(at, sums, own_den, own_dot, x);
+    bool underflowed = false;
+    if (exponential() && at.keys > 0)
+      for (index t = 0; t < count; ++t) {
+        x.row_normal[t] = T(0);
+        const T den = (sums ? s.state_factor[t] * s.den[t] : T(0)) + s.own_factor[t] * own_den[t];
+        if (t < at.first || !exponential()->underflowed(den)) continue;
+        recompute_row(sums, t, x);
+        underflowed = true;
+      }
+    if (of_gates() && at.keys > 0) add_gate_pairs(sums, at, x);
+    if (of_queries() && sums)
+      each_packet<T>(m, lanes, [&, z = sums->weights, log = logarithms()](index r, index t, index n) {
+        packet<T> d = fma(load<T>(x.minus_delta + t), broadcast<T>(z[r]), load<T>(x.q_d + n));
+        d = mul(d, load<T>(x.of_sums + t));
+        store<T>(x.q_d + n, log ? mul(d, load<T>(s.q_phi + n)) : d);
+      });
+    else if (of_queries())
+      std::fill_n(x.q_d, m * kernel_chunk, T(0));
+    if (at.keys > 0) {
+      finish_pairs(count, x);
+      attend_pairs(at, finite_d, x);
+      for (index t = at.first; underflowed && t < count; ++t)
+        if (x.row_normal[t] != T(0)) add_row(sums, t, x);
+    }
+    if (own) add_queries(at, *own, decay, prefetch, x);
+    if (!of_queries()) return;
+    const auto rows = call.q.head(at.b, at.head).block(at.origin, count, at.first, call.filled_lanes());
+    map.back({rows, at.b * call.heads + at.h, false, at.first, at.origin, exponential() ? s.q_raw : s.q_own, x.q_d},
+             dq ? x.dx : nullptr, dw, s.map);
+    if (dq) dq.head(at.b, at.head).store_columns(x.dx, at.origin, at.first, count);
+  }
+
+  /// What the gradients of gates take of the pairs and queries of a chunk, without gates; see gate_gradients.hpp.
+  void add_gate_pairs(const sums_type* sums, const block& at, const scratch_type& x) const {
+    const index lanes = round_up(at.count, width<T>);
+    for (index j = 0; j < at.count; ++j) {
+      T* const to = x.gate_pairs + j * kernel_chunk;
+      for (index t = j / width<T> * width<T>; t < lanes; t += width<T>) {
+        const index n = j * kernel_chunk + t;
+        const packet<T> weight = mul(load<T>(x.pairs + n), load<T>(x.of_own + t));
+        store<T>(to + t, fma(weight, sub(load<T>(x.products + n), load<T>(x.delta + t)), load<T>(to + t)));
+      }
+      std::fill(to + j / width<T> * width<T>, to + j, T(0));
+    }
+    for (index t = at.first; t < at.count && sums; ++t)
+      x.gate_queries[t] += x.of_own[t] * (x.dot[t] - x.delta[t] * x.forward.den[t]);
+  }
+
+  /// The products over the pairs of the chunk.
+  void attend_pairs(const block& at, bool finite_d, const scratch_type& x) const {
+    const auto& s = x.forward;
+    const index m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
+    if (of_queries())
+      pair_product<pair_side::keys_before>(s.k_own, m, x.products, count, all_finite(s.k_own, m, lanes),
+                                           logarithms() ? s.q_own : nullptr, x.q_d);
+    if (of_keys()) {
+      transpose_pairs(x.products, count, x.turned);
+      pair_product<pair_side::queries_after>(s.q_own, m, x.turned, count, all_finite(s.q_own, m, lanes),
+                                             logarithms() ? s.k_own : nullptr, x.k_d);
+    }
+    if (dv) add_pair_rows(x.pairs, x.d_panels, call.shape.dim_v, count, finite_d, x.dv, s.stride);
+  }
+
+  /// own = decay own + the block of queries.
+  void add_queries(const block& at, sums_type& own, T decay, row_prefetcher<>& prefetch, const scratch_type& x) const {
+    const auto& s = x.forward;
+    const index m = call.map->features, lanes = round_up(at.count, width<T>);
+    const T* from = s.q_own;
+    if (exponential()) {
+      for (index t = 0; t < kernel_chunk; ++t) x.log_scale[t] = -x.log_scale[t];
+      kernel_scratch<T> as_keys = s;
+      as_keys.k_shift = x.log_scale, as_keys.k_phi = x.rho;
+      exponential()->keys_for_sums(s.q_raw, own.log_scale, as_keys);
+      from = x.rho;
+    } else {
+      std::fill_n(s.row_decay, sums_type::lanes(m), decay);
+    }
+    each_packet<T>(m, lanes, [&](index, index t, index n) {
+      store<T>(x.rho + n, mul(load<T>(from + n), load<T>(x.normal + t)));
+    });
+    add_weights<T>(own, x.rho, x.minus_delta, at.count, s.row_decay);
+    add_values(own, x.rho, x.d_panels, at.count, s.row_decay, prefetch);
+  }
+
+  // Keys --------------------------------------------------------------------------------------------------------------
+
+  /// Keys [begin, begin + count): their features for the chunk, with `queries` in it, and their values.
+  void load_chunk(index b, index h, index begin, index count, bool queries, const scratch_type& x) const {
+    const auto& s = x.forward;
+    const auto rows = call.k.head(b, call.kv_head(h)).block(begin, count, 0, call.filled_lanes());
+    const auto values = call.v.head(b, call.kv_head(h));
+    call.map->keys(rows, b * call.heads + h, exponential() ? s.k_raw : s.k_own, s.k_shift, s.map);
+    values.access->pack_columns(values.block(begin, count), call.shape.dim_v, x.v_columns);
+    if (call.gated()) {
+      call.prepare_gates(b, h, begin, count, s);
+      transpose_factors(s.pair_factor, count, x.factors);
+    }
+    if (exponential() && queries) scale_keys(*exponential(), count, s, x.factors);
+  }
+
+  /// The gradients k_d and dv that the queries after the chunk give its keys. `later`: their sums, or null.
+  void from_later(const sums_type* later, index count, row_prefetcher<>& prefetch, const scratch_type& x) const {
+    const auto& s = x.forward;
+    const index m = call.map->features, lanes = round_up(count, width<T>);
+    const bool scores = of_keys() || of_gates();
+    if (!later) {
+      std::fill_n(x.k_d, m * kernel_chunk, T(0));
+      std::fill_n(x.dv, kernel_chunk * s.stride, T(0));
+      std::fill_n(x.gate_keys, kernel_chunk, T(0));
+      return;
+    }
+    const T *psi = s.k_own, *factor = nullptr;
+    if (exponential()) {
+      weigh_keys(*exponential(), later->log_scale, lanes, s, x.psi, x.key_factor);
+      psi = x.psi, factor = x.key_factor;
+    } else if (call.gated()) {
+      factor = s.pair_factor + (count - 1) * kernel_chunk;
+      each_packet<T>(m, lanes, [&](index, index t, index n) {
+        store<T>(x.psi + n, mul(load<T>(s.k_own + n), load<T>(factor + t)));
+      });
+      psi = x.psi;
+    }
+    if (scores) {
+      of_sums(*later, x.v_columns, lanes, x.k_d, prefetch);
+      each_packet<T>(m, lanes, [&, y = later->weights](index r, index, index n) {
+        store<T>(x.k_d + n, add(load<T>(x.k_d + n), broadcast<T>(y[r])));
+      });
+      if (of_gates()) dot_features(s.k_own, x.k_d, m, lanes, x.gate_keys);
+      if (factor)
+        each_packet<T>(m, lanes, [&, log = logarithms()](index, index t, index n) {
+          store<T>(x.k_d + n, mul(load<T>(x.k_d + n), log ? load<T>(psi + n) : load<T>(factor + t)));
+        });
+    }
+    if (dv) rows_of_sums(*later, psi, count, x.dv, s.stride, prefetch);
+  }
+
+  /// From k_d and dv to the gradients of keys and values.
+  void store_chunk(index b, index h, index begin, index count, const stored_gradient_head<T>& to_k,
+                   const stored_gradient_head<T>& to_v, kernel_sums<T>* dw, const scratch_type& x) const {
+    const auto& s = x.forward;
+    if (of_keys()) {
+      const auto rows = call.k.head(b, call.kv_head(h)).block(begin, count, 0, call.filled_lanes());
+      map.back({rows, b * call.heads + h, true, 0, begin, exponential() ? s.k_raw : s.k_own, x.k_d},
+               to_k ? x.dx : nullptr, dw, s.map);
+      if (to_k) to_k.store_columns(x.dx, begin, 0, count);
+    }
+    if (to_v) to_v.store_rows(x.dv, s.stride, begin, count);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
