@@ -41,7 +41,8 @@ struct aft_tensors {
     return {.q = head_of(q, b, h), .k = head_of(k, b, h), .v = head_of(v, b, h),
             .out = {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride},
             .w = head_of(w, 0, shares_biases() ? 0 : h),
-            .length = lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]};
+            .length = lengths.empty() ? length : lengths[static_cast<std::size_t>(b)],
+            .number = n, .bias_head = shares_biases() ? 0 : h};
   }
   bool shares_biases() const { return w.extents[1] == 1; }
   /// Packets of channels per head.
@@ -134,7 +135,7 @@ struct head_bundles {
     for (index n = 0, first = 0; n < all; ++n) {
       g.heads[n] = x.shares_biases() ? x.head(n) : x.head(n % x.batch * x.heads + n / x.batch);
       const aft_head &here = g.heads[n], &start = g.heads[first];
-      const bool joins = n > 0 && n < first + g.most && here.length == start.length && here.w.data == start.w.data;
+      const bool joins = n > 0 && n < first + g.most && here.length == start.length && here.bias_head == start.bias_head;
       if (!joins) first = n, ++g.count;
       g.list[g.count - 1] = {g.heads + first, static_cast<std::size_t>(n - first + 1)};
     }
