@@ -11,10 +11,10 @@
 // the gradient of q is 0.
 //
 // Shapes   q, k, v, the options: as the forward call's; d_out as out. Gradients have the shapes of what they are of.
-// Cost     Two passes over memory: k, v, q and d_out, then all of it again and the gradients (causal: k and v, then all).
-//          Scratch: 4 D numbers for every 128 tokens (causal: 6 D); causal, 4 D numbers for 128 tokens a thread.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input or
-//          one another, before anything is written.
+// Cost     Two passes over memory: k, v, q and d_out, then k, v and the gradients (causal: k and v, then all).
+//          Scratch: 4 D numbers for every 512 tokens (causal: 9 D); causal, up to 131072 numbers a thread.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
+//          or one another, before anything is written.
 #pragma once
 
 #include <attn/aft/aft_simple.hpp>
@@ -41,15 +41,31 @@ struct simple_backward_rows {
   index begin, end;
 };
 
+/// May dq hold numbers of the compute type between the two passes? It then gets d_out sigma'(q) in the first one, and q
+/// and d_out are read once.
+template <class T, class S>
+bool keeps_slopes(const simple_backward_rows<T>& rows) {
+  return std::same_as<T, S> && rows.gate && !rows.accumulate && rows.to.q.data;
+}
+
 /// Adds dy of the rows to the sums of C packets.
 template <class T, class S, int C>
 void add_gated(const simple_backward_rows<T>& rows, index c, packet<T>* total) {
+  const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, false};
+  const bool keep = keeps_slopes<T, S>(rows);
   read_backward<T, S, C>(rows.head, rows.to.d_out, c, [&](const auto& x) {
     packet<T> sum[C];
     unroll<C>([&](auto n) { sum[n] = total[n]; });
     for (index t = rows.begin; t < rows.end; ++t)
       unroll<C>([&](auto n) {
-        sum[n] = rows.gate ? fma(x.d_out(t, n), gate_slopes<T>(x.q(t, n)).value, sum[n]) : add(x.d_out(t, n), sum[n]);
+        const packet<T> d = x.d_out(t, n);
+        if (!rows.gate) {
+          sum[n] = add(d, sum[n]);
+          return;
+        }
+        const gate_slopes<T> factors(x.q(t, n));
+        sum[n] = fma(d, factors.value, sum[n]);
+        if (keep) dq(t, n, mul(d, factors.slope));
       });
     unroll<C>([&](auto n) { total[n] = sum[n]; });
   });
@@ -76,12 +92,20 @@ void simple_backward_shared(const simple_backward_rows<T>& rows, index c, const 
           if (dv) dv(t, n, d);
           if (dk) dk(t, n, if_less(zero<T>(), weight, mul(d, sub(x.v(t, n), mean[n])), d));
         });
-    if (dq)
-      for (index t = rows.begin; t < rows.end; ++t)
-        unroll<C>([&](auto n) {
-          const auto factors = rows.gate ? gate_slopes<T>(x.q(t, n)) : gate_slopes<T>();
-          dq(t, n, rows.gate ? mul(mul(x.d_out(t, n), mean[n]), factors.slope) : zero<T>());
-        });
+    if (!dq) return;
+    const bool kept = keeps_slopes<T, S>(rows);
+    const channel_reader<T, S, false> kept_slopes{
+        {dq.to.data, dq.to.rows, dq.to.cols, dq.to.row_stride, dq.to.col_stride}, c};
+    const bool whole = dq.to.col_stride == 1 && c + C * width<T> <= dq.to.cols;
+    for (index t = rows.begin; t < rows.end; ++t)
+      unroll<C>([&](auto n) {
+        packet<T> slope = zero<T>();
+        if (kept)
+          slope = whole ? load_as<T>(dq.to.row(t) + c + n * width<T>) : kept_slopes(t, n);
+        else if (rows.gate)
+          slope = mul(x.d_out(t, n), gate_slopes<T>(x.q(t, n)).slope);
+        dq(t, n, rows.gate ? mul(slope, mean[n]) : zero<T>());
+      });
   });
 }
 
@@ -136,8 +160,7 @@ void simple_backward_causal(const simple_backward_rows<T>& rows, index c, const 
         later[n].num = mul(later[n].num, factor), later[n].den = mul(later[n].den, factor);
         const packet<T> g = add(own[n].num, later[n].num), h = add(own[n].den, later[n].den);
         if (dv) dv(t, n, if_less(zero<T>(), row.weight, mul(row.weight, g), row.weight));
-        if (dk)
-          dk(t, n, if_less(zero<T>(), row.weight, mul(row.weight, sub(mul(x.v(t, n), g), h)), row.weight));
+        if (dk) dk(t, n, if_less(zero<T>(), row.weight, mul(row.weight, sub(mul(x.v(t, n), g), h)), row.weight));
       });
     if (total) unroll<C>([&](auto n) { total[n] = {own[n].num, own[n].den, sub(zero<T>(), own[n].exponent)}; });
   });
@@ -173,7 +196,7 @@ inline constexpr simple_backward_functions<T> simple_backward_of = {
 
 template <class T>
 struct aft_simple_backward_call {
-  static constexpr index chunk = 128;  // tokens of a task
+  static constexpr index chunk = 512;  // tokens of a task
 
   const aft_backward_tensors<T>& x;
   add_rows_function<T> add_rows;
@@ -208,8 +231,7 @@ struct aft_simple_backward_call {
     }
     for (index n = first + 1; n < end; ++n) {
       keys.merge(first, keys.at(n));
-      for (index p = 0; p < parts; ++p)
-        gated[first * parts + p] = add(gated[first * parts + p], gated[n * parts + p]);
+      for (index p = 0; p < parts; ++p) gated[first * parts + p] = add(gated[first * parts + p], gated[n * parts + p]);
     }
   }
   /// Causal: what lies after chunk n, whose own sums are rows.at(n), is added to what chunk n - 1 gets.
@@ -224,8 +246,8 @@ struct aft_simple_backward_call {
       const auto scratch =
           exec.scratch(worker, [&](arena& memory) { return memory.allocate<causal_row<T>>(chunk * 4); });
       if (totals) rows.clear(task);
-      functions.causal(own, parts, keys.at(task), keys_too ? later.at(task) : nullptr,
-                       totals ? rows.at(task) : nullptr, scratch);
+      functions.causal(own, parts, keys.at(task), keys_too ? later.at(task) : nullptr, totals ? rows.at(task) : nullptr,
+                       scratch);
     } else {
       const index first = task / chunks * chunks;
       functions.shared(own, parts, keys.at(first), gated + first * parts);

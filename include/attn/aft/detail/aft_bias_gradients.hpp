@@ -27,8 +27,8 @@ struct aft_bias_sink {
   }
 };
 
-/// The gradients of all heads of w, one after the other. Where one bundle of heads has all that share a head of w, every
-/// entry is written once; otherwise, and where an entry belongs to many pairs, it is summed first and rounded once.
+/// The gradients of all heads of w, one after the other. Where one bundle of heads has all that share a head of w,
+/// every entry is written once; otherwise, and where an entry belongs to many pairs, it is summed first and rounded once.
 template <class T>
 struct aft_bias_gradients {
   const aft_backward_tensors<T>* x = nullptr;
@@ -63,9 +63,8 @@ struct aft_bias_gradients {
     if (!wanted || (b > 0 && bundles.list[b - 1][0].bias_head == head)) return;
     sink.to = gradient_head_of(x->dw, 0, head);
     if (sink.sums)
-      exec.for_each(sink.to.rows, [&](index row, int) {
-        std::fill_n(sink.sums + row * sink.to.cols, sink.to.cols, T(0));
-      });
+      exec.for_each(sink.to.rows,
+                    [&](index row, int) { std::fill_n(sink.sums + row * sink.to.cols, sink.to.cols, T(0)); });
   }
   void end(const head_bundles<T>& bundles, index b, execution& exec) const {
     const index head = bundles.list[b][0].bias_head;

@@ -1,4 +1,5 @@
-// attn: elements in memory as the backward kernels of the attention-free family see them: aft_elements.hpp for gradients.
+// attn: elements in memory as the backward kernels of the attention-free family see them: aft_elements.hpp for
+// gradients.
 //
 // Rows become ready for a product over rows, keys for one over channels:
 //
@@ -6,8 +7,8 @@
 //   keys   [e^k v | e^k] 2^-K     K the largest exponent of all keys in each channel               pack_keys
 //
 // Where den 2^-(W + K) is below 2^-64 (double: 2^-512), a key the row does see may have underflowed. Such a row and
-// channel, and one that is not finite, is 0 in the product and kept apart, to be added exactly. For all others a key that
-// underflowed has p below 2^-60.
+// channel, and one that is not finite, is 0 in the product and kept apart, to be added exactly. For all others a key
+// that underflowed has p below 2^-60.
 #pragma once
 
 #include <attn/aft/detail/aft_gradients.hpp>
@@ -22,7 +23,7 @@ struct packed_rows_of {
   bool* apart;         // [row]
 };
 
-/// Sums of a block of keys, before they become gradients.
+/// Functions for elements of one type. Those of a head work on one packet of channels from c on.
 template <class T>
 struct aft_gradient_elements {
   /// K of one packet of channels of the first `length` keys.
@@ -59,8 +60,8 @@ packet<T> highest_key(const aft_head& head, index c, index length) {
 
 template <class T, class S>
 void pack_backward_rows(const aft_head& head, const aft_head_gradients& to, bool gate, bool accumulate, index c,
-                        index begin, index count, const key_sums<T>* totals, const T* scales,
-                        const packet<T>& highest, const packed_rows_of<T>& packed) {
+                        index begin, index count, const key_sums<T>* totals, const T* scales, const packet<T>& highest,
+                        const packed_rows_of<T>& packed) {
   const gradient_writer<T, S> dq{typed<S>(to.q), c, accumulate};
   const packet<T> least = broadcast<T>(std::ldexp(T(1), -(float_bits<T>::bias + 1) / 2)), one = broadcast<T>(T(1));
   const packet<T> tiny = broadcast<T>(std::numeric_limits<T>::min());
@@ -119,7 +120,11 @@ void store_run(void* first, index stride, index count, const T* from, bool accum
 
 template <class S, class T = compute_type<S>>
 inline constexpr aft_gradient_elements<T> gradient_elements_of = {
-    highest_key<T, S>, pack_backward_rows<T, S>, pack_backward_keys<T, S>, store_channels<T, S>, store_run<T, S>,
+    highest_key<T, S>,
+    pack_backward_rows<T, S>,
+    pack_backward_keys<T, S>,
+    store_channels<T, S>,
+    store_run<T, S>,
     clear_padding<S>,
     [](const matrix_view<void>& x, index begin, index end) { clear_rows(typed<S>(x), begin, end); }};
 

@@ -1,15 +1,20 @@
-// attn: the one backward kernel of the attention-free family: the gradients of a block of keys and of the biases towards
-// them, from all rows that see them.
+// attn: the one backward kernel of the attention-free family: the gradients of a block of keys and of the biases
+// towards them, from all rows that see them.
 //
 // With g_t = dy_t / den_t and h_t = y_t g_t of every row (aft_gradient_elements.hpp), each channel on its own but in dw:
 //
-//   dv_j  = e^k_j sum_t e^w_tj g_t                        1. weights   e^w 2^-W of a piece of rows          fill_weights
-//   dk_j  = e^k_j (v_j sum_t e^w_tj g_t                   2. sums      [G | H] += weights^T [g | h]         tile_product
-//                      - sum_t e^w_tj h_t)                3. products  [g | h] [e^k v | -e^k]^T     channel_products
-//   dw_tj = e^w_tj sum_c e^k_j (v_j g_t - h_t)            4. dw = weights * products
+//   dv_j  = e^k_j sum_t e^w_tj g_t
+//   dk_j  = e^k_j (v_j sum_t e^w_tj g_t - sum_t e^w_tj h_t)
+//   dw_tj = e^w_tj sum_c e^k_j (v_j g_t - h_t)
+//
+//   1. weights     e^w 2^-W of a piece of rows                  fill_weights
+//   2. sums        [G | H] += weights^T [g | h]                 tile_product
+//   3. products    [g | h] [e^k v | -e^k]^T                     channel_products
+//   4. dw = weights * products
 //
 // 2 and 3 are as large as the product of aft_block.hpp each, and share the weights. Rows that are kept apart are added
-// exactly, key by key. Everything the products take is finite: a row or key that is not takes part only where it is seen.
+// exactly, key by key. Everything the products take is finite: a row or key that is not takes part only where it is
+// seen.
 #pragma once
 
 #include <attn/aft/detail/aft_bias_gradients.hpp>
@@ -19,19 +24,22 @@ namespace attn::inline ATTN_ISA::detail {
 /// The rows of a bundle of heads, ready for the products.
 template <class T>
 struct aft_stored_rows {
-  T* panels = nullptr;            // per packet [capacity][g | h]
-  key_sums<T>* exact = nullptr;   // per packet [capacity]: touched only where a row is apart
-  bool* apart = nullptr;          // per packet [capacity]
-  T* scales = nullptr;            // [capacity]: W
-  packet<T>* highest = nullptr;   // K of all packets of the heads of the call
+  T* panels = nullptr;           // per packet [capacity][g | h]
+  key_sums<T>* exact = nullptr;  // per packet [capacity]: touched only where a row is apart
+  bool* apart = nullptr;         // per packet [capacity]
+  T* scales = nullptr;           // [capacity]: W
+  packet<T>* highest = nullptr;  // K of all packets of the heads of the call
   index capacity = 0, parts = 0;
 
   static aft_stored_rows layout(arena& memory, index heads, index parts, index length, index packets) {
     const index capacity = round_up(length, block_rows) + tile_rows;  // packets fall into different cache sets
     return {.panels = memory.allocate<T>(packets * capacity * panel_width<T>),
             .exact = memory.allocate<key_sums<T>>(packets * capacity),
-            .apart = memory.allocate<bool>(packets * capacity), .scales = memory.allocate<T>(capacity),
-            .highest = memory.allocate<packet<T>>(heads * parts), .capacity = capacity, .parts = parts};
+            .apart = memory.allocate<bool>(packets * capacity),
+            .scales = memory.allocate<T>(capacity),
+            .highest = memory.allocate<packet<T>>(heads * parts),
+            .capacity = capacity,
+            .parts = parts};
   }
 
   packed_rows_of<T> of(index p) const {
@@ -41,8 +49,7 @@ struct aft_stored_rows {
     return highest[heads.data()[p / parts].number * parts + p % parts];
   }
 
-  void find_highest(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements,
-                    execution& exec) const {
+  void find_highest(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements, execution& exec) const {
     exec.for_each(x.batch * x.heads, [&](index n, int) {
       const aft_head head = x.head(n);
       for (index p = 0; p < parts; ++p) highest[n * parts + p] = elements.highest(head, p * width<T>, head.length);
@@ -104,28 +111,32 @@ void channel_products(const T* rows, index packet_stride, const T* panel, index 
 ///   add_gradient(t, begin, count, values) takes the gradient of those
 template <class T>
 struct aft_key_block {
-  static constexpr index row_piece = 192;                 // rows whose weights are computed at a time
-  static constexpr int stride = int(block_rows) + 16;     // rows of a tile fall into different cache sets
-  static constexpr index chunk = 8;                       // packets of channels whose panels stay in the first-level cache
+  static constexpr index row_piece = 192;              // rows whose weights are computed at a time
+  static constexpr int stride = int(block_rows) + 16;  // rows of a tile fall into different cache sets
+  static constexpr index chunk = 8;                    // packets of channels whose panels stay in the first-level cache
   static constexpr index wide = panel_width<T>;
 
-  T* keys = nullptr;                     // per packet [block_rows][e^k v | e^k]
-  T* across = nullptr;                   // per panel of keys [channel, num then -den][wide]
-  T* sums = nullptr;                     // per packet [block_rows][G | H], in the end [dv | dk]
-  T* exact = nullptr;                    // per packet [block_rows][dv | dk] of rows kept apart
-  bool* any_exact = nullptr;             // per packet
+  T* keys = nullptr;                          // per packet [block_rows][e^k v | e^k]
+  T* across = nullptr;                        // per panel of keys [channel, num then -den][wide]
+  T* sums = nullptr;                          // per packet [block_rows][G | H], in the end [dv | dk]
+  T* exact = nullptr;                         // per packet [block_rows][dv | dk] of rows kept apart
+  bool* any_exact = nullptr;                  // per packet
   T *weights = nullptr, *products = nullptr;  // [row_piece][stride]
-  key_sums<T>* split = nullptr;          // [block_rows]
-  T* shared = nullptr;                   // [block_rows][width]: dk of keys that all channels share
+  key_sums<T>* split = nullptr;               // [block_rows]
+  T* shared = nullptr;                        // [block_rows][width]: dk of keys that all channels share
   split_biases<T> biases{};
 
   static aft_key_block layout(arena& memory, index packets, bool biased) {
     const index size = packets * block_rows * wide;
-    return {.keys = memory.allocate<T>(size), .across = memory.allocate<T>(biased ? size : 0),
-            .sums = memory.allocate<T>(size), .exact = memory.allocate<T>(size),
-            .any_exact = memory.allocate<bool>(packets), .weights = memory.allocate<T>(row_piece * stride),
+    return {.keys = memory.allocate<T>(size),
+            .across = memory.allocate<T>(biased ? size : 0),
+            .sums = memory.allocate<T>(size),
+            .exact = memory.allocate<T>(size),
+            .any_exact = memory.allocate<bool>(packets),
+            .weights = memory.allocate<T>(row_piece * stride),
             .products = memory.allocate<T>(biased ? (row_piece + tile_rows) * stride : 0),
-            .split = memory.allocate<key_sums<T>>(block_rows), .shared = memory.allocate<T>(block_rows * width<T>),
+            .split = memory.allocate<key_sums<T>>(block_rows),
+            .shared = memory.allocate<T>(block_rows * width<T>),
             .biases = split_biases<T>::layout(memory, 1)};
   }
 };
@@ -181,7 +192,8 @@ struct aft_key_gradients {
       }
       if (block.any_exact[p]) {
         const T* const exact = block.exact + p * block_rows * wide;
-        for (index j = 0; j < count * wide; j += width<T>) store<T>(sums + j, add(load<T>(sums + j), load<T>(exact + j)));
+        for (index j = 0; j < count * wide; j += width<T>)
+          store<T>(sums + j, add(load<T>(sums + j), load<T>(exact + j)));
       }
       if (outside) add_outside(p, outside[p], sums);
       const auto to = x.gradients(head.number);
@@ -193,8 +205,7 @@ struct aft_key_gradients {
       }
       if (p % rows.parts == 0) std::fill_n(block.shared, block_rows * width<T>, T(0));
       for (index j = 0; j < count; ++j) block.shared[j * width<T>] += sum_lanes(load<T>(sums + j * wide + width<T>));
-      if (p % rows.parts == rows.parts - 1)
-        elements.store(to.k, 0, begin, count, block.shared, width<T>, x.accumulate);
+      if (p % rows.parts == rows.parts - 1) elements.store(to.k, 0, begin, count, block.shared, width<T>, x.accumulate);
     }
   }
 
@@ -266,8 +277,7 @@ struct aft_key_gradients {
         for (index t = 0; t < n; t += tile_rows)
           with_tile_height(n - t, [&](auto M) {
             channel_products<T, M.value>(rows.of(p).panel + (first + t) * wide, packet_stride, panel,
-                                         std::min(block.chunk, packets() - p), block.products + t * stride + j,
-                                         stride);
+                                         std::min(block.chunk, packets() - p), block.products + t * stride + j, stride);
           });
       }
   }

@@ -83,7 +83,8 @@ void check_aft_shapes(const validator& check, aft_tensors<T>& x, const char* out
                  {"value length = query length", length, v[2]}, {"value dim = query dim", dim, v[3]}});
   constexpr const char* axes[] = {"batch", "heads", "length", "dim"};
   for (int n = 0; n < 4; ++n)
-    if (out[n] != x.q.extents[n]) check.equal(text({out_name, " ", axes[n], " = query ", axes[n]}).c_str(), x.q.extents[n], out[n]);
+    if (out[n] != x.q.extents[n])  // no text, which allocates, unless it is needed
+      check.equal(text({out_name, " ", axes[n], " = query ", axes[n]}).c_str(), x.q.extents[n], out[n]);
   check_length_list(check, "lengths", x.lengths, batch, length);
 }
 
@@ -138,7 +139,8 @@ struct head_bundles {
     for (index n = 0, first = 0; n < all; ++n) {
       g.heads[n] = x.shares_biases() ? x.head(n) : x.head(n % x.batch * x.heads + n / x.batch);
       const aft_head &here = g.heads[n], &start = g.heads[first];
-      const bool joins = n > 0 && n < first + g.most && here.length == start.length && here.bias_head == start.bias_head;
+      const bool joins =
+          n > 0 && n < first + g.most && here.length == start.length && here.bias_head == start.bias_head;
       if (!joins) first = n, ++g.count;
       g.list[g.count - 1] = {g.heads + first, static_cast<std::size_t>(n - first + 1)};
     }

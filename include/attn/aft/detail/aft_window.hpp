@@ -26,7 +26,9 @@ struct aft_window_grid {
   bool sees_after() const { return !causal || of_keys; }
   /// Columns [from, to) of a line of `all` columns that block i may have a bias for; before them and after them it has
   /// none. A causal block of rows ends there, one of keys begins there.
-  index from(index i, index all) const { return std::clamp(i * block_rows - (sees_before() ? side : 0), index(0), all); }
+  index from(index i, index all) const {
+    return std::clamp(i * block_rows - (sees_before() ? side : 0), index(0), all);
+  }
   index to(index i, index all) const {
     return std::clamp(sees_after() ? (i + 1) * block_rows + side : i * block_rows, index(0), all);
   }

@@ -1,8 +1,8 @@
 // attn: the gradients of attention-free mixing whose biases are 0 beyond a window.
 //
-// What aft_window.hpp does with keys and rows, with the roles changed: rows beyond the reach of every window of a block of
-// keys see these keys without a bias, and their sums are computed once, as key_sums of g and h. They are safe as those of
-// keys are: such a row sees the key, so e^k <= den.
+// What aft_window.hpp does with keys and rows, with the roles changed: rows beyond the reach of every window of a block
+// of keys see these keys without a bias, and their sums are computed once, as key_sums of g and h. They are as safe as
+// those of keys: such a row sees the key, so e^k <= den.
 #pragma once
 
 #include <attn/aft/detail/aft_key_block.hpp>
@@ -97,7 +97,8 @@ struct aft_window_backward_call {
         for (index n = segment * blocks / segments; n < (segment + 1) * blocks / segments; ++n)
           add_keys_block(bundle, rows, beside, sink, n, forward.bundles.most, exec, worker);
       });
-      for (index n = 0; n < segments * entries; ++n) biases.sink.sums[n % entries] += partial[n];
+      for (index segment = 0; segment < segments; ++segment)
+        for (index n = 0; n < entries; ++n) biases.sink.sums[n] += partial[segment * entries + n];
       biases.end(forward.bundles, b, exec);
     }
     clear_all_padding(x, elements, exec);
@@ -121,8 +122,8 @@ struct aft_window_backward_call {
     const aft_key_gradients<T, window_key_bias<T>> keys{
         block, x, elements, rows, bundle, bias, r * grid.columns + i * block_rows, count, biased};
     keys.start();
-    const aft_window_bias<T> ranges{.w = {}, .elements = *x.elements, .layout = layout,
-                                    .grid = beside.grid, .keys = length, .r = r, .i = i};
+    const aft_window_bias<T> ranges{
+        .w = {}, .elements = *x.elements, .layout = layout, .grid = beside.grid, .keys = length, .r = r, .i = i};
     ranges.ranges([&](index begin, index end) { keys.add_rows(begin, end - begin); });
     keys.finish(outside.data);
   }
