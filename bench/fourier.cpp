@@ -1,6 +1,6 @@
 // Fourier mixing. It has no heads: it is timed on what a model's tokens are before they are split into heads, one
 // matrix [length, heads * dim].
-#include <attn/fourier/fnet.hpp>
+#include <attn/fourier/fnet_backward.hpp>
 
 #include <cmath>
 
@@ -23,6 +23,14 @@ runner prepare_fnet(const problem& p) {
   };
 }
 
+/// Its own adjoint.
+training_runner train_fnet(const problem& p) {
+  return {{}, [channels = p.heads * p.dim](const training_views& x, attn::execution& exec) {
+            const std::array<index, 4> shape = {1, 1, x.q.extent(2), channels};
+            attn::fnet_backward(input(x.d_out.data(), shape), {.x = output(x.dq.data(), shape)}, {}, exec);
+          }};
+}
+
 }  // namespace
 
 family fourier_family() {
@@ -33,7 +41,8 @@ family fourier_family() {
                          .uses = {},
                          .flops = mixing_flops,
                          .prepare = prepare_fnet,
-                         .approximates = false}},
+                         .approximates = false,
+                         .backward = {mixing_flops, train_fnet}}},
           .decoders = {}};
 }
 

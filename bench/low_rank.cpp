@@ -1,10 +1,11 @@
 // Attention by way of fewer keys: projections and landmarks.
-#include <attn/low_rank/linformer.hpp>
-#include <attn/low_rank/long_short.hpp>
-#include <attn/low_rank/nystrom.hpp>
+#include <attn/low_rank/linformer_backward.hpp>
+#include <attn/low_rank/long_short_backward.hpp>
+#include <attn/low_rank/nystrom_backward.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "inputs.hpp"
 #include "table.hpp"
@@ -88,6 +89,83 @@ runner prepare_long_short(const problem& p) {
   };
 }
 
+double five_for_two(double forward, const problem& p) {
+  return forward * static_cast<double>(3 * p.dim + 2 * p.dim_v) / static_cast<double>(p.dim + p.dim_v);
+}
+
+// Memory for the gradient of parameters.
+std::shared_ptr<Eigen::ArrayXf> parameter_memory(std::size_t count) {
+  return std::make_shared<Eigen::ArrayXf>(Eigen::ArrayXf::Zero(static_cast<Eigen::Index>(count)));
+}
+
+// Softmax over `rank` keys, and of both projections the gradients of what is projected and of the projection.
+double linformer_backward_flops(const problem& p) {
+  const double one = linformer_flops(p) / 2;
+  return five_for_two(one, p) + 2 * one;
+}
+
+training_runner train_linformer(const problem& p) {
+  const auto count = static_cast<std::size_t>(p.set.rank * p.length);
+  const float* numbers = normal_numbers(role::parameter, 2 * count);
+  const attn::tensor_view<const float, 3> e(numbers, {1, p.set.rank, p.length}), f(numbers + count, e.extents());
+  const float scale = 1 / std::sqrt(static_cast<float>(p.dim * p.set.rank));
+  const auto memory = parameter_memory(2 * count);
+  const attn::tensor_view<float, 3> de(memory->data(), e.extents()), df(memory->data() + count, e.extents());
+  return {[=](const training_views& x, attn::execution& exec) {
+            attn::linformer(x.q, x.k, x.v, x.out, e, f, {.scale = scale, .lse = x.lse}, exec);
+          },
+          [=](const training_views& x, attn::execution& exec) {
+            (void)memory;  // held by this function
+            attn::linformer_backward(x.q, x.k, x.v, x.out, e, f, x.d_out,
+                                     {.q = x.dq, .k = x.dk, .v = x.dv, .e = de, .f = df},
+                                     {.scale = scale, .lse = x.lse}, exec);
+          }};
+}
+
+// Both softmaxes from inputs alone: queries over landmarks with the five products, landmarks over keys with those and
+// with their values and scores once more; fifteen products of an iteration's four twice forward and back.
+double nystrom_backward_flops(const problem& p) {
+  const auto n = static_cast<double>(p.length), m = static_cast<double>(p.set.landmarks);
+  if (n <= m) return five_for_two(pair_flops(p, n * n), p);
+  const auto iterations = static_cast<double>(attn::nystrom_options<float>{}.iterations);
+  const double inverse = (p.set.exact_inverse ? 21 + 12 : iterations * (4 + 8) * 2) * m * m * m;
+  return 2 * five_for_two(pair_flops(p, n * m), p) + pair_flops(p, n * m) + five_for_two(pair_flops(p, m * m), p) +
+         inverse * static_cast<double>(p.heads);
+}
+
+training_runner train_nystrom(const problem& p) {
+  const auto inverse = p.set.exact_inverse ? attn::pseudo_inverse::exact : attn::pseudo_inverse::per_head;
+  return {{}, [inverse, m = p.set.landmarks](const training_views& x, attn::execution& exec) {
+            attn::nystrom_backward(x.q, x.k, x.v, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv},
+                                   {.landmarks = m, .inverse = inverse}, exec);
+          }};
+}
+
+// Of the compression four products where the forward pass has two: the gradients of what is summed and of its weights.
+double long_short_backward_flops(const problem& p) {
+  const double compression = pair_flops(p, static_cast<double>(p.length) * static_cast<double>(compressed_keys));
+  return 2 * compression + five_for_two(long_short_flops(p) - compression, p);
+}
+
+training_runner train_long_short(const problem& p) {
+  const auto count = static_cast<std::size_t>(p.heads * p.length * compressed_keys);
+  const input logits(normal_numbers(role::parameter, count), {1, p.heads, p.length, compressed_keys});
+  const auto memory = parameter_memory(count);
+  const attn::tensor_view<float> d_logits(memory->data(), logits.extents());
+  const auto options = [w = p.set.window, causal = p.causal](const training_views& x) {
+    return attn::long_short_options<float>{
+        .causal = causal, .left = w, .right = w, .segment = causal ? longest_segment : 0, .lse = x.lse};
+  };
+  return {[=](const training_views& x, attn::execution& exec) {
+            attn::long_short(x.q, x.k, x.v, x.out, logits, options(x), exec);
+          },
+          [=](const training_views& x, attn::execution& exec) {
+            (void)memory;  // held by this function
+            attn::long_short_backward(x.q, x.k, x.v, x.out, logits, x.d_out,
+                                      {.q = x.dq, .k = x.dk, .v = x.dv, .logits = d_logits}, options(x), exec);
+          }};
+}
+
 }  // namespace
 
 family low_rank_family() {
@@ -99,14 +177,16 @@ family low_rank_family() {
                      .uses = {"rank"},
                      .flops = linformer_flops,
                      .prepare = prepare_linformer,
-                     .parameter_bytes = projection_bytes},
+                     .parameter_bytes = projection_bytes,
+                     .backward = {linformer_backward_flops, train_linformer}},
                     {.name = "nystrom",
                      .cost = growth::linear,
                      .has_causal = false,
                      .exact = false,
                      .uses = {"landmarks", "exact-inverse"},
                      .flops = nystrom_flops,
-                     .prepare = prepare_nystrom},
+                     .prepare = prepare_nystrom,
+                     .backward = {nystrom_backward_flops, train_nystrom}},
                     {.name = "long_short",
                      .cost = growth::linear,
                      .has_causal = true,
@@ -114,7 +194,8 @@ family low_rank_family() {
                      .uses = {"window"},
                      .flops = long_short_flops,
                      .prepare = prepare_long_short,
-                     .parameter_bytes = logits_bytes}},
+                     .parameter_bytes = logits_bytes,
+                     .backward = {long_short_backward_flops, train_long_short}}},
       .decoders = {},
   };
 }

@@ -1,11 +1,12 @@
 // Exact softmax by patterns, and by hashing.
-#include <attn/softmax/bigbird.hpp>
-#include <attn/softmax/block.hpp>
-#include <attn/softmax/lsh.hpp>
-#include <attn/softmax/strided.hpp>
+#include <attn/softmax/bigbird_backward.hpp>
+#include <attn/softmax/block_backward.hpp>
+#include <attn/softmax/lsh_backward.hpp>
+#include <attn/softmax/strided_backward.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "table.hpp"
 
@@ -86,6 +87,85 @@ runner prepare_lsh(const problem& p) {
   };
 }
 
+double block_flops(const problem& p) {
+  return pattern_flops(p, attn::block_pattern{.size = p.set.block, .neighbours = 1});
+}
+
+double strided_flops(const problem& p) { return pattern_flops(p, attn::strided_pattern(p.set.stride)); }
+
+double fixed_flops(const problem& p) {
+  return pattern_flops(p, attn::fixed_pattern{.stride = p.set.stride, .summary = 1});
+}
+
+double bigbird_flops(const problem& p) {
+  const auto random = random_table(p);
+  return pattern_flops(p, attn::bigbird_pattern{.size = bigbird_block, .random = random});
+}
+
+/// Five products for every pair where the forward pass has two.
+double five_for_two(double forward, const problem& p) {
+  return forward * static_cast<double>(3 * p.dim + 2 * p.dim_v) / static_cast<double>(p.dim + p.dim_v);
+}
+template <double (*Forward)(const problem&)>
+double backward_flops(const problem& p) {
+  return five_for_two(Forward(p), p);
+}
+
+training_runner train_block(const problem& p) {
+  const auto options = [b = p.set.block, causal = p.causal](const training_views& x) {
+    return attn::block_options<float>{.causal = causal, .size = b, .neighbours = 1, .lse = x.lse};
+  };
+  return {[=](const training_views& x, attn::execution& exec) { attn::block(x.q, x.k, x.v, x.out, options(x), exec); },
+          [=](const training_views& x, attn::execution& exec) {
+            attn::block_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
+          }};
+}
+
+training_runner train_strided(const problem& p, attn::strided_kind kind) {
+  const auto options = [l = p.set.stride, causal = p.causal, kind](const training_views& x) {
+    return attn::strided_options<float>{.causal = causal, .kind = kind, .stride = l, .summary = 1, .lse = x.lse};
+  };
+  return {[=](const training_views& x, attn::execution& exec) {
+            attn::strided(x.q, x.k, x.v, x.out, options(x), exec);
+          },
+          [=](const training_views& x, attn::execution& exec) {
+            attn::strided_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
+          }};
+}
+
+training_runner train_bigbird(const problem& p) {
+  const auto table = std::make_shared<const attn::tensor<index, 3>>(random_table(p));
+  const auto options = [table, causal = p.causal](const training_views& x) {
+    return attn::bigbird_options<float>{.causal = causal, .size = bigbird_block, .random = *table, .lse = x.lse};
+  };
+  return {[=](const training_views& x, attn::execution& exec) {
+            attn::bigbird(x.q, x.k, x.v, x.out, options(x), exec);
+          },
+          [=](const training_views& x, attn::execution& exec) {
+            attn::bigbird_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
+          }};
+}
+
+/// As forward, with the products of five for two; hashes once more.
+double lsh_backward_flops(const problem& p) {
+  const double hashes = 2.0 * static_cast<double>(p.set.rounds * p.heads) * static_cast<double>(p.length) *
+                        static_cast<double>(p.dim * lsh_buckets / 2);
+  return five_for_two(lsh_flops(p) - hashes, p) + hashes;
+}
+
+training_runner train_lsh(const problem& p) {
+  const auto rotations = std::make_shared<const attn::tensor<float>>(
+      attn::draw_rotations<float>(p.set.rounds, p.dim, lsh_buckets, {.seed = 1, .heads = p.heads}));
+  const auto options = [rotations, causal = p.causal, rounds = p.set.rounds](const training_views& x) {
+    return attn::lsh_options<float>{.causal = causal, .rounds = rounds, .buckets = lsh_buckets, .chunk = lsh_chunk,
+                                    .rotations = *rotations, .lse = x.lse};
+  };
+  return {[=](const training_views& x, attn::execution& exec) { attn::lsh(x.q, x.v, x.out, options(x), exec); },
+          [=](const training_views& x, attn::execution& exec) {
+            attn::lsh_backward(x.q, x.v, x.out, x.d_out, {.q = x.dq, .v = x.dv}, options(x), exec);
+          }};
+}
+
 }  // namespace
 
 std::vector<operator_entry> pattern_operators() {
@@ -94,39 +174,35 @@ std::vector<operator_entry> pattern_operators() {
            .has_causal = true,
            .exact = false,
            .uses = {"block"},
-           .flops =
-               [](const problem& p) {
-                 return pattern_flops(p, attn::block_pattern{.size = p.set.block, .neighbours = 1});
-               },
-           .prepare = prepare_block},
+           .flops = block_flops,
+           .prepare = prepare_block,
+           .backward = {backward_flops<block_flops>, train_block}},
           {.name = "strided",
            .cost = growth::quadratic,
            .has_causal = true,
            .exact = false,
            .uses = {"stride"},
-           .flops = [](const problem& p) { return pattern_flops(p, attn::strided_pattern(p.set.stride)); },
-           .prepare = prepare_strided},
+           .flops = strided_flops,
+           .prepare = prepare_strided,
+           .backward = {backward_flops<strided_flops>,
+                        [](const problem& p) { return train_strided(p, attn::strided_kind::strided); }}},
           {.name = "fixed",
            .cost = growth::quadratic,
            .has_causal = true,
            .exact = false,
            .uses = {"stride"},
-           .flops =
-               [](const problem& p) {
-                 return pattern_flops(p, attn::fixed_pattern{.stride = p.set.stride, .summary = 1});
-               },
-           .prepare = prepare_fixed},
+           .flops = fixed_flops,
+           .prepare = prepare_fixed,
+           .backward = {backward_flops<fixed_flops>,
+                        [](const problem& p) { return train_strided(p, attn::strided_kind::fixed); }}},
           {.name = "bigbird",
            .cost = growth::linear,
            .has_causal = true,
            .exact = false,
            .uses = {},
-           .flops =
-               [](const problem& p) {
-                 const auto random = random_table(p);
-                 return pattern_flops(p, attn::bigbird_pattern{.size = bigbird_block, .random = random});
-               },
-           .prepare = prepare_bigbird},
+           .flops = bigbird_flops,
+           .prepare = prepare_bigbird,
+           .backward = {backward_flops<bigbird_flops>, train_bigbird}},
           {.name = "lsh",
            .cost = growth::linear,
            .has_causal = true,
@@ -134,7 +210,8 @@ std::vector<operator_entry> pattern_operators() {
            .uses = {"rounds"},
            .flops = lsh_flops,
            .prepare = prepare_lsh,
-           .approximates = false}};
+           .approximates = false,
+           .backward = {lsh_backward_flops, train_lsh}}};
 }
 
 }  // namespace bench

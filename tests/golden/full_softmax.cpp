@@ -1,5 +1,4 @@
-#include "golden/operators.hpp"
-#include "support/run.hpp"
+#include "golden/gradients.hpp"
 
 namespace testing {
 namespace {
@@ -14,12 +13,11 @@ full_softmax_problem read(const golden_case& golden) {
 }  // namespace
 
 golden_operator golden_full_softmax() {
-  return {"full_softmax",
-          softmax_keys,
-          with(softmax_arrays, {"bias"}),
-          [](const golden_case& golden) { return expected(read(golden)); },
-          [](const golden_case& golden) { return run<double>(read(golden)); },
-          [](const golden_case& golden) { return run<float>(read(golden)); }};
+  return with_gradients({"full_softmax", softmax_keys, with(softmax_arrays, {"bias"}),
+                         [](const golden_case& golden) { return expected(read(golden)); },
+                         [](const golden_case& golden) { return run<double>(read(golden)); },
+                         [](const golden_case& golden) { return run<float>(read(golden)); }},
+                        read);
 }
 
 }  // namespace testing

@@ -31,13 +31,25 @@ std::vector<fs::path> case_folders() {
 
 enum class runner { reference, in_double, in_float };
 
-void check_case(const fs::path& folder, runner by) {
-  const golden_case golden(folder);
+// The entry of a case's operator; none if that is not built.
+const golden_operator* entry_of(const golden_case& golden) {
+  static const auto table = golden_operators();
   const std::string name = golden.text("operator");
-  const auto table = golden_operators();
-  const auto known = std::find_if(table.begin(), table.end(), [&](const auto& entry) { return entry.name == name; });
-  if (known == table.end()) {
-    std::cout << "skipped: " << golden.name() << " (operator " << name << " is not built)\n";
+  for (const golden_operator& entry : table)
+    if (entry.name == name) return &entry;
+  return nullptr;
+}
+
+// float may be off by what single precision makes of the originals' inputs.
+double bound_of(const golden_case& golden, runner by) {
+  const double allowed = golden.number("tolerance");
+  return by == runner::in_float ? std::max(allowed, 2e-5) : allowed;
+}
+
+void check_case(const golden_case& golden, runner by) {
+  const golden_operator* const known = entry_of(golden);
+  if (!known) {
+    std::cout << "skipped: " << golden.name() << " (operator " << golden.text("operator") << " is not built)\n";
     return;
   }
   for (const std::string& thing : golden.unknown(known->keys, known->arrays)) {
@@ -45,9 +57,7 @@ void check_case(const fs::path& folder, runner by) {
     CHECK(false);
   }
   golden.text("source");
-  // float results may be off by what single precision makes of the originals' inputs
-  const double allowed = golden.number("tolerance");
-  const double bound = by == runner::in_float ? std::max(allowed, 2e-5) : allowed;
+  const double bound = bound_of(golden, by);
   const auto& run = by == runner::reference   ? known->by_reference
                     : by == runner::in_double ? known->in_double
                                               : known->in_float;
@@ -56,16 +66,51 @@ void check_case(const fs::path& folder, runner by) {
   if (golden.has_array("lse")) CHECK(relative_error(result.lse, golden.row_array("lse")) <= bound);
 }
 
-void check_all(runner by) {
+// How many gradients of the case were compared.
+int check_gradients(const golden_case& golden, runner by) {
+  const golden_operator* const known = entry_of(golden);
+  const std::set<std::string> names = golden.gradients();
+  if (!known || names.empty()) return 0;
+  const auto& run = by == runner::reference   ? known->gradients_by_reference
+                    : by == runner::in_double ? known->gradients_in_double
+                                              : known->gradients_in_float;
+  if (!run) {
+    std::cout << "skipped: " << golden.name() << " (no backward pass of " << known->name << " is built)\n";
+    return 0;
+  }
+  const auto result = run(golden);
+  for (const std::string& name : names) {
+    INFO("gradient of " << name);
+    REQUIRE(result.count(name) == 1);
+    CHECK(relative_error(result.at(name), golden.array("d" + name)) <= bound_of(golden, by));
+  }
+  return static_cast<int>(names.size());
+}
+
+// The sum of check(case) over all cases.
+template <class Check>
+int check_all(Check check) {
+  int sum = 0;
   for (const fs::path& folder : case_folders()) {
     INFO("case " << folder.string());
     try {
-      check_case(folder, by);
+      sum += check(golden_case(folder));
     } catch (const std::exception& error) {
       INFO(error.what());
       CHECK(false);
     }
   }
+  return sum;
+}
+
+void check_all(runner by) {
+  check_all([by](const golden_case& golden) { return check_case(golden, by), 1; });
+}
+
+void check_all_gradients(runner by) {
+  const int compared = check_all([by](const golden_case& golden) { return check_gradients(golden, by); });
+  std::cout << "gradients compared: " << compared << "\n";
+  CHECK(compared > 0);
 }
 
 }  // namespace
@@ -73,3 +118,11 @@ void check_all(runner by) {
 TEST_CASE("the references reproduce the golden cases", "[reference]") { check_all(runner::reference); }
 TEST_CASE("the library reproduces the golden cases in double", "[double]") { check_all(runner::in_double); }
 TEST_CASE("the library reproduces the golden cases in float", "[float]") { check_all(runner::in_float); }
+
+TEST_CASE("the references reproduce the golden gradients", "[gradients]") { check_all_gradients(runner::reference); }
+TEST_CASE("the library reproduces the golden gradients in double", "[gradients]") {
+  check_all_gradients(runner::in_double);
+}
+TEST_CASE("the library reproduces the golden gradients in float", "[gradients]") {
+  check_all_gradients(runner::in_float);
+}

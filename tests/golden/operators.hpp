@@ -1,6 +1,7 @@
 #pragma once
 // The table of operators the golden test knows. An operator joins with one entry.
 #include <functional>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -11,10 +12,15 @@
 
 namespace testing {
 
+// Gradients by the name of what they are of ("q": array "dq"), from the case's d_out.
+using golden_gradients = std::function<std::map<std::string, tensor<double>>(const golden_case&)>;
+
 struct golden_operator {
   std::string name;
   std::set<std::string> keys, arrays;  // what its cases may hold; anything else fails
   std::function<reference::result(const golden_case&)> by_reference, in_double, in_float;
+  // None: the operator has no backward pass yet.
+  golden_gradients gradients_by_reference{}, gradients_in_double{}, gradients_in_float{};
 };
 
 golden_operator golden_full_softmax();

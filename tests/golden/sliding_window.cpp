@@ -1,5 +1,4 @@
-#include "golden/operators.hpp"
-#include "support/run.hpp"
+#include "golden/gradients.hpp"
 
 namespace testing {
 namespace {
@@ -27,12 +26,12 @@ sliding_window_problem read(const golden_case& golden) {
 }  // namespace
 
 golden_operator golden_sliding_window() {
-  return {"sliding_window",
-          with(softmax_keys, {"left", "right", "dilation", "global_positions"}),
-          with(softmax_arrays, {"q_global", "k_global", "v_global"}),
-          [](const golden_case& golden) { return expected(read(golden)); },
-          [](const golden_case& golden) { return run<double>(read(golden)); },
-          [](const golden_case& golden) { return run<float>(read(golden)); }};
+  return with_gradients({"sliding_window", with(softmax_keys, {"left", "right", "dilation", "global_positions"}),
+                         with(softmax_arrays, {"q_global", "k_global", "v_global"}),
+                         [](const golden_case& golden) { return expected(read(golden)); },
+                         [](const golden_case& golden) { return run<double>(read(golden)); },
+                         [](const golden_case& golden) { return run<float>(read(golden)); }},
+                        read);
 }
 
 }  // namespace testing

@@ -3,26 +3,6 @@
 #include "support/catch.hpp"
 
 namespace testing {
-namespace {
-
-// Every product q·k / √D is ±1e4, or 0 where a key is 0.
-template <class T>
-law_inputs<T> extreme_inputs(const law_shape& s) {
-  law_inputs<T> in = random_inputs<T>(s);
-  const double size = std::sqrt(1e4 / std::sqrt(static_cast<double>(s.dim)));
-  random_source random(77);
-  for (auto* x : {&in.q, &in.k})
-    for (index b = 0; b < x->batch(); ++b)
-      for (index h = 0; h < x->heads(); ++h)
-        for (index i = 0; i < x->length(); ++i) {
-          const double sign = x == &in.k && random.below(5) == 0 ? 0 : random.below(2) ? 1 : -1;
-          for (index d = 0; d < s.dim; ++d) (*x)(b, h, i, d) = static_cast<T>(sign * size);
-        }
-  return in;
-}
-
-}  // namespace
-
 TEMPLATE_LIST_TEST_CASE("law 9: logits of ±1e4 stay finite", "[extremes]", exact_types) {
   for (const auto& op : operators<TestType>())
     for (law_shape shape : law_shapes()) {

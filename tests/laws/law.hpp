@@ -49,6 +49,30 @@ using bound = std::function<void(const law_call<T>&)>;
 template <class T>
 using binder = std::function<bound<T>(const law_shape&)>;
 
+// The same of a backward pass: what the forward call was given and what it wrote, and where gradients go. Those of what
+// the operator does not read (k where queries are keys) are null.
+template <class T>
+struct law_backward_call {
+  in_view<T> q, k, v, out, d_out;
+  attn::tensor_view<T, 3> lse;
+  out_view<T> dq, dk, dv;
+  std::vector<index> lengths;
+  attn::execution* execution;
+  std::vector<index> query_lengths{}, key_lengths{};
+  std::vector<T>* parameters = nullptr;  // if not null, gets the gradients of the operator's parameters
+
+  void set_lengths(auto& options) const {
+    options.lengths = lengths;
+    if constexpr (requires { options.key_lengths; })
+      options.query_lengths = query_lengths, options.key_lengths = key_lengths;
+  }
+  void give(const auto&... gradients) const {
+    if (parameters) (parameters->insert(parameters->end(), gradients.begin(), gradients.end()), ...);
+  }
+};
+template <class T>
+using backward_binder = std::function<std::function<void(const law_backward_call<T>&)>(const law_shape&)>;
+
 // Law 8: an operator that becomes another one at a limit.
 template <class T>
 struct law_limit {
@@ -76,6 +100,9 @@ struct law_operator {
   std::function<bool(const law_shape&, index b, index h, index i, index j)> sees;
   binder<T> stream{};  // law 6: a fresh state; each call feeds the next tokens
   std::vector<law_limit<T>> limits{};
+  backward_binder<T> backward{};  // none: it has no backward pass yet
+  bool reads_values = true;       // has v a gradient?
+  bool queries_mix = false;       // law 10 of gradients: is a row of out made of other queries too?
 };
 
 // The entries, one function for each operator (operators/NAME.cpp).
@@ -189,6 +216,22 @@ law_inputs<T> random_inputs(const law_shape& s, std::uint64_t seed = 1) {
   };
   return {draw(seed, s.batch, s.heads, s.queries, s.dim), draw(seed + 100, s.batch, s.kv_heads, s.keys, s.dim),
           draw(seed + 200, s.batch, s.kv_heads, s.keys, s.value_dim)};
+}
+
+// Every product q·k / √D is ±1e4, or 0 where a key is 0.
+template <class T>
+law_inputs<T> extreme_inputs(const law_shape& s) {
+  law_inputs<T> in = random_inputs<T>(s);
+  const double size = std::sqrt(1e4 / std::sqrt(static_cast<double>(s.dim)));
+  random_source random(77);
+  for (auto* x : {&in.q, &in.k})
+    for (index b = 0; b < x->batch(); ++b)
+      for (index h = 0; h < x->heads(); ++h)
+        for (index i = 0; i < x->length(); ++i) {
+          const double sign = x == &in.k && random.below(5) == 0 ? 0 : random.below(2) ? 1 : -1;
+          for (index d = 0; d < s.dim; ++d) (*x)(b, h, i, d) = static_cast<T>(sign * size);
+        }
+  return in;
 }
 
 template <class T>

@@ -1,82 +1,9 @@
 // Law 3. Layout: any strides give the same result, bit by bit.
-#include "laws/law.hpp"
+#include "laws/layouts.hpp"
 #include "support/catch.hpp"
 
 namespace testing {
 namespace {
-
-using strides = std::array<index, 4>;
-
-struct layout {
-  const char* name;
-  strides (*of)(const strides& extents);
-  bool backwards = false;
-};
-
-// [batch, head, length, dim] extents to strides.
-const layout layouts[] = {
-    {"[batch, length, head, dim]",
-     [](const strides& e) {
-       return strides{e[2] * e[1] * e[3], e[3], e[1] * e[3], 1};
-     }},
-    {"column-major heads",
-     [](const strides& e) {
-       return strides{e[1] * e[2] * e[3], e[2] * e[3], 1, e[2]};
-     }},
-    {"batch fastest",
-     [](const strides& e) {
-       return strides{1, e[0], e[0] * e[1], e[0] * e[1] * e[2]};
-     }},
-    {"gaps between rows",
-     [](const strides& e) {
-       return strides{e[1] * e[2] * (e[3] + 5), e[2] * (e[3] + 5), e[3] + 5, 1};
-     }},
-    {"gaps between numbers",
-     [](const strides& e) {
-       return strides{e[1] * e[2] * e[3] * 3, e[2] * e[3] * 3, e[3] * 3, 3};
-     }},
-    {"backwards",
-     [](const strides& e) {
-       return strides{e[1] * e[2] * e[3], e[2] * e[3], e[3], 1};
-     },
-     true},
-};
-
-// The tensor's numbers laid out anew; what lies between them is NaN.
-template <class T>
-struct laid_out {
-  std::vector<T> memory;
-  attn::tensor_view<T> view;
-
-  laid_out(const tensor<T>& x, const layout& as) {
-    strides steps = as.of(x.extents);
-    index last = 0;
-    for (std::size_t axis = 0; axis < 4; ++axis) last += std::max<index>(x.extents[axis] - 1, 0) * steps[axis];
-    memory.assign(static_cast<std::size_t>(last + 1), std::numeric_limits<T>::quiet_NaN());
-    T* origin = memory.data();
-    if (as.backwards) {
-      origin += last;
-      for (index& step : steps) step = -step;
-    }
-    view = {origin, x.extents, steps};
-    for (index b = 0; b < x.batch(); ++b)
-      for (index h = 0; h < x.heads(); ++h)
-        for (index i = 0; i < x.length(); ++i)
-          for (index d = 0; d < x.dim(); ++d) view(b, h, i, d) = x(b, h, i, d);
-  }
-
-  tensor<T> gathered() const {
-    tensor<T> x(view.extent(0), view.extent(1), view.extent(2), view.extent(3));
-    for (index b = 0; b < x.batch(); ++b)
-      for (index h = 0; h < x.heads(); ++h)
-        for (index i = 0; i < x.length(); ++i)
-          for (index d = 0; d < x.dim(); ++d) x(b, h, i, d) = view(b, h, i, d);
-    return x;
-  }
-  index untouched() const {
-    return static_cast<index>(std::count_if(memory.begin(), memory.end(), [](T x) { return std::isnan(x); }));
-  }
-};
 
 // The layouts of q, k, v, out and lse.
 using layout_of_each = std::array<const layout*, 5>;
@@ -90,10 +17,7 @@ void check_layouts(const law_operator<T>& op, const law_shape& shape, const boun
   laid_out<T> q(in.q, *as[0]), k(in.k, *as[1]), v(in.v, *as[2]), out(fresh.out, *as[3]), lse(fresh.lse, *as[4]);
   const index between = out.untouched();
   attn::tensor_view<T, 3> rows;
-  if (op.lse)
-    rows = {lse.view.data(),
-            {shape.batch, shape.heads, shape.queries},
-            {lse.view.stride(0), lse.view.stride(1), lse.view.stride(2)}};
+  if (op.lse) rows = lse.row_view();
   attn::execution serial;
   law_call<T> laid{q.view, k.view, v.view, out.view, rows, {}, &serial};
   call(laid);

@@ -4,12 +4,22 @@
 
 namespace reference {
 
-struct bigbird_options : softmax_options {
+template <class N>
+struct basic_bigbird_options : basic_softmax_options<N> {
   index size = 64, window_blocks = 3, global_blocks = 1;
   tensor<index> random;  // [1, H|1, blocks, r], -1 for none
 };
+using bigbird_options = basic_bigbird_options<double>;
 
-inline bool sees(const bigbird_options& o, index head, index position, index key, index keys) {
+template <class N>
+void copy_choices(const bigbird_options& from, basic_bigbird_options<N>& to) {
+  copy_choices(static_cast<const softmax_options&>(from), static_cast<basic_softmax_options<N>&>(to));
+  to.size = from.size, to.window_blocks = from.window_blocks, to.global_blocks = from.global_blocks,
+  to.random = from.random;
+}
+
+template <class N>
+bool sees(const basic_bigbird_options<N>& o, index head, index position, index key, index keys) {
   const index query_block = block_of(position, o.size), key_block = block_of(key, o.size);
   const index blocks = keys / o.size + (keys % o.size != 0);
   const auto is_global = [&](index block) {
@@ -23,8 +33,9 @@ inline bool sees(const bigbird_options& o, index head, index position, index key
   return false;
 }
 
-inline result bigbird(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
-                      const bigbird_options& options = {}) {
+template <class N>
+basic_result<N> bigbird(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
+                        const basic_bigbird_options<N>& options = {}) {
   return by_pattern(q, k, v, options);
 }
 

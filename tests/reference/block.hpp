@@ -4,19 +4,29 @@
 
 namespace reference {
 
-struct block_options : softmax_options {
+template <class N>
+struct basic_block_options : basic_softmax_options<N> {
   index size = 128, neighbours = 1;
   tensor<index> permutation;  // [1, H|1, blocks, 1], -1 for none
 };
+using block_options = basic_block_options<double>;
 
-inline bool sees(const block_options& o, index head, index position, index key, index) {
+template <class N>
+void copy_choices(const block_options& from, basic_block_options<N>& to) {
+  copy_choices(static_cast<const softmax_options&>(from), static_cast<basic_softmax_options<N>&>(to));
+  to.size = from.size, to.neighbours = from.neighbours, to.permutation = from.permutation;
+}
+
+template <class N>
+bool sees(const basic_block_options<N>& o, index head, index position, index key, index) {
   const index query_block = block_of(position, o.size), key_block = block_of(key, o.size);
   if (o.permutation.empty()) return std::abs(query_block - key_block) <= o.neighbours;
   return query_block >= 0 && entry(o.permutation, head, query_block, 0) == key_block;
 }
 
-inline result block(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
-                    const block_options& options = {}) {
+template <class N>
+basic_result<N> block(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
+                      const basic_block_options<N>& options = {}) {
   return by_pattern(q, k, v, options);
 }
 

@@ -38,8 +38,9 @@ inline std::vector<std::complex<double>> circle(index n) {
   return all;
 }
 
-inline tensor<double> fnet(const tensor<double>& x, const fnet_options& options = {}) {
-  tensor<double> out(x.batch(), x.heads(), x.length(), x.dim());
+template <class N>
+tensor<N> fnet(const tensor<N>& x, const fnet_options& options = {}) {
+  tensor<N> out(x.batch(), x.heads(), x.length(), x.dim());
   const index dim = x.dim();
   const auto over_dim = circle(dim);
   for (index b = 0; b < x.batch(); ++b) {
@@ -47,7 +48,7 @@ inline tensor<double> fnet(const tensor<double>& x, const fnet_options& options 
     const auto over_length = circle(length);
     for (index h = 0; h < x.heads(); ++h)
       for (index c = 0; c < dim; ++c) {
-        std::vector<double> re(static_cast<std::size_t>(length)), im(re);  // of the transform over dim, at c
+        std::vector<N> re(static_cast<std::size_t>(length)), im(re);  // of the transform over dim, at c
         for (index t = 0; t < length; ++t)
           for (index d = 0; d < dim; ++d) {
             const auto root = over_dim[static_cast<std::size_t>(c * d % dim)];
@@ -55,7 +56,7 @@ inline tensor<double> fnet(const tensor<double>& x, const fnet_options& options 
             im[static_cast<std::size_t>(t)] += x(b, h, t, d) * root.imag();
           }
         for (index l = 0; l < length; ++l) {
-          double sum = 0;
+          N sum = 0;
           for (index t = 0; t < length; ++t) {
             const auto root = over_length[static_cast<std::size_t>(l * t % length)];
             sum += re[static_cast<std::size_t>(t)] * root.real() - im[static_cast<std::size_t>(t)] * root.imag();

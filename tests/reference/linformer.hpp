@@ -4,14 +4,16 @@
 
 namespace reference {
 
-struct linformer_options : softmax_options {
-  tensor<double> e, f;  // [1, H|1, rank, Lk]
+template <class N>
+struct basic_linformer_options : basic_softmax_options<N> {
+  tensor<N> e, f;  // [1, H|1, rank, Lk]
 };
+using linformer_options = basic_linformer_options<double>;
 
 // Row r of item b and query head h: Σ_j e_rj x_j over the first `length` tokens.
-inline tensor<double> projected(const tensor<double>& e, const tensor<double>& x, index b, index h, index heads,
-                                index length) {
-  tensor<double> to(1, 1, e.length(), x.dim());
+template <class N>
+tensor<N> projected(const tensor<N>& e, const tensor<N>& x, index b, index h, index heads, index length) {
+  tensor<N> to(1, 1, e.length(), x.dim());
   for (index r = 0; r < e.length(); ++r)
     for (index d = 0; d < x.dim(); ++d)
       for (index j = 0; j < length; ++j)
@@ -19,27 +21,28 @@ inline tensor<double> projected(const tensor<double>& e, const tensor<double>& x
   return to;
 }
 
-inline result linformer(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
-                        const linformer_options& options) {
-  result into = empty_result(q, v);
+template <class N>
+basic_result<N> linformer(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
+                          const basic_linformer_options<N>& options) {
+  basic_result<N> into = empty_result(q, v);
   for (index b = 0; b < q.batch(); ++b) {
     const index queries = true_length(options.lengths, options.query_lengths, b, q.length());
     const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
     if (keys == 0) continue;
     for (index h = 0; h < q.heads(); ++h) {
-      const tensor<double> few_keys = projected(options.e, k, b, h, q.heads(), keys);
-      const tensor<double> few_values = projected(options.f, v, b, h, q.heads(), keys);
-      result row{tensor<double>(1, 1, 1, v.dim()), tensor<double>(1, 1, 1, 1)};
+      const tensor<N> few_keys = projected(options.e, k, b, h, q.heads(), keys);
+      const tensor<N> few_values = projected(options.f, v, b, h, q.heads(), keys);
+      basic_result<N> row{tensor<N>(1, 1, 1, v.dim()), tensor<N>(1, 1, 1, 1)};
       for (index i = 0; i < queries; ++i) {
-        tensor<double> query(1, 1, 1, q.dim());
+        tensor<N> query(1, 1, 1, q.dim());
         for (index d = 0; d < q.dim(); ++d) query(0, 0, 0, d) = q(b, h, i, d);
-        std::vector<double> scores;
+        std::vector<N> scores;
         std::vector<index> seen;
         for (index r = 0; r < few_keys.length(); ++r) {
           scores.push_back(plain_score(options, query, few_keys, 0, 0, 0, r, 0));
           seen.push_back(r);
         }
-        row.out.data.assign(row.out.data.size(), 0);
+        row.out.data.assign(row.out.data.size(), N(0));
         softmax_row(options, scores, seen, few_values, 0, 0, 0, row);
         for (index d = 0; d < v.dim(); ++d) into.out(b, h, i, d) = row.out(0, 0, 0, d);
         into.lse(b, h, i, 0) = row.lse(0, 0, 0, 0);

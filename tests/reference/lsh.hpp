@@ -8,22 +8,33 @@
 
 namespace reference {
 
-struct lsh_options : softmax_options {
+template <class N>
+struct basic_lsh_options : basic_softmax_options<N> {
   index rounds = 4, buckets = 64, chunk = 64, lookback = 1, lookahead = 0;
   bool wrap = false, scaled = true;
   double norm_eps = 0;
   tensor<double> rotations;  // [H|1, rounds, D, buckets / 2]
 };
+using lsh_options = basic_lsh_options<double>;
 
-// x R for one token and round, then its negative.
-inline std::vector<double> lsh_products(const tensor<double>& q, const lsh_options& o, index b, index h, index i,
-                                        index round) {
+template <class N>
+void copy_choices(const lsh_options& from, basic_lsh_options<N>& to) {
+  copy_choices(static_cast<const softmax_options&>(from), static_cast<basic_softmax_options<N>&>(to));
+  to.rounds = from.rounds, to.buckets = from.buckets, to.chunk = from.chunk;
+  to.lookback = from.lookback, to.lookahead = from.lookahead, to.wrap = from.wrap, to.scaled = from.scaled;
+  to.norm_eps = from.norm_eps, to.rotations = from.rotations;
+}
+
+// x R for one token and round, then its negative: constants, for a choice has no gradient.
+template <class N>
+std::vector<double> lsh_products(const tensor<N>& q, const basic_lsh_options<N>& o, index b, index h, index i,
+                                 index round) {
   const index half = o.buckets / 2;
   std::vector<double> products(static_cast<std::size_t>(o.buckets));
   for (index c = 0; c < half; ++c) {
     double sum = 0;
     for (index d = 0; d < q.dim(); ++d)
-      sum += q(b, h, i, d) * o.rotations(o.rotations.batch() == 1 ? 0 : h, round, d, c);
+      sum += static_cast<double>(q(b, h, i, d)) * o.rotations(o.rotations.batch() == 1 ? 0 : h, round, d, c);
     products[static_cast<std::size_t>(c)] = sum;
     products[static_cast<std::size_t>(half + c)] = -sum;
   }
@@ -45,22 +56,25 @@ inline double lsh_gap(const tensor<double>& q, const lsh_options& o) {
 }
 
 // k = q / sqrt(|q|^2 + D eps)
-inline tensor<double> lsh_keys(const tensor<double>& q, double eps) {
-  tensor<double> k = q;
+template <class N>
+tensor<N> lsh_keys(const tensor<N>& q, double eps) {
+  using std::sqrt;
+  tensor<N> k = q;
   for (index b = 0; b < q.batch(); ++b)
     for (index h = 0; h < q.heads(); ++h)
       for (index i = 0; i < q.length(); ++i) {
-        double squares = 0;
+        N squares = 0;
         for (index d = 0; d < q.dim(); ++d) squares += q(b, h, i, d) * q(b, h, i, d);
-        const double norm = std::sqrt(squares + static_cast<double>(q.dim()) * eps);
-        for (index d = 0; d < q.dim(); ++d) k(b, h, i, d) = norm > 0 ? q(b, h, i, d) / norm : 0;
+        const N norm = sqrt(squares + static_cast<double>(q.dim()) * eps);
+        for (index d = 0; d < q.dim(); ++d) k(b, h, i, d) = norm > 0 ? q(b, h, i, d) / norm : N(0);
       }
   return k;
 }
 
-inline result lsh(const tensor<double>& q, const tensor<double>& v, lsh_options o) {
-  result into = empty_result(q, v);
-  const tensor<double> k = lsh_keys(q, o.norm_eps);
+template <class N>
+basic_result<N> lsh(const tensor<N>& q, const tensor<N>& v, basic_lsh_options<N> o) {
+  basic_result<N> into = empty_result(q, v);
+  const tensor<N> k = lsh_keys(q, o.norm_eps);
   if (!o.scaled) o.scale = 1;
   for (index b = 0; b < q.batch(); ++b)
     for (index h = 0; h < q.heads(); ++h) {
@@ -99,15 +113,15 @@ inline result lsh(const tensor<double>& q, const tensor<double>& v, lsh_options 
       for (index i = 0; i < n; ++i) {
         auto& seen = keys[static_cast<std::size_t>(i)];
         const auto scores_of = [&] {
-          std::vector<double> scores;
+          std::vector<N> scores;
           for (index j : seen) {
             scores.push_back(plain_score(o, q, k, b, h, i, j, i - j));
             if (o.score) scores.back() = o.score(scores.back(), b, h, i, j);
           }
           return scores;
         };
-        std::vector<double> scores = scores_of();
-        if (std::all_of(scores.begin(), scores.end(), [](double s) { return s == -infinity; })) {
+        std::vector<N> scores = scores_of();
+        if (std::all_of(scores.begin(), scores.end(), [](const N& s) { return s == -infinity; })) {
           seen = {i};  // no other key
           scores = scores_of();
         }

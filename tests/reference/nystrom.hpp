@@ -5,6 +5,8 @@
 
 namespace reference {
 
+class variable;
+
 enum class pinv { per_head, whole_batch, exact };
 
 struct nystrom_options : softmax_options {
@@ -16,5 +18,10 @@ struct nystrom_options : softmax_options {
 
 // In nystrom.cpp: Eigen's decomposition takes seconds to compile.
 result nystrom(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v, const nystrom_options&);
+// out alone, of double or variable; `convolution` in place of that of the options. Of variables the exact inverse is
+// computed by elimination: A must not be singular, nor nearly so.
+template <class N>
+tensor<N> nystrom(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const tensor<N>& convolution,
+                  const nystrom_options&);
 
 }  // namespace reference

@@ -5,20 +5,20 @@
 
 namespace reference {
 
-template <class Options>
-result by_pattern(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v, const Options& options) {
-  result into = empty_result(q, v);
+template <class N, class Options>
+basic_result<N> by_pattern(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const Options& options) {
+  basic_result<N> into = empty_result(q, v);
   for (index b = 0; b < q.batch(); ++b) {
     const index queries = true_length(options.lengths, options.query_lengths, b, q.length());
     const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
     for (index h = 0; h < q.heads(); ++h)
       for (index i = 0; i < queries; ++i) {
         const index position = i + keys - queries;
-        std::vector<double> scores;
+        std::vector<N> scores;
         std::vector<index> seen;
         for (index j = 0; j < keys; ++j) {
           if ((options.causal && j > position) || !sees(options, h, position, j, keys)) continue;
-          double score = plain_score(options, q, k, b, h, i, j, position - j);
+          N score = plain_score(options, q, k, b, h, i, j, position - j);
           if (options.score) score = options.score(score, b, h, position, j);
           scores.push_back(score);
           seen.push_back(j);

@@ -1,6 +1,7 @@
 #pragma once
 // What the oracles of the exact operators share. They are written to be read, in double, with plain
-// loops and no code of the library; padding and unseen keys are never read.
+// loops and no code of the library; padding and unseen keys are never read. N is double, or `variable` (variable.hpp)
+// where gradients are wanted.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -18,26 +19,40 @@ using testing::tensor;
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // (score, batch, head, row of q, row of k) -> score
-using score_function = std::function<double(double, index, index, index, index)>;
+template <class N>
+using basic_score_function = std::function<N(N, index, index, index, index)>;
+using score_function = basic_score_function<double>;
 
-struct softmax_options {
+template <class N>
+struct basic_softmax_options {
   std::optional<double> scale;
   bool causal = false;
   std::vector<index> lengths, query_lengths, key_lengths;
   std::optional<double> softcap;
-  std::vector<double> alibi_slopes, sinks;
-  score_function score;
+  std::vector<N> alibi_slopes, sinks;
+  basic_score_function<N> score;
 };
+using softmax_options = basic_softmax_options<double>;
 
-struct result {
-  tensor<double> out;
-  tensor<double> lse;  // [batch, head, length, 1]
+// What the options of two number types share; each reference adds its own.
+template <class N>
+void copy_choices(const softmax_options& from, basic_softmax_options<N>& to) {
+  to.scale = from.scale, to.softcap = from.softcap, to.causal = from.causal;
+  to.lengths = from.lengths, to.query_lengths = from.query_lengths, to.key_lengths = from.key_lengths;
+}
+
+template <class N>
+struct basic_result {
+  tensor<N> out;
+  tensor<N> lse;  // [batch, head, length, 1]
 };
+using result = basic_result<double>;
 
 // Zeros and −infinity: what rows of padding and rows without a key keep.
-inline result empty_result(const tensor<double>& q, const tensor<double>& v) {
-  return {tensor<double>(q.batch(), q.heads(), q.length(), v.dim()),
-          tensor<double>(q.batch(), q.heads(), q.length(), 1, -infinity)};
+template <class N>
+basic_result<N> empty_result(const tensor<N>& q, const tensor<N>& v) {
+  return {tensor<N>(q.batch(), q.heads(), q.length(), v.dim()),
+          tensor<N>(q.batch(), q.heads(), q.length(), 1, -infinity)};
 }
 
 inline index true_length(const std::vector<index>& both, const std::vector<index>& one, index b, index extent) {
@@ -47,38 +62,43 @@ inline index true_length(const std::vector<index>& both, const std::vector<index
 
 // The score of query row i and key row j, which stand `distance` positions apart, but for the bias
 // and the caller's own function.
-inline double plain_score(const softmax_options& options, const tensor<double>& q, const tensor<double>& k, index b,
-                          index h, index i, index j, index distance) {
+template <class N>
+N plain_score(const basic_softmax_options<N>& options, const tensor<N>& q, const tensor<N>& k, index b, index h,
+              index i, index j, index distance) {
+  using std::tanh;
   const index kv_head = h / (q.heads() / k.heads());
-  double dot = 0;
+  N dot = 0;
   for (index d = 0; d < q.dim(); ++d) dot += q(b, h, i, d) * k(b, kv_head, j, d);
-  double score = dot * options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim())));
-  if (options.softcap) score = *options.softcap * std::tanh(score / *options.softcap);
+  N score = dot * options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim())));
+  if (options.softcap) score = *options.softcap * tanh(score / *options.softcap);
   if (!options.alibi_slopes.empty())
     score -= options.alibi_slopes[static_cast<std::size_t>(h)] * static_cast<double>(std::abs(distance));
   return score;
 }
 
 // Row i of the result from the scores of the keys it sees. A score of −infinity hides its key.
-inline void softmax_row(const softmax_options& options, const std::vector<double>& scores,
-                        const std::vector<index>& keys, const tensor<double>& v, index b, index h, index i,
-                        result& into) {
-  double largest = -infinity;
-  for (double score : scores) largest = score > largest || std::isnan(score) ? score : largest;
+template <class N>
+void softmax_row(const basic_softmax_options<N>& options, const std::vector<N>& scores, const std::vector<index>& keys,
+                 const tensor<N>& v, index b, index h, index i, basic_result<N>& into) {
+  using std::exp, std::log;
+  double largest = -infinity;  // what only stabilises is a constant
+  for (const N& x : scores)
+    if (const double score = static_cast<double>(x); score > largest || std::isnan(score)) largest = score;
   if (largest == -infinity) return;
-  if (!options.sinks.empty()) largest = std::max(largest, options.sinks[static_cast<std::size_t>(h)]);
+  if (!options.sinks.empty())
+    largest = std::max(largest, static_cast<double>(options.sinks[static_cast<std::size_t>(h)]));
 
-  double denominator = 0;
-  for (double score : scores) denominator += std::exp(score - largest);
-  if (!options.sinks.empty()) denominator += std::exp(options.sinks[static_cast<std::size_t>(h)] - largest);
+  N denominator = 0;
+  for (const N& score : scores) denominator += exp(score - largest);
+  if (!options.sinks.empty()) denominator += exp(options.sinks[static_cast<std::size_t>(h)] - largest);
 
   const index kv_head = h / (into.out.heads() / v.heads());
   for (std::size_t n = 0; n < keys.size(); ++n) {
     if (scores[n] == -infinity) continue;
-    const double weight = std::exp(scores[n] - largest) / denominator;
+    const N weight = exp(scores[n] - largest) / denominator;
     for (index d = 0; d < v.dim(); ++d) into.out(b, h, i, d) += weight * v(b, kv_head, keys[n], d);
   }
-  into.lse(b, h, i, 0) = largest + std::log(denominator);
+  into.lse(b, h, i, 0) = largest + log(denominator);
 }
 
 }  // namespace reference

@@ -6,8 +6,10 @@
 
 #include <attn/core/execution.hpp>
 #include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/full_softmax_backward.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
 #include <attn/softmax/sliding_window.hpp>
+#include <attn/softmax/sliding_window_backward.hpp>
 #include <attn/softmax/sliding_window_step.hpp>
 
 namespace testing {
@@ -31,10 +33,26 @@ template <class S>
 using out_view = attn::tensor_view<S>;
 template <class S>
 using score_of = std::function<real<S>(real<S>, attn::index, attn::index, attn::index, attn::index)>;
-
-// S is one of all_types. An empty score means none.
 template <class S>
-struct compiled_full_softmax {
+using score_backward_of =
+    std::function<real<S>(real<S>, real<S>, attn::index, attn::index, attn::index, attn::index)>;
+
+// (score, d, batch, head, i, j): d times the derivative of a score function by the score.
+template <class S>
+using score_backward_of = std::function<real<S>(real<S>, real<S>, attn::index, attn::index, attn::index, attn::index)>;
+
+// Backward passes, compiled apart from the forward ones so that the two are compiled at the same time. S is one of
+// all_types. An empty score means none.
+template <class S>
+struct compiled_full_softmax_backward {
+  using gradients = attn::full_softmax_gradients<S>;
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out, const gradients&,
+                       const attn::full_softmax_options<S>&, const score_of<S>&, const score_backward_of<S>&,
+                       attn::execution&);
+};
+
+template <class S>
+struct compiled_full_softmax : compiled_full_softmax_backward<S> {
   using options = attn::full_softmax_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
                    attn::execution&);
@@ -43,7 +61,15 @@ struct compiled_full_softmax {
 };
 
 template <class S>
-struct compiled_sliding_window {
+struct compiled_sliding_window_backward {
+  using gradients = attn::sliding_window_gradients<S>;
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out, const gradients&,
+                       const attn::sliding_window_options<S>&, const score_of<S>&, const score_backward_of<S>&,
+                       attn::execution&);
+};
+
+template <class S>
+struct compiled_sliding_window : compiled_sliding_window_backward<S> {
   using options = attn::sliding_window_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
                    attn::execution&);

@@ -7,6 +7,12 @@ void compiled_fnet<S>::call(in_view<S> x, out_view<S> out, const options& chosen
   attn::fnet(x, out, chosen, execution);
 }
 
+template <class S>
+void compiled_fnet<S>::backward(in_view<S> d_out, const attn::fnet_gradients<S>& gradients, const options& chosen,
+                                attn::execution& execution) {
+  attn::fnet_backward(d_out, gradients, chosen, execution);
+}
+
 template struct compiled_fnet<float>;
 template struct compiled_fnet<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)

@@ -1,8 +1,11 @@
 #pragma once
 // The layers with every argument as a plain view and every callable behind std::function, compiled once for all tests.
 #include <attn/layers/encoder_block.hpp>
+#include <attn/layers/encoder_block_backward.hpp>
 #include <attn/layers/multi_head.hpp>
+#include <attn/layers/multi_head_backward.hpp>
 #include <attn/layers/reversible_block.hpp>
+#include <attn/layers/reversible_block_backward.hpp>
 
 #include "support/call.hpp"
 
@@ -21,9 +24,41 @@ using attention_of = std::function<void(in_view<S>, in_view<S>, in_view<S>, out_
 template <class S>
 using mixer_of = std::function<void(in_sequence<S>, out_sequence<S>, attn::execution&)>;
 
+template <class S>
+using attention_backward_of =
+    std::function<void(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out, out_view<S> dq,
+                       out_view<S> dk, out_view<S> dv, attn::execution&)>;
+template <class S>
+using mixer_backward_of = std::function<void(in_sequence<S> x, in_sequence<S> out, in_sequence<S> d_out,
+                                             out_sequence<S> dx, attn::execution&)>;
+
+// Backward passes, compiled apart from the forward ones. S is one of all_types.
+template <class S>
+struct compiled_layers_backward {
+  using execution = attn::execution;
+  static void project_backward(in_sequence<S> x, const attn::project_weights<S>&, in_sequence<S> d_out,
+                               const attn::project_gradients<S>&, execution&);
+  static void layer_norm_backward(in_sequence<S> x, const attn::layer_norm_weights<S>&, in_sequence<S> d_out,
+                                  const attn::layer_norm_gradients<S>&, const attn::layer_norm_options<S>&, execution&);
+  static void feed_forward_backward(in_sequence<S> x, const attn::feed_forward_weights<S>&, in_sequence<S> d_out,
+                                    const attn::feed_forward_gradients<S>&, attn::activation, execution&);
+  static void multi_head_backward(in_sequence<S> x, const attn::multi_head_weights<S>&, const attention_of<S>&,
+                                  const attention_backward_of<S>&, in_sequence<S> d_out,
+                                  const attn::multi_head_gradients<S>&, const attn::multi_head_options<S>&, execution&);
+  static void encoder_block_backward(in_sequence<S> x, const attn::encoder_block_weights<S>&, const mixer_of<S>&,
+                                     const mixer_backward_of<S>&, in_sequence<S> d_out,
+                                     const attn::encoder_block_gradients<S>&, const attn::encoder_block_options<S>&,
+                                     execution&);
+  static void reversible_block_backward(in_sequence<S> out, out_sequence<S> x, const mixer_of<S>& f,
+                                        const mixer_of<S>& g, const mixer_backward_of<S>& f_backward,
+                                        const mixer_backward_of<S>& g_backward, in_sequence<S> d_out,
+                                        const attn::reversible_block_gradients<S>&,
+                                        const attn::reversible_block_options<S>&, execution&);
+};
+
 // S is one of all_types.
 template <class S>
-struct compiled_layers {
+struct compiled_layers : compiled_layers_backward<S> {
   using execution = attn::execution;
   static void project(in_sequence<S> x, out_sequence<S> out, const attn::project_weights<S>&, execution&);
   static void layer_norm(in_sequence<S> x, out_sequence<S> out, const attn::layer_norm_weights<S>&,

@@ -8,6 +8,13 @@ void compiled_linformer<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_v
   attn::linformer(q, k, v, out, e, f, chosen, execution);
 }
 
+template <class S>
+void compiled_linformer<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, projection_view<S> e,
+                                     projection_view<S> f, in_view<S> d_out, const gradients& wanted,
+                                     const options& chosen, attn::execution& execution) {
+  attn::linformer_backward(q, k, v, out, e, f, d_out, wanted, chosen, execution);
+}
+
 template struct compiled_linformer<float>;
 template struct compiled_linformer<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)

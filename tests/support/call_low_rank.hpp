@@ -1,8 +1,8 @@
 #pragma once
 // The low-rank operators with every argument as a plain view, compiled once for all tests, and problems run through
 // them.
-#include <attn/low_rank/linformer.hpp>
-#include <attn/low_rank/nystrom.hpp>
+#include <attn/low_rank/linformer_backward.hpp>
+#include <attn/low_rank/nystrom_backward.hpp>
 
 #include "reference/linformer.hpp"
 #include "reference/nystrom.hpp"
@@ -16,14 +16,20 @@ using projection_view = attn::tensor_view<const S, 3>;
 template <class S>
 struct compiled_linformer {
   using options = attn::linformer_options<S>;
+  using gradients = attn::linformer_gradients<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, projection_view<S> e,
                    projection_view<S> f, const options&, attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, projection_view<S> e,
+                       projection_view<S> f, in_view<S> d_out, const gradients&, const options&, attn::execution&);
 };
 
 template <class S>
 struct compiled_nystrom {
   using options = attn::nystrom_options<S>;
+  using gradients = attn::nystrom_gradients<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> d_out, const gradients&, const options&,
+                       attn::execution&);
 };
 
 using linformer_problem = problem<reference::linformer_options>;

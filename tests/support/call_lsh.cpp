@@ -11,6 +11,16 @@ void compiled_lsh<S>::call(in_view<S> q, in_view<S> v, out_view<S> out, const op
     attn::lsh(q, v, out, chosen, execution);
 }
 
+template <class S>
+void compiled_lsh<S>::backward(in_view<S> q, in_view<S> v, in_view<S> out, in_view<S> d_out, const gradients& wanted,
+                               const options& chosen, const score_of<S>& score,
+                               const score_backward_of<S>& score_backward, attn::execution& execution) {
+  if (score)
+    attn::lsh_backward(q, v, out, d_out, wanted, chosen, score, score_backward, execution);
+  else
+    attn::lsh_backward(q, v, out, d_out, wanted, chosen, execution);
+}
+
 template struct compiled_lsh<float>;
 template struct compiled_lsh<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)

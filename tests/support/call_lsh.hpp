@@ -1,5 +1,5 @@
 #pragma once
-#include <attn/softmax/lsh.hpp>
+#include <attn/softmax/lsh_backward.hpp>
 
 #include "support/call.hpp"
 
@@ -8,7 +8,10 @@ namespace testing {
 template <class S>
 struct compiled_lsh {
   using options = attn::lsh_options<S>;
+  using gradients = attn::lsh_gradients<S>;
   static void call(in_view<S> q, in_view<S> v, out_view<S> out, const options&, const score_of<S>&, attn::execution&);
+  static void backward(in_view<S> q, in_view<S> v, in_view<S> out, in_view<S> d_out, const gradients&, const options&,
+                       const score_of<S>&, const score_backward_of<S>&, attn::execution&);
 };
 
 }  // namespace testing

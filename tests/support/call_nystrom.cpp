@@ -8,6 +8,12 @@ void compiled_nystrom<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_vie
   attn::nystrom(q, k, v, out, chosen, execution);
 }
 
+template <class S>
+void compiled_nystrom<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> d_out, const gradients& wanted,
+                                   const options& chosen, attn::execution& execution) {
+  attn::nystrom_backward(q, k, v, d_out, wanted, chosen, execution);
+}
+
 template struct compiled_nystrom<float>;
 template struct compiled_nystrom<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)

@@ -13,6 +13,16 @@ void compiled_block<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<
     attn::block(q, k, v, out, chosen, execution);
 }
 
+template <class S>
+void compiled_block<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out,
+                                 const gradients& wanted, const options& chosen, const score_of<S>& score,
+                                 const score_backward_of<S>& score_backward, attn::execution& execution) {
+  if (score)
+    attn::block_backward(q, k, v, out, d_out, wanted, chosen, score, score_backward, execution);
+  else
+    attn::block_backward(q, k, v, out, d_out, wanted, chosen, execution);
+}
+
 template struct compiled_block<float>;
 template struct compiled_block<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
@@ -29,6 +39,16 @@ void compiled_strided<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_vie
     attn::strided(q, k, v, out, chosen, execution);
 }
 
+template <class S>
+void compiled_strided<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out,
+                                   const gradients& wanted, const options& chosen, const score_of<S>& score,
+                                   const score_backward_of<S>& score_backward, attn::execution& execution) {
+  if (score)
+    attn::strided_backward(q, k, v, out, d_out, wanted, chosen, score, score_backward, execution);
+  else
+    attn::strided_backward(q, k, v, out, d_out, wanted, chosen, execution);
+}
+
 template struct compiled_strided<float>;
 template struct compiled_strided<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)
@@ -43,6 +63,16 @@ void compiled_bigbird<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_vie
     attn::bigbird(q, k, v, out, chosen, score, execution);
   else
     attn::bigbird(q, k, v, out, chosen, execution);
+}
+
+template <class S>
+void compiled_bigbird<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out,
+                                   const gradients& wanted, const options& chosen, const score_of<S>& score,
+                                   const score_backward_of<S>& score_backward, attn::execution& execution) {
+  if (score)
+    attn::bigbird_backward(q, k, v, out, d_out, wanted, chosen, score, score_backward, execution);
+  else
+    attn::bigbird_backward(q, k, v, out, d_out, wanted, chosen, execution);
 }
 
 template struct compiled_bigbird<float>;
@@ -64,6 +94,17 @@ void attend(const in_view<S>& q, const in_view<S>& k, const in_view<S>& v, const
     attn::pattern_softmax(q, k, v, out, pattern, chosen, execution);
 }
 
+template <class S, class Pattern>
+void differentiate(const in_view<S>& q, const in_view<S>& k, const in_view<S>& v, const in_view<S>& out,
+                   const Pattern& pattern, const in_view<S>& d_out, const attn::pattern_softmax_gradients<S>& wanted,
+                   const attn::pattern_softmax_options<S>& chosen, const score_of<S>& score,
+                   const score_backward_of<S>& score_backward, attn::execution& execution) {
+  if (score)
+    attn::pattern_softmax_backward(q, k, v, out, pattern, d_out, wanted, chosen, score, score_backward, execution);
+  else
+    attn::pattern_softmax_backward(q, k, v, out, pattern, d_out, wanted, chosen, execution);
+}
+
 }  // namespace
 
 template <class S>
@@ -78,6 +119,22 @@ void compiled_pattern_softmax<S>::call(in_view<S> q, in_view<S> k, in_view<S> v,
                                        const joined_listed_pattern& pattern, const options& chosen,
                                        const score_of<S>& score, attn::execution& execution) {
   attend<S>(q, k, v, out, pattern, chosen, score, execution);
+}
+
+template <class S>
+void compiled_pattern_softmax<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out,
+                                           const listed_pattern& pattern, in_view<S> d_out, const gradients& wanted,
+                                           const options& chosen, const score_of<S>& score,
+                                           const score_backward_of<S>& score_backward, attn::execution& execution) {
+  differentiate<S>(q, k, v, out, pattern, d_out, wanted, chosen, score, score_backward, execution);
+}
+
+template <class S>
+void compiled_pattern_softmax<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out,
+                                           const joined_listed_pattern& pattern, in_view<S> d_out, const gradients& wanted,
+                                           const options& chosen, const score_of<S>& score,
+                                           const score_backward_of<S>& score_backward, attn::execution& execution) {
+  differentiate<S>(q, k, v, out, pattern, d_out, wanted, chosen, score, score_backward, execution);
 }
 
 template struct compiled_pattern_softmax<float>;

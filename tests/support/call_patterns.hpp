@@ -1,9 +1,9 @@
 #pragma once
 // The operators that attend by a pattern, compiled once for all tests (call_block.cpp and so on).
-#include <attn/softmax/bigbird.hpp>
-#include <attn/softmax/block.hpp>
-#include <attn/softmax/pattern_softmax.hpp>
-#include <attn/softmax/strided.hpp>
+#include <attn/softmax/bigbird_backward.hpp>
+#include <attn/softmax/block_backward.hpp>
+#include <attn/softmax/pattern_softmax_backward.hpp>
+#include <attn/softmax/strided_backward.hpp>
 
 #include "support/call.hpp"
 
@@ -43,31 +43,47 @@ using joined_listed_pattern = attn::joined_patterns<listed_pattern, listed_patte
 template <class S>
 struct compiled_pattern_softmax {
   using options = attn::pattern_softmax_options<S>;
+  using gradients = attn::pattern_softmax_gradients<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const listed_pattern&, const options&,
                    const score_of<S>&, attn::execution&);
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const joined_listed_pattern&,
                    const options&, const score_of<S>&, attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, const listed_pattern&,
+                       in_view<S> d_out, const gradients&, const options&, const score_of<S>&,
+                       const score_backward_of<S>&, attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, const joined_listed_pattern&,
+                       in_view<S> d_out, const gradients&, const options&, const score_of<S>&,
+                       const score_backward_of<S>&, attn::execution&);
 };
 
 template <class S>
 struct compiled_block {
   using options = attn::block_options<S>;
+  using gradients = attn::block_gradients<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
                    attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out, const gradients&,
+                       const options&, const score_of<S>&, const score_backward_of<S>&, attn::execution&);
 };
 
 template <class S>
 struct compiled_strided {
   using options = attn::strided_options<S>;
+  using gradients = attn::strided_gradients<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
                    attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out, const gradients&,
+                       const options&, const score_of<S>&, const score_backward_of<S>&, attn::execution&);
 };
 
 template <class S>
 struct compiled_bigbird {
   using options = attn::bigbird_options<S>;
+  using gradients = attn::bigbird_gradients<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
                    attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out, const gradients&,
+                       const options&, const score_of<S>&, const score_backward_of<S>&, attn::execution&);
 };
 
 }  // namespace testing

@@ -64,7 +64,15 @@ class golden_case {
     return has_array(name) ? load(name).values : std::vector<double>{};
   }
 
-  // What the case holds that is in neither list; gradients (d_out, dq, ...) are for later use.
+  // What the case has gradients of: x for each array dx, where there is an array x.
+  std::set<std::string> gradients() const {
+    std::set<std::string> names;
+    for (const auto& [array, path] : arrays_)
+      if (has_array("d" + array)) names.insert(array);
+    return names;
+  }
+
+  // What the case holds that is in neither list, gradients (d_out, dq, ...) aside.
   std::set<std::string> unknown(const std::set<std::string>& keys, const std::set<std::string>& arrays) const {
     std::set<std::string> rest;
     for (const auto& [key, value] : values_)

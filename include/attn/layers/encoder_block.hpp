@@ -37,6 +37,9 @@ struct encoder_block_options {
   attn::activation activation = attn::activation::gelu;
   /// Added to the variances of the norms.
   compute_type<S> eps = compute_type<S>(1e-5);
+  /// Written if given: what the mixer made, [B, L, D]. encoder_block_backward reads it, and calls the mixer once more
+  /// without.
+  tensor_view<S, 3> mixed{};
 };
 
 namespace detail {
@@ -73,7 +76,8 @@ void run_encoder_block(const tensor_view<const S, 3>& x, const tensor_view<S, 3>
   };
   auto workspace = exec.workspace([&](arena& memory) {
     const auto allocated = [&] { return allocate_sequence<S>(memory, x.extent(0), x.extent(1), x.extent(2)); };
-    return pieces{allocated(), options.norm_first ? allocated() : tensor_view<S, 3>(), row_norm<T>(memory, x.extent(2)),
+    return pieces{options.mixed ? options.mixed : allocated(),
+                  options.norm_first ? allocated() : tensor_view<S, 3>(), row_norm<T>(memory, x.extent(2)),
                   row_norm<T>(memory, x.extent(2))};
   });
   auto& [mixed, normed, norm_1, norm_2] = *workspace;
@@ -87,16 +91,34 @@ void run_encoder_block(const tensor_view<const S, 3>& x, const tensor_view<S, 3>
 }
 
 template <class S>
-void check_encoder_block(const layer_validator& check, const encoder_block_weights<S>& w, compute_type<S> eps) {
+void check_encoder_block(const layer_validator& check, const encoder_block_weights<S>& w,
+                         const encoder_block_options<S>& options) {
   const index dim = check.x.extents[2];
+  const tensor_view<S, 3>& mixed = options.mixed;
   check.out_dim(dim);
-  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
+  if (!(options.eps >= 0)) check.fail("eps >= 0", static_cast<double>(options.eps));
   check.optional("gamma of norm_1", w.norm_1.gamma, "feature", dim);
   check.optional("beta of norm_1", w.norm_1.beta, "feature", dim);
   check.optional("gamma of norm_2", w.norm_2.gamma, "feature", dim);
   check.optional("beta of norm_2", w.norm_2.beta, "feature", dim);
   check_feed_forward(check, w.feed_forward);
   check.fits("x", {check.x.extents[0], check.x.extents[1], dim});
+  if (!mixed) return;
+  check.extents({{"mixed batch = x batch", check.x.extents[0], mixed.extent(0)},
+                 {"mixed length = x length", check.x.extents[1], mixed.extent(1)},
+                 {"mixed dim = x dim", dim, mixed.extent(2)}});
+  if (check.backward) return;
+  check.no_alias("out", check.out, "mixed", mixed);
+  check.memory({{"mixed", mixed}},
+               {{"x", check.x},
+                {"gamma of norm_1", w.norm_1.gamma},
+                {"beta of norm_1", w.norm_1.beta},
+                {"gamma of norm_2", w.norm_2.gamma},
+                {"beta of norm_2", w.norm_2.beta},
+                {"up weight", w.feed_forward.up},
+                {"up bias", w.feed_forward.up_bias},
+                {"down weight", w.feed_forward.down},
+                {"down bias", w.feed_forward.down_bias}});
 }
 
 }  // namespace detail
@@ -112,7 +134,7 @@ void encoder_block(const X& x, O&& out, const Weights& weights, Mixer&& mix, Opt
   const auto [from, to] = detail::sequences_of(x, out);
   const auto& w = detail::weights_of<encoder_block_weights<S>>(weights);
   const auto& given = detail::options_or_default<encoder_block_options<S>>(options);
-  detail::check_encoder_block(detail::layer_validator("encoder_block", from, to), w, given.eps);
+  detail::check_encoder_block(detail::layer_validator("encoder_block", from, to), w, given);
   detail::run_encoder_block<S>(from, to, w, given, mix, detail::execution_of(exec, options));
 }
 

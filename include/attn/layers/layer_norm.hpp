@@ -32,23 +32,25 @@ namespace detail {
 /// Gamma and beta as plain numbers.
 template <class T>
 struct row_norm {
-  T *gamma, *beta;
+  T *gamma, *beta;  // zeros fill up the last packet
   index dim;
   T eps = 0;
 
   row_norm(arena& memory, index features)
-      : gamma(memory.allocate<T>(features)), beta(memory.allocate<T>(features)), dim(features) {}
+      : gamma(memory.allocate<T>(round_up(features, width<T>))),
+        beta(memory.allocate<T>(round_up(features, width<T>))),
+        dim(features) {}
 
   template <class S>
   void set(const layer_norm_weights<S>& weights, T epsilon) {
     eps = epsilon;
     row_access_of<T, S>.load_list(weights.gamma, 0, dim, T(1), gamma);
     row_access_of<T, S>.load_list(weights.beta, 0, dim, T(0), beta);
+    for (T* list : {gamma, beta}) std::fill(list + dim, list + round_up(dim, width<T>), T(0));
   }
 
-  /// Normalises one row in place.
-  void apply(T* row) const {
-    if (dim == 0) return;
+  /// Takes the mean from a row that is not empty; returns 1 / sqrt(variance + eps).
+  T centre(T* row) const {
     packet<T> sums = zero<T>();
     const index whole = dim / width<T> * width<T>;
     for (index d = 0; d < whole; d += width<T>) sums = add(sums, load<T>(row + d));
@@ -67,7 +69,13 @@ struct row_norm {
       row[d] -= mean;
       square += row[d] * row[d];
     }
-    const T factor = T(1) / std::sqrt(square / static_cast<T>(dim) + eps);
+    return T(1) / std::sqrt(square / static_cast<T>(dim) + eps);
+  }
+
+  /// Normalises one row in place.
+  void apply(T* row) const {
+    if (dim == 0) return;
+    const T factor = centre(row);
     for (index d = 0; d < dim; ++d) row[d] = row[d] * factor * gamma[d] + beta[d];
   }
 };

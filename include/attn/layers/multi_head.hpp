@@ -43,9 +43,33 @@ struct multi_head_options {
   std::optional<index> kv_heads{};
   /// The sequence y that keys and values are projected from, [B, Lk, m]; x unless given.
   tensor_view<const S, 3> context{};
+  /// Written if given, where there is an output weight: the heads' output, [B, Lq, heads Dv]. multi_head_backward reads
+  /// it, and calls the operator once more without.
+  tensor_view<S, 3> attended{};
 };
 
 namespace detail {
+
+template <class S>
+void check_attended(const layer_validator& check, const tensor_view<const S, 3>& y, const multi_head_weights<S>& w,
+                    const tensor_view<S, 3>& attended, index dim) {
+  check.extents({{"attended batch = x batch", check.x.extents[0], attended.extent(0)},
+                 {"attended length = x length", check.x.extents[1], attended.extent(1)},
+                 {"attended dim", dim, attended.extent(2)}});
+  if (check.backward) return;
+  if (!w.output) check.fail("attended with an output weight: without one it is out", "no output weight");
+  check.memory({{"attended", attended}, {"out", check.out}},
+               {{"x", check.x},
+                {"context", y},
+                {"query weight", w.query},
+                {"query bias", w.query_bias},
+                {"key weight", w.key},
+                {"key bias", w.key_bias},
+                {"value weight", w.value},
+                {"value bias", w.value_bias},
+                {"output weight", w.output},
+                {"output bias", w.output_bias}});
+}
 
 /// Checks a call; y is the context, or x.
 template <class S>
@@ -80,9 +104,26 @@ void check_multi_head(const layer_validator& check, const tensor_view<const S, 3
   else if (w.output_bias)
     check.fail("output bias with an output weight", "no output weight");
   check.out_dim(w.output ? w.output.extent(0) : heads * dim_v);
+  if (options.attended) check_attended(check, y, w, options.attended, heads * dim_v);
   check.fits("context batch * length", {y.extent(0), y.extent(1)});
   check.fits("x batch * length * heads * dims", {x[0], x[1], heads, dim + dim_v});
   check.fits("context batch * length * heads * dims", {y.extent(0), y.extent(1), kv_heads, dim + dim_v});
+}
+
+/// q, k and v; without key weights k is q.
+template <class S>
+void project_heads(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y, const multi_head_weights<S>& w,
+                   const tensor_view<S, 3>& q, const tensor_view<S, 3>& k, const tensor_view<S, 3>& v,
+                   execution& exec) {
+  using T = compute_type<S>;
+  const projection<T> list[] = {{{w.query, w.query_bias}, q}, {{w.value, w.value_bias}, v}, {{w.key, w.key_bias}, k}};
+  const std::span all(list, w.key ? 3 : 2);
+  if (x.data() == y.data() && x.extents() == y.extents() && x.strides() == y.strides()) {
+    run_projections<T>(x, all, exec);
+  } else {
+    run_projections<T>(x, all.first(1), exec);
+    run_projections<T>(y, all.subspan(1), exec);
+  }
 }
 
 template <class S, class Operator>
@@ -100,17 +141,12 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
     };
     const auto q = allocate(x, w.query.extent(0));
     return projected{q, w.key ? allocate(y, w.key.extent(0)) : q, allocate(y, w.value.extent(0)),
-                     w.output ? allocate(x, w.output.extent(1)) : out};
+                     !w.output          ? out
+                     : options.attended ? options.attended
+                                        : allocate(x, w.output.extent(1))};
   });
   const auto& [q, k, v, attended] = *workspace;
-  const projection<T> list[] = {{{w.query, w.query_bias}, q}, {{w.value, w.value_bias}, v}, {{w.key, w.key_bias}, k}};
-  const std::span all(list, w.key ? 3 : 2);
-  if (x.data() == y.data() && x.extents() == y.extents() && x.strides() == y.strides()) {
-    run_projections<T>(x, all, exec);
-  } else {
-    run_projections<T>(x, all.first(1), exec);
-    run_projections<T>(y, all.subspan(1), exec);
-  }
+  project_heads<S>(x, y, w, q, k, v, exec);
   op(tensor_view<const S>(split_heads(q, heads)), tensor_view<const S>(split_heads(k, kv_heads)),
      tensor_view<const S>(split_heads(v, kv_heads)), split_heads(attended, heads), exec);
   if (!w.output) return;

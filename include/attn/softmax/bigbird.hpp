@@ -146,19 +146,31 @@ struct bigbird_options {
   tensor_view<real, 3> lse{};
 };
 
+namespace detail {
+
+/// The pattern the options of a call describe. Throws std::invalid_argument for options that do not fit.
+template <class Call, class Options>
+bigbird_pattern bigbird_pattern_of(const Call& call, const Options& options) {
+  const bigbird_pattern pattern{.size = options.size,
+                                .window_blocks = options.window_blocks,
+                                .global_blocks = options.global_blocks,
+                                .random = options.random};
+  call.check_read("random", pattern.random);
+  check_bigbird(call.check, call.shape, pattern);
+  return pattern;
+}
+
+}  // namespace detail
+
 /// BigBird attention; score as in full_softmax.hpp.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = bigbird_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void bigbird(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
              execution_ref exec = {}) {
-  detail::call_by_pattern<bigbird_options>(
-      "bigbird", q, k, v, out, options, score, exec, [](auto& call, const auto& o) {
-        const bigbird_pattern pattern{
-            .size = o.size, .window_blocks = o.window_blocks, .global_blocks = o.global_blocks, .random = o.random};
-        call.check.memory({{"out", call.out}, {"lse", call.lse}}, {{"random", pattern.random}});
-        detail::check_bigbird(call.check, call.shape, pattern);
-        call.attend_by(detail::patterns_of(pattern));
-      });
+  detail::call_softmax<bigbird_options>("bigbird", q, k, v, out, options, score, exec,
+                                        [](auto& call, const auto& given) {
+                                          detail::attend_by(call, detail::bigbird_pattern_of(call, given));
+                                        });
 }
 
 }  // namespace attn::inline ATTN_ISA

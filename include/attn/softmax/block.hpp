@@ -86,6 +86,16 @@ inline void check_block(const validator& check, const attention_shape& shape, co
         check.fail(text({"permutation entries from -1 to ", blocks - 1}), table(h, a));
 }
 
+/// The pattern the options of a call describe. Throws std::invalid_argument for options that do not fit.
+template <class Call, class Options>
+block_pattern block_pattern_of(const Call& call, const Options& options) {
+  const block_pattern pattern{
+      .size = options.size, .neighbours = options.neighbours, .permutation = options.permutation};
+  call.check_read("permutation", pattern.permutation);
+  check_block(call.check, call.shape, pattern);
+  return pattern;
+}
+
 }  // namespace detail
 
 /// Block attention; score as in full_softmax.hpp.
@@ -93,13 +103,9 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = block_
           class Score = detail::no_score>
 void block(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
            execution_ref exec = {}) {
-  detail::call_by_pattern<block_options>(
-      "block", q, k, v, out, options, score, exec, [](auto& call, const auto& o) {
-        const block_pattern pattern{.size = o.size, .neighbours = o.neighbours, .permutation = o.permutation};
-        call.check.memory({{"out", call.out}, {"lse", call.lse}}, {{"permutation", pattern.permutation}});
-        detail::check_block(call.check, call.shape, pattern);
-        call.attend_by(detail::patterns_of(pattern));
-      });
+  detail::call_softmax<block_options>("block", q, k, v, out, options, score, exec, [](auto& call, const auto& given) {
+    detail::attend_by(call, detail::block_pattern_of(call, given));
+  });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -86,15 +86,12 @@ struct lsh_options {
 
 namespace detail {
 
-/// Throws std::invalid_argument for everything lsh does not accept.
-template <class S>
-attention_shape check_lsh(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& v,
-                          const tensor_view<S>& out, const lsh_options<S>& options) {
-  check.readable("v", v);
-  const tensor_view<const S> k = q.slice(1, 0, v.extent(1));  // the keys are the queries', but not their heads
-  const attention_shape shape = check_attention(check, q, k, v, out);
+/// The checks of what is lsh's own, and what a call takes from it.
+template <class S, class Score>
+void take_lsh_options(softmax_call<S, Score>& call, const lsh_options<S>& options) {
+  const validator& check = call.check;
+  const attention_shape& shape = call.shape;
   check_length_list(check, "lengths", options.lengths, shape.batch, shape.keys);
-  check_softmax_options(check, shape, options, q, k, v, out);
   check.at_least("rounds", 1, options.rounds);
   check_buckets(check, options.buckets);
   check.at_least("chunk", 1, options.chunk);
@@ -106,13 +103,21 @@ attention_shape check_lsh(const validator& check, const tensor_view<const S>& q,
     check.fail("a finite norm_eps >= 0", static_cast<double>(options.norm_eps));
   if (options.scale && !options.scaled) check.fail("either a scale, or scaled = false", "both");
   if (const auto& r = options.rotations; r) {
-    check.memory({{"out", out}, {"lse", options.lse}}, {{"rotations", r}});
+    call.check_read("rotations", r);
     check.broadcasts("rotations heads", shape.heads, r.extent(0));
     check.extents({{"rotations rounds = rounds", options.rounds, r.extent(1)},
                    {"rotations rows = query dim", shape.dim, r.extent(2)},
                    {"rotations columns = buckets / 2 =", options.buckets / 2, r.extent(3)}});
   }
-  return shape;
+  call.lengths = {shape.queries, shape.keys, options.lengths, options.lengths};
+  call.terms.scale = scale_or_default(options.scale, options.scaled ? shape.dim : 1);
+}
+
+/// The keys are the queries', but not their heads: as many as the values'.
+template <class S>
+tensor_view<const S> lsh_keys(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& v) {
+  check.readable("v", v);
+  return q.slice(1, 0, v.extent(1));
 }
 
 }  // namespace detail
@@ -121,20 +126,15 @@ attention_shape check_lsh(const validator& check, const tensor_view<const S>& q,
 template <viewable Q, viewable V, viewable O, class Options = lsh_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  detail::require_one_element_type<const Q&, const Q&, const V&, O>();
   using S = element_of<const Q&>;
-  const auto& given = detail::options_or_default<lsh_options<S>>(options);
-  auto&& function = detail::callable_or_default<detail::no_score>(score);
-  using function_type = std::remove_reference_t<decltype(function)>;
-  detail::require_score<function_type, compute_type<S>>();
-  const tensor_view<const S> queries = as_view(q), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
-  const auto shape = detail::check_lsh(detail::validator("lsh"), queries, values, to, given);
-  detail::lsh_driver<S, lsh_options<S>, function_type>{
-      .q = queries, .v = values, .out = to, .options = given, .shape = shape,
-      .lengths = {shape.queries, shape.keys, given.lengths, given.lengths},
-      .terms = detail::terms_of<compute_type<S>>(given, given.scaled ? shape.dim : 1, &function)}
-      .run(detail::execution_of(exec, options, score));
+  detail::require_one_element_type<const Q&, const Q&, const V&, O>();
+  const tensor_view<const S> queries = as_view(q), values = as_view(v),
+                             keys = detail::lsh_keys(detail::validator("lsh"), queries, values);
+  detail::call_softmax<lsh_options>("lsh", queries, keys, values, out, options, score, exec,
+                                    [](auto& call, const auto& given) {
+                                      detail::take_lsh_options(call, given);
+                                      detail::lsh_driver{call, given}.run();
+                                    });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -51,9 +51,8 @@ void pattern_softmax(const Q& q, const K& k, const V& v, O&& out, const Pattern&
                      Score&& score = {}, execution_ref exec = {}) {
   static_assert(key_pattern<Pattern>,
                 "attn: a pattern has query_sets(shape), queries(shape, set) and keys(shape, set, see): pattern.hpp");
-  detail::call_by_pattern<pattern_softmax_options>(
-      "pattern_softmax", q, k, v, out, options, score, exec,
-      [&](auto& call, const auto&) { call.attend_by(detail::patterns_of(pattern)); });
+  detail::call_softmax<pattern_softmax_options>("pattern_softmax", q, k, v, out, options, score, exec,
+                                                [&](auto& call, const auto&) { detail::attend_by(call, pattern); });
 }
 
 }  // namespace attn::inline ATTN_ISA

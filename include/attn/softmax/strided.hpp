@@ -88,18 +88,30 @@ struct strided_options {
   tensor_view<real, 3> lse{};
 };
 
+namespace detail {
+
+/// body(pattern) for the pattern the options of a call describe. Throws std::invalid_argument for options that do not
+/// fit.
+template <class Options, class Body>
+void with_strided_pattern(const validator& check, const Options& options, const Body& body) {
+  check.at_least("stride", 1, options.stride);
+  if (options.kind == strided_kind::strided) return body(strided_pattern(options.stride));
+  check.at_least("summary", 0, options.summary);
+  if (options.summary > options.stride) check.fail(text({"summary <= stride ", options.stride}), options.summary);
+  body(fixed_pattern{.stride = options.stride, .summary = options.summary});
+}
+
+}  // namespace detail
+
 /// Strided or fixed attention; score as in full_softmax.hpp.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = strided_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void strided(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
              execution_ref exec = {}) {
-  detail::call_by_pattern<strided_options>(
-      "strided", q, k, v, out, options, score, exec, [](auto& call, const auto& o) {
-        call.check.at_least("stride", 1, o.stride);
-        if (o.kind == strided_kind::strided) return call.attend_by(detail::patterns_of(strided_pattern(o.stride)));
-        call.check.at_least("summary", 0, o.summary);
-        if (o.summary > o.stride) call.check.fail(detail::text({"summary <= stride ", o.stride}), o.summary);
-        call.attend_by(detail::patterns_of(fixed_pattern{.stride = o.stride, .summary = o.summary}));
+  detail::call_softmax<strided_options>(
+      "strided", q, k, v, out, options, score, exec, [](auto& call, const auto& given) {
+        detail::with_strided_pattern(call.check, given,
+                                     [&](const auto& pattern) { detail::attend_by(call, pattern); });
       });
 }
 

@@ -16,8 +16,9 @@ T bias_value(index b, index h, index i, index j) {
   return static_cast<T>(mixed % 17) / 8;
 }
 
+// call: of a forward or a backward pass.
 template <class T>
-attn::full_softmax_options<T> options_of(const full_softmax_entry& entry, const law_call<T>& call,
+attn::full_softmax_options<T> options_of(const full_softmax_entry& entry, const auto& call,
                                          const std::vector<T>& slopes, const std::vector<T>& sinks,
                                          const tensor<T>& bias) {
   attn::full_softmax_options<T> options;
@@ -69,6 +70,24 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
       compiled_full_softmax<T>::call(call.q, call.k, call.v, call.out,
                                      options_of(p->entry, call, p->slopes, p->sinks, p->bias), p->score,
                                      *call.execution);
+    };
+  };
+  op.backward = [entry](const law_shape& shape) {
+    auto d_slopes = std::make_shared<std::vector<T>>(entry.alibi ? shape.heads : 0);
+    auto d_sinks = std::make_shared<std::vector<T>>(entry.sinks ? shape.heads : 0);
+    auto d_bias = std::make_shared<tensor<T>>();
+    auto p = std::make_shared<parameters<T>>(entry, shape);
+    if (entry.bias) *d_bias = p->bias;
+    return [=](const law_backward_call<T>& call) {
+      attn::full_softmax_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
+      if (entry.alibi) g.alibi_slopes = *d_slopes;
+      if (entry.sinks) g.sinks = *d_sinks;
+      if (entry.bias) g.bias = view(*d_bias);
+      const auto score_backward = [](T, T d, index, index, index, index) { return d / 2; };
+      compiled_full_softmax<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g,
+                                         options_of(entry, call, p->slopes, p->sinks, p->bias), p->score,
+                                         score_backward, *call.execution);
+      call.give(*d_slopes, *d_sinks, d_bias->data);
     };
   };
   op.sees = [entry](const law_shape& s, index b, index h, index i, index j) {

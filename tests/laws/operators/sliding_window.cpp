@@ -41,13 +41,13 @@ struct parameters {
     }
     for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
     if (!e.own_projections) return;
-    const index first_kv_head = s.heads == s.kv_heads && s.heads == 1 ? s.first_head / 2 : s.first_head;
+    const index first_kv_head = s.first_head / 2;  // two query heads share one
     q_global = own_projection<T>(1, s, s.first_head, s.heads, s.queries, s.dim);
     k_global = own_projection<T>(2, s, first_kv_head, s.kv_heads, s.keys, s.dim);
     v_global = own_projection<T>(3, s, first_kv_head, s.kv_heads, s.keys, s.value_dim);
   }
 
-  attn::sliding_window_options<T> options(const law_call<T>& call) const {
+  attn::sliding_window_options<T> options(const auto& call) const {
     attn::sliding_window_options<T> o;
     o.left = entry.left, o.right = entry.right, o.causal = entry.causal;
     o.dilation = dilation, o.global_positions = entry.globals;
@@ -79,6 +79,30 @@ bound<T> bind_window(const sliding_window_entry& entry, const law_shape& shape) 
 }
 
 template <class T>
+backward_binder<T> window_backward(const sliding_window_entry& entry) {
+  return [entry](const law_shape& shape) {
+    struct memory {
+      parameters<T> given;
+      std::vector<T> sinks;
+      tensor<T> q_global, k_global, v_global;
+    };
+    auto m = std::make_shared<memory>(memory{parameters<T>(entry, shape), {}, {}, {}, {}});
+    m->sinks = m->given.sinks;
+    m->q_global = m->given.q_global, m->k_global = m->given.k_global, m->v_global = m->given.v_global;
+    return [m](const law_backward_call<T>& call) {
+      const sliding_window_entry& e = m->given.entry;
+      attn::sliding_window_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
+      if (e.softcap_and_sinks) g.sinks = m->sinks;
+      if (e.own_projections)
+        g.q_global = view(m->q_global), g.k_global = view(m->k_global), g.v_global = view(m->v_global);
+      compiled_sliding_window<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, m->given.options(call), {},
+                                           {}, *call.execution);
+      call.give(m->sinks, m->q_global.data, m->k_global.data, m->v_global.data);
+    };
+  };
+}
+
+template <class T>
 bound<T> bind_full(bool causal) {
   return [causal](const law_call<T>& call) {
     attn::full_softmax_options<T> options;
@@ -96,12 +120,11 @@ bound<T> stream_window(const sliding_window_entry& entry, const law_shape& shape
     attn::sliding_window_cache<T> cache;
   };
   const parameters<T> p(entry, shape);
-  const auto all = p.options({});
+  const auto all = p.options(law_call<T>{});
   const attn::sliding_window_cache_options window{all.left, all.dilation, all.global_positions};
-  auto shared = std::make_shared<state>(
-      state{p, attn::sliding_window_cache<T>(
-                   {.batch = shape.batch, .heads = shape.kv_heads, .dim = shape.dim, .value_dim = shape.value_dim},
-                   window)});
+  auto shared = std::make_shared<state>(state{
+      p, attn::sliding_window_cache<T>(
+             {.batch = shape.batch, .heads = shape.kv_heads, .dim = shape.dim, .value_dim = shape.value_dim}, window)});
   return [shared](const law_call<T>& call) {
     const auto chosen = shared->p.options(call);
     attn::sliding_window_step_options<T> options;
@@ -118,6 +141,7 @@ law_operator<T> operator_of(const sliding_window_entry& entry) {
   op.averages = !entry.softcap_and_sinks && !entry.own_projections;
   op.cross = !entry.own_projections;  // `sees` speaks of k and v alone
   op.bind = [entry](const law_shape& shape) { return bind_window<T>(entry, shape); };
+  op.backward = window_backward<T>(entry);
   op.sees = [entry](const law_shape& s, index, index h, index i, index j) { return sees(entry, s, h, i, j); };
   if (entry.causal && entry.left != attn::unlimited && !entry.own_projections)
     op.stream = [entry](const law_shape& shape) { return stream_window<T>(entry, shape); };

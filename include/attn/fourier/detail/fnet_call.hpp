@@ -63,9 +63,10 @@ struct even_part {
   }
 };
 
-/// Writes the first `count` lanes to p, `stride` apart.
-template <class T, class S>
-ATTN_INLINE void store_part(S* p, index stride, index count, const packet<T>& x) {
+/// Writes the first `count` lanes to p, `stride` apart, or adds them to what is there.
+template <class T, bool adds, class S>
+ATTN_INLINE void store_part(S* p, index stride, index count, packet<T> x) {
+  if constexpr (adds) x = add(load_part<T>(p, stride, count), x);
   if constexpr (std::same_as<S, T>)
     if (stride == 1 && count >= width<T>) return store<T>(p, x);
   alignas(64) T lanes[width<T>];
@@ -117,7 +118,7 @@ struct channel_transform {
   }
 
   /// Rows of the result, and their mirror images.
-  template <class S>
+  template <bool adds, class S>
   void write(const T* rows, const matrix_view<S>& to) const {
     constexpr int w = width<T>;
     index tokens[2][wide];
@@ -132,14 +133,19 @@ struct channel_transform {
           }
           transpose<T>(square);
           for (index i = part; i < std::min<index>(part + w, count); ++i) {
-            store_part<T>(to.row(tokens[mirrored][i]) + c0 * to.col_stride, to.col_stride, dim() - c0, square[i - part]);
+            S* const at = to.row(tokens[mirrored][i]) + c0 * to.col_stride;
+            if constexpr (adds) {
+              if (!mirrored && tokens[0][i] == tokens[1][i]) continue;  // its own image: written twice, but added once
+              __builtin_prefetch(at + 4 * w * to.col_stride);  // no hardware looks ahead in so many rows at once
+            }
+            store_part<T, adds>(at, to.col_stride, dim() - c0, square[i - part]);
           }
         }
   }
 };
 
-/// One call, after its checks: every slice [b, h] is transformed on its own.
-template <class S>
+/// One call, after its checks: every slice [b, h] is transformed on its own, and written to out or added to it.
+template <class S, bool adds = false>
 struct fnet_call {
   using T = compute_type<S>;
   using slices = wave<T*>;  // a slice's scratch: its channel blocks [block][row][row_width]
@@ -186,7 +192,7 @@ struct fnet_call {
       const channel_transform<T> over{over_channels, over_tokens, block * wide};
       T* const channels = spare(worker);
       over.transform(rows, channels);
-      over.write(channels, slice_of(out, slice));
+      over.template write<adds>(channels, slice_of(out, slice));
     });
   }
 
@@ -228,7 +234,8 @@ struct fnet_call {
               planned = n;
             }
             if (n > 0) transform(over_channels, over_tokens, {exec, first, end - begin, w.scratch + begin}, spare_rows);
-            for (index slice = first; slice < w.first + end; ++slice) clear_rows(slice_of(out, slice), n, x.extent(2));
+            for (index slice = first; slice < w.first + end && !adds; ++slice)
+              clear_rows(slice_of(out, slice), n, x.extent(2));
           }
         });
   }

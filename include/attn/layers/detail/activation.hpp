@@ -66,6 +66,78 @@ ATTN_INLINE packet<T> gelu_tanh(const packet<T>& x) {
   return div(above, add(exp<T>(minus_2u), broadcast<T>(T(1))));
 }
 
+/// Phi(x) + x phi(x), the derivative of gelu. The tail is that of gelu.
+template <class T>
+ATTN_INLINE packet<T> gelu_slope(const packet<T>& x) {
+  using constants = normal_tail_constants<T>;
+  constexpr T phi_at_0 = T(0.3989422804014326779399461);  // 1 / sqrt(2 pi)
+  const packet<T> one = broadcast<T>(T(1)), farthest = broadcast<T>(constants::farthest);
+  const packet<T> above = max(x, broadcast<T>(-constants::farthest));
+  const packet<T> within = if_less(farthest, above, farthest, above);  // NaN stays
+  const packet<T> a = min(abs(within), farthest);
+  const packet<T> square = mul(a, a), rest = fma(a, a, sub(zero<T>(), square)), half = broadcast<T>(T(-0.5));
+  const packet<T> bell = mul(exp<T>(mul(square, half)), fma(rest, half, one));
+  const packet<T> r = div(one, add(a, broadcast<T>(constants::shift)));
+  const packet<T> u = fma(r, broadcast<T>(-constants::span), broadcast<T>(constants::base));
+  const packet<T> tail = mul(mul(bell, polynomial<T>(u, constants::series)), r);
+  return fma(within, mul(bell, broadcast<T>(phi_at_0)), if_less(zero<T>(), x, sub(one, tail), tail));
+}
+
+/// With s = 1 / (1 + e^(-2u)) the derivative of gelu_tanh, s + x s (1 - s) 2u'; both s and 1 - s keep their digits.
+template <class T>
+ATTN_INLINE packet<T> gelu_tanh_slope(const packet<T>& x) {
+  constexpr T two_root = T(1.595769121605730711759785);  // 2 sqrt(2 / pi)
+  const packet<T> one = broadcast<T>(T(1)), farthest = broadcast<T>(T(64));
+  const packet<T> above = max(x, broadcast<T>(T(-64)));
+  const packet<T> within = if_less(farthest, above, farthest, above);  // NaN stays
+  const packet<T> square = mul(within, within), scaled = mul(within, broadcast<T>(two_root));
+  const packet<T> two_u = mul(scaled, fma(square, broadcast<T>(T(0.044715)), one));
+  const packet<T> e = exp<T>(sub(zero<T>(), abs(two_u))), large = div(one, add(one, e)), small = mul(e, large);
+  const packet<T> x_2u_slope = mul(scaled, fma(square, broadcast<T>(T(3 * 0.044715)), one));
+  return fma(x_2u_slope, mul(large, small), if_less(zero<T>(), x, large, small));
+}
+
+/// 0 for what is smaller than a normal number: products with such numbers take many times as long.
+template <class T>
+ATTN_INLINE packet<T> flush_tiny(const packet<T>& x) {
+  return if_less(abs(x), broadcast<T>(std::numeric_limits<T>::min()), zero<T>(), x);
+}
+
+/// x[n] = f(x[n]) and d[n] = d[n] f'(x[n]) for `count` numbers; relu' is 0 at 0.
+template <class T>
+[[gnu::noinline]] void activate_backward(activation f, T* x, T* d, index count) {
+  const auto each = [&](auto&& step) {
+    index n = 0;
+    for (; n + width<T> <= count; n += width<T>) step(x + n, d + n);
+    if (n == count) return;
+    alignas(64) T rest[2][width<T>] = {};
+    std::copy(x + n, x + count, rest[0]);
+    std::copy(d + n, d + count, rest[1]);
+    step(rest[0], rest[1]);
+    std::copy_n(rest[0], count - n, x + n);
+    std::copy_n(rest[1], count - n, d + n);
+  };
+  const auto chain = [&](auto&& value, auto&& slope) {
+    each([&](T* x_at, T* d_at) {
+      const packet<T> p = load<T>(x_at);
+      store<T>(d_at, flush_tiny<T>(mul(load<T>(d_at), slope(p))));
+      store<T>(x_at, flush_tiny<T>(value(p)));
+    });
+  };
+  switch (f) {
+    case activation::relu:
+      return each([](T* x_at, T* d_at) {
+        const packet<T> p = load<T>(x_at);
+        store<T>(d_at, if_less(zero<T>(), p, load<T>(d_at), zero<T>()));
+        store<T>(x_at, max(p, zero<T>()));
+      });
+    case activation::gelu:
+      return chain([](const auto& p) { return gelu<T>(p); }, [](const auto& p) { return gelu_slope<T>(p); });
+    case activation::gelu_tanh:
+      return chain([](const auto& p) { return gelu_tanh<T>(p); }, [](const auto& p) { return gelu_tanh_slope<T>(p); });
+  }
+}
+
 /// x[n] = f(x[n]) for `count` numbers.
 template <class T>
 [[gnu::noinline]] void activate(activation f, T* x, index count) {

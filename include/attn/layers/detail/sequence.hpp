@@ -3,6 +3,7 @@
 
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/check.hpp>
+#include <attn/core/detail/gradients.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -32,9 +33,25 @@ constexpr auto sequences_of(const X& x, Out& out) {
   return std::pair<tensor_view<const S, 3>, tensor_view<S, 3>>(as_sequence(x), as_sequence(out));
 }
 
+/// The views of x and d_out, whose types are checked here.
+template <class X, class D>
+constexpr auto inputs_of(const X& x, const D& d_out) {
+  using S = element_of<const X&>;
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  static_assert(std::same_as<S, element_of<const D&>>, "attn: the sequences of a layer must have one element type");
+  return std::pair<tensor_view<const S, 3>, tensor_view<const S, 3>>(as_sequence(x), as_sequence(d_out));
+}
+
 /// Mixes the tokens of a sequence: mixer(x, out, execution), both [batch, length, dim]. Out never shares x's memory.
 template <class F, class S>
 concept token_mixer = std::invocable<F&, const tensor_view<const S, 3>&, const tensor_view<S, 3>&, execution&>;
+
+/// The gradient of a mixer: mixer_backward(x, out, d_out, dx, execution), all [batch, length, dim], with out what the
+/// mixer made of x, and dx to be written over.
+template <class F, class S>
+concept token_mixer_backward =
+    std::invocable<F&, const tensor_view<const S, 3>&, const tensor_view<const S, 3>&, const tensor_view<const S, 3>&,
+                   const tensor_view<S, 3>&, execution&>;
 
 /// The weights given, which are those of this layer for the element type of x. Where all of them are optional, an
 /// execution may be in their place.
@@ -57,32 +74,44 @@ tensor_view<S, 3> allocate_sequence(arena& memory, index batch, index length, in
 
 // Checks --------------------------------------------------------------------------------------------------------------
 
-/// Checks the sequences and parameters of a call of a layer.
+/// One sequence, or two in the same memory?
+inline bool same_memory(const memory_layout& x, const memory_layout& y) {
+  bool same = x.data == y.data;
+  for (int n = 0; n < 3; ++n)
+    same = same && x.extents[n] == y.extents[n] && (x.extents[n] < 2 || x.strides[n] == y.strides[n]);
+  return same;
+}
+
+/// Checks the sequences and parameters of a call of a layer, or of its backward pass, where d_out is in the place of
+/// out, and what overlaps is checked apart.
 struct layer_validator : validator {
   memory_layout x, out;
+  bool backward = false;
 
   /// Out may be x itself where `in_place`.
   layer_validator(const char* name, const memory_layout& from, const memory_layout& to, bool in_place = true)
       : validator(name), x(from), out(to) {
     readable("x", x);
     writable("out", out);
-    bool same = in_place && x.data == out.data;
-    for (int n = 0; n < 3; ++n)
-      same &= x.extents[n] == out.extents[n] && (x.extents[n] < 2 || x.strides[n] == out.strides[n]);
-    if (!same) no_alias("out", out, "x", x);
+    if (!in_place || !same_memory(out, x)) no_alias("out", out, "x", x);
+  }
+  /// Of a backward pass.
+  layer_validator(const char* name, const memory_layout& from, const backward_views& views, const memory_layout& d_out)
+      : validator(name), x(from), out(d_out), backward(true) {
+    views.check(*this);
   }
 
   /// out is [batch, length, dim] for x [batch, length, ...].
   void out_dim(index dim) const {
-    extents({{"out batch = x batch", x.extents[0], out.extents[0]},
-             {"out length = x length", x.extents[1], out.extents[1]},
-             {"out dim", dim, out.extents[2]}});
+    extents({{backward ? "d_out batch = x batch" : "out batch = x batch", x.extents[0], out.extents[0]},
+             {backward ? "d_out length = x length" : "out length = x length", x.extents[1], out.extents[1]},
+             {backward ? "d_out dim" : "out dim", dim, out.extents[2]}});
     fits("x batch * length", {x.extents[0], x.extents[1]});  // also where the dim is 0
   }
 
   void separate_from_out(const char* what, const memory_layout& view) const {
     readable(what, view);
-    no_alias("out", out, what, view);
+    if (!backward) no_alias("out", out, what, view);
   }
 
   /// A list of parameters, one per `thing`, that may be left out.
@@ -108,6 +137,8 @@ template <class T>
 struct row_access {
   void (*load)(const void* from, index stride, index count, T* to);
   void (*store)(const T* from, index count, void* to, index stride);
+  /// As store, to numbers that are added to.
+  void (*add)(const T* from, index count, void* to, index stride);
   /// Packs up to tile_rows rows, numbers [k0, k0 + depth) of each, as one tile.
   void (*pack_tile)(const void* const* rows, index count, index k0, index depth, index stride, T* tile);
 
@@ -133,6 +164,11 @@ inline constexpr row_access<T> row_access_of = {
     .store =
         [](const T* from, index count, void* to, index stride) {
           write_row(from, matrix_view<S>{static_cast<S*>(to), 1, count, 0, stride}, 0);
+        },
+    .add =
+        [](const T* from, index count, void* to, index stride) {
+          S* const row = static_cast<S*>(to);
+          for (index n = 0; n < count; ++n) row[n * stride] = static_cast<S>(static_cast<T>(row[n * stride]) + from[n]);
         },
     .pack_tile =
         [](const void* const* rows, index count, index k0, index depth, index stride, T* tile) {

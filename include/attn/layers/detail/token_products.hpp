@@ -57,8 +57,17 @@ struct linear_weight {
   template <class S>
   static void pack_as(const linear_weight& w, index begin, index count, index k0, index depth, T* panels) {
     const index stride = w.weight.strides[1];
-    const auto row = [&](index i) { return w.row<S>(begin + i) + k0 * stride; };
-    pack_panels_across<T>(row, count, depth, stride, panels);
+    if (w.weight.strides[0] != 1) {
+      const auto row = [&](index i) { return w.row<S>(begin + i) + k0 * stride; };
+      return pack_panels_across<T>(row, count, depth, stride, panels);
+    }
+    // A transposed weight: what is needed side by side lies side by side.
+    const auto row = [&](index k) { return w.row<S>(begin) + (k0 + k) * stride; };
+    pack_panels<T>(row, 0, depth, count, 1, panels, depth);
+    constexpr index wide = panel_width<T>;
+    const index filled = round_up(count, width<T>);
+    for (index k = 0; filled < round_up(count, wide) && k < depth; ++k)
+      std::fill_n(panels + (filled / wide) * depth * wide + k * wide + filled % wide, width<T>, T(0));
   }
 
   template <class S>
@@ -107,6 +116,7 @@ struct row_buffer {
 
   row_buffer(arena& memory, index rows, index count, index step = 1)
       : stride(round_up(count, step)), data(memory.allocate<T>(rows * stride)) {}
+  row_buffer(T* memory, index numbers) : stride(numbers), data(memory) {}
   T* row(index r) const { return data + r * stride; }
 
   /// Begins whole tiles of sums with the bias.

@@ -9,12 +9,6 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index landmark_step = 16;  // landmarks a task takes
 
-/// Segment a of `length` tokens in `count` segments begins at token floor(a length / count).
-inline index segment_begin(index a, index length, index count) {
-  const index whole = length / count, rest = length % count;
-  return a * whole + a * rest / count;  // a * length might overflow
-}
-
 /// The mean of rows [begin, end) of x: several packets of columns at a time, so that rows are read from end to end.
 template <class T, class S>
 void mean_of_rows(const matrix_view<const S>& x, index begin, index end, T* mean) {

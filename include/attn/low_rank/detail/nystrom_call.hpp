@@ -104,30 +104,35 @@ struct nystrom_call {
     views.clear_padding(b, h, i0, i0 + max_rows, {});
   }
 
-  /// The largest norms of all heads of all items.
-  start_norms<T> common_norms(execution& exec) const {
-    const index pairs = shape().batch * shape().kv_heads;
+  /// The norms of all heads of all items, in shared scratch memory; those of a head that inverts nothing are 0.
+  start_norms<T>* head_norms(execution& exec) const {
+    const index pairs = shape().batch * shape().kv_heads, group = shape().group();
     start_norms<T>* const norms =
-        exec.shared_scratch([&](arena& memory) { return memory.allocate<start_norms<T>>(pairs); });
+        exec.shared_scratch([&](arena& memory) { return memory.allocate<start_norms<T>>(pairs * group); });
     exec.for_each(pairs, [&](index n, int worker) {
       const index b = n / shape().kv_heads, kv = n % shape().kv_heads;
-      norms[n] = {};
+      std::fill_n(norms + n * group, group, start_norms<T>{});
       if (few_tokens(b)) return;
       T *queries = nullptr, *keys = nullptr;
       auto a = exec.scratch(worker, [&](arena& memory) {
-        queries = memory.allocate<T>(shape().group() * m() * shape().dim);
+        queries = memory.allocate<T>(group * m() * shape().dim);
         keys = memory.allocate<T>(m() * shape().dim);
         return landmark_weights<T>::layout(memory, m(), shape().dim);
       });
       average_keys(keys, b, kv, 0, m());
-      for (index member = 0; member < shape().group(); ++member) {
+      for (index member = 0; member < group; ++member) {
         average_queries(queries, b, kv, member, 0, m());
         a.compute(queries + member * m() * shape().dim, keys, terms);
-        norms[n].raise(a.norms());
+        norms[n * group + member] = a.norms();
       }
     });
+    return norms;
+  }
+  /// The largest of them.
+  start_norms<T> common_norms(execution& exec) const {
+    const start_norms<T>* const norms = head_norms(exec);
     start_norms<T> all;
-    for (index n = 0; n < pairs; ++n) all.raise(norms[n]);
+    for (index n = 0; n < shape().batch * shape().heads; ++n) all.raise(norms[n]);
     return all;
   }
 

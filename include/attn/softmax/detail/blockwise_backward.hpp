@@ -82,7 +82,7 @@ template <class T>
 struct backward_keys {
   packed_keys<T> keys;    // as columns for S, as rows (in place of values) for dQ
   packed_keys<T> values;  // as columns for d_out V^T
-  T *d_keys = nullptr, *d_values = nullptr;  // [slots][round_up(dim, panel_width)]
+  T *d_keys = nullptr, *d_values = nullptr;  // [slots][round_up(dim, panel_width)]; null: not wanted
 
   static index stride(index dim) { return round_up(dim, panel_width<T>); }
 
@@ -98,11 +98,24 @@ struct backward_keys {
   /// Fills slots [begin, end) and clears their gradients; begin is a multiple of the panel width.
   template <class S>
   void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
+    fill(k, v, begin, end);
+    clear(begin, end);
+  }
+  template <class S>
+  void fill(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
     keys.pack(k, k, begin, end);
     values.pack_keys([&](index slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
+  }
+  void clear(index begin, index end) const {
     const index padded = round_up(end, panel_width<T>) - begin;
     if (d_keys) std::fill_n(d_keys + begin * stride(keys.dim), padded * stride(keys.dim), T(0));
     if (d_values) std::fill_n(d_values + begin * stride(values.dim), padded * stride(values.dim), T(0));
+  }
+
+  /// The slots from `slot` on, a multiple of the panel width, with a map of their own. Their sums are the caller's to
+  /// name.
+  backward_keys from(index slot, const index_map& map) const {
+    return {.keys = keys.from(slot, map), .values = values.from(slot, map)};
   }
 
   /// Slots [begin, end) become the rows of these numbers of the gradients of k, times `scale`, and v, which may each be
@@ -133,12 +146,14 @@ struct backward_scratch {
   }
 };
 
-/// Step 5 for M keys: sums[m] += sum over rows r < depth of weights[r][m] times row r of the panels.
+/// Step 5 for `keys` <= M keys: sums[m] += sum over rows r < depth of weights[r][m] times row r of the panels.
 template <class T, int M>
-void transposed_output(const T* weights, const T* panels, index depth, index cols, T* sums, index stride) {
+void transposed_output(const T* weights, const T* panels, index depth, index keys, index cols, T* sums, index stride) {
   for (index col = 0; col < cols; col += panel_width<T>) {
     const T* const panel = panels + col * max_rows;
     const auto update = [&](auto m, auto half, const auto& x) {
+      // Whole vectors of keys are whole steps of tiles, but where a vector is shorter than a step.
+      if (width<T> % tile_step != 0 && m >= keys) return;
       T* const to = sums + m * stride + col + half * width<T>;
       store<T>(to, add(load<T>(to), x));
     };
@@ -255,8 +270,8 @@ void backward_block(const backward_rows<T>& rows, index count, const key_range* 
              *const d_keys = k.d_keys ? k.d_keys + j * stride_k : nullptr;
     if (*rows.finite) [[likely]] {
       with_tile_height(keys, [&](auto M) {
-        if (d_values) transposed_output<T, M.value>(p, d_out, end - begin, rows.dim_v, d_values, stride_v);
-        if (d_keys) transposed_output<T, M.value>(ds, queries, end - begin, rows.dim, d_keys, stride_k);
+        if (d_values) transposed_output<T, M.value>(p, d_out, end - begin, keys, rows.dim_v, d_values, stride_v);
+        if (d_keys) transposed_output<T, M.value>(ds, queries, end - begin, keys, rows.dim, d_keys, stride_k);
       });
     } else {
       if (d_values) transposed_output_checked(p, d_out, end - begin, keys, rows.dim_v, d_values, stride_v);

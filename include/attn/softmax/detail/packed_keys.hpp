@@ -57,10 +57,14 @@ struct packed_keys {
   }
   template <class V>
   void pack_values(const matrix_view<V>& v, index begin, index end) {
-    const auto value_row = [&](index slot) { return v.row(positions[slot]); };
+    pack_value_rows([&](index slot) { return v.row(positions[slot]); }, v.col_stride, begin, end);
+  }
+  /// The values of these slots are value_row(begin), value_row(begin + 1), ...
+  template <class Row>
+  void pack_value_rows(Row&& value_row, index col_stride, index begin, index end) {
     for (index slot = begin; slot < end; slot += wide)
       finite[slot / wide] =
-          pack_panels<T>(value_row, slot, std::min(wide, end - slot), dim_v, v.col_stride, values, capacity);
+          pack_panels<T>(value_row, slot, std::min(wide, end - slot), dim_v, col_stride, values, capacity);
   }
 
   /// The slots from `slot` on, a multiple of the panel width, with a map of their own.

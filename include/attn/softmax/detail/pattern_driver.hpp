@@ -1,37 +1,30 @@
-// attn: attention by a pattern, what block, strided, bigbird and pattern_softmax share:
-//   call_by_pattern()        views, shapes and the common options; the operator checks its own
-//   pattern_driver           the plan of the pattern (pattern_plan.hpp), then waves of key heads:
+// attn: attention by a pattern, what block, strided, bigbird and pattern_softmax share. attend_by(call, pattern) makes the
+// plan of the pattern (pattern_plan.hpp), then pattern_driver takes waves of key heads:
 //     1. keys and values that several query sets see are packed once, pack_step at a time
 //     2. for every query set: pack its other keys; for every block of its rows, for every key set: attend
 //     3. rows of joined patterns are set aside between one pattern and the next
 #pragma once
 
-#include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/pattern_plan.hpp>
 #include <attn/softmax/detail/row_states.hpp>
+#include <attn/softmax/detail/softmax_call.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// A call whose shapes and common options have passed their checks.
 template <class S, class Score>
 struct pattern_driver {
   using T = compute_type<S>;
 
-  const validator& check;
-  execution& exec;
-  tensor_view<const S> q, k, v;
-  tensor_view<S> out;
-  list_view<T> sinks;
-  tensor_view<T, 3> lse;
-  attention_shape shape;
-  score_terms<T, Score> terms;
-  pattern_plan plan;
+  const softmax_call<S, Score>& in;
+  const pattern_plan& plan;
+  const attention_shape& shape = in.shape;
 
-  matrix_view<const S> query(const pattern_shape& s) const { return head_of(q, s.batch, s.head); }
-  matrix_view<const S> key(const pattern_shape& s) const { return head_of(k, s.batch, s.head / shape.group()); }
-  matrix_view<const S> value(const pattern_shape& s) const { return head_of(v, s.batch, s.head / shape.group()); }
+  matrix_view<const S> query(const pattern_shape& s) const { return in.query(s.batch, s.head); }
+  matrix_view<const S> key(const pattern_shape& s) const { return in.key(s.batch, s.head); }
+  matrix_view<const S> value(const pattern_shape& s) const { return in.value(s.batch, s.head); }
+  matrix_view<S> result(const pattern_shape& s) const { return in.result(s.batch, s.head); }
 
   /// What all threads share of one pair of batch item and key head.
   struct pair_scratch {
@@ -46,7 +39,7 @@ struct pattern_driver {
       pair.needed = memory.allocate<bool>(ceil_div(shape.keys, plan.pack_step));
     }
     if (plan.patterns.size() > 1)
-      pair.states = memory.allocate_list(shape.group(), [&](arena& m) { return row_states<T>::layout(m, out); });
+      pair.states = memory.allocate_list(shape.group(), [&](arena& m) { return row_states<T>::layout(m, in.out); });
     return pair;
   }
 
@@ -56,7 +49,7 @@ struct pattern_driver {
     packed_keys<T> gathered;
   };
   thread_scratch scratch(int worker) const {
-    return exec.scratch(worker, [&](arena& memory) {
+    return in.exec.scratch(worker, [&](arena& memory) {
       return thread_scratch{row_block<T>::layout(memory, shape.dim, shape.dim_v),
                             packed_keys<T>::layout(memory, plan.gathered, shape.dim, shape.dim_v)};
     });
@@ -107,7 +100,7 @@ struct pattern_driver {
     for (index r = begin; r < std::min(end, count_of(queries)); ++r) {
       const index i = queries.begin + r * queries.step - s.first_position();
       prefetch_row(query(s), i);
-      if (!set.first) prefetch_row(head_of(out, s.batch, s.head), i);
+      if (!set.first) prefetch_row(result(s), i);
     }
     set.pattern.keys(s, next, [&](const key_set& keys, const query_range&) {
       if (plan.in_place(keys)) return;
@@ -128,11 +121,10 @@ struct pattern_driver {
     });
 
     row_block<T> block = scratch.block;
-    const auto result = head_of(out, s.batch, s.head);
     const index step = round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows);
     for (index row = 0; row < count; row += step) {
       const index rows = std::min(step, count - row), p0 = queries.begin + row * queries.step;
-      block.begin(query(s), {p0 - s.first_position(), queries.step, nullptr}, rows, terms.query_factor());
+      block.begin(query(s), {p0 - s.first_position(), queries.step, nullptr}, rows, in.terms.query_factor());
       if (!set.first) set.states.resume(block);
       bool prefetched = false;
       for_each_key_set(set, scratch.gathered, [&](const packed_set& keys, const query_range& of_query) {
@@ -140,17 +132,17 @@ struct pattern_driver {
           const key_range seen = keys.given.slots_of(s, p0 + r * queries.step, of_query);
           block.ranges[r] = {seen.begin + keys.lead, seen.end + keys.lead};
         }
-        auto head_terms = terms.for_head(s.batch, s.head, s.first_position());
+        auto head_terms = in.terms.for_head(s.batch, s.head, s.first_position());
         if (!keys.given.self) head_terms.excluded.what = excluded_keys::kind::own;
         attend(block, keys.keys, head_terms, [&](index r, index n) {
           if (prefetched || !keys.gathered) return;
           prefetch_next(set, row + r, row + r + n, count);
-          for (index i = r; set.first && i < r + n; ++i) prefetch_row(result, block.positions[i]);
+          for (index i = r; set.first && i < r + n; ++i) prefetch_row(result(s), block.positions[i]);
           prefetched = r + n == rows;
         });
       });
       if (set.last)
-        finish(block, result, per_head(sinks, s.head), row_of(lse, s.batch, s.head), lse.stride(2));
+        in.finish(block, s.batch, s.head);
       else
         set.states.save(block);
     }
@@ -165,7 +157,7 @@ struct pattern_driver {
         const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads;
         const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
         packed_keys<T> keys = p.keys;
-        if (begin < end && p.needed[step]) keys.pack(head_of(k, b, kv), head_of(v, b, kv), begin, end);
+        if (begin < end && p.needed[step]) keys.pack(head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end);
       });
     }
     for (const pattern_ref& pattern : plan.patterns) {
@@ -178,15 +170,14 @@ struct pattern_driver {
         const query_set set{
             .pattern = pattern, .first = &pattern == &plan.patterns.front(), .last = &pattern == &plan.patterns.back(),
             .shape = s, .number = step / group, .shared = p.keys,
-            .states = p.states ? p.states[step % group].of(out, s.batch, s.head) : row_states<T>{}};
+            .states = p.states ? p.states[step % group].of(in.out, s.batch, s.head) : row_states<T>{}};
         attend_query_set(set, scratch(worker));
       });
     }
   }
 
-  void attend_by(std::span<const pattern_ref> patterns) {
-    plan.patterns = patterns;
-    plan.examine(check, exec);
+  void run() const {
+    execution& exec = in.exec;
     const auto limit =
         exec.limit_threads({.operations = 2 * plan.pairs * static_cast<double>(shape.dim + shape.dim_v)});
     const index pairs = shape.batch * shape.kv_heads,
@@ -194,37 +185,27 @@ struct pattern_driver {
     for_each_wave(
         exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
         [&](const wave<pair_scratch>& w) { attend_pairs(w); });
-    for (index x = 0; x < shape.batch * shape.heads; ++x) {
-      const pattern_shape s = plan.shape_of(x);
-      clear_rows(head_of(out, s.batch, s.head), s.queries, shape.queries, row_of(lse, s.batch, s.head), lse.stride(2));
-    }
+    for (index b = 0; b < shape.batch; ++b)
+      for (index h = 0; h < shape.heads; ++h) in.clear_padding(b, h);
   }
 };
 
-/// What every operator by a pattern does with its arguments; body(pattern_driver, options) checks what is its own and
-/// attends.
-template <template <class> class Options, class Q, class K, class V, class O, class Given, class Score, class Body>
-void call_by_pattern(const char* name, const Q& q, const K& k, const V& v, O&& out, Given& options, Score& score,
-                     execution_ref& exec, const Body& body) {
-  require_one_element_type<const Q&, const K&, const V&, O>();
-  using S = element_of<const Q&>;
-  using T = compute_type<S>;
-  const auto& given = options_or_default<Options<S>>(options);
-  auto&& function = callable_or_default<no_score>(score);
-  using function_type = std::remove_reference_t<decltype(function)>;
-  require_score<function_type, T>();
-  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
-  const tensor_view<S> to = as_view(out);
-  const validator check(name);
-  const attention_shape shape = check_attention(check, queries, keys, values, to);
-  const sequence_lengths lengths = check_lengths(check, shape, given);
-  check_softmax_options(check, shape, given, queries, keys, values, to);
-  pattern_driver<S, function_type> driver{
-      .check = check, .exec = execution_of(exec, options, score),
-      .q = queries, .k = keys, .v = values, .out = to, .sinks = given.sinks, .lse = given.lse,
-      .shape = shape, .terms = terms_of<T>(given, shape.dim, &function),
-      .plan = {.shape = shape, .lengths = lengths, .causal = given.causal, .panel = panel_width<T>}};
-  body(driver, given);
+/// The plan of a call. Throws std::invalid_argument for patterns that cannot be attended.
+template <class S, class Score>
+pattern_plan plan_of(const softmax_call<S, Score>& call, std::span<const pattern_ref> patterns) {
+  pattern_plan plan{.shape = call.shape, .lengths = call.lengths, .causal = call.causal,
+                    .panel = panel_width<compute_type<S>>, .patterns = patterns};
+  plan.examine(call.check, call.exec);
+  return plan;
+}
+
+template <class S, class Score>
+void attend_by(const softmax_call<S, Score>& call, std::span<const pattern_ref> patterns) {
+  pattern_driver<S, Score>{call, plan_of(call, patterns)}.run();
+}
+template <class S, class Score, key_pattern Pattern>
+void attend_by(const softmax_call<S, Score>& call, const Pattern& pattern) {
+  attend_by(call, std::span<const pattern_ref>(patterns_of(pattern)));
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -149,6 +149,9 @@ void check_softmax_backward(const Call& call, const Options& options, const Grad
     views.gradient("the gradient of k_global", g.k_global, "k_global", options.k_global);
     views.gradient("the gradient of v_global", g.v_global, "v_global", options.v_global);
   }
+  if constexpr (requires { options.permutation; }) views.read("permutation", options.permutation);
+  if constexpr (requires { options.random; }) views.read("random", options.random);
+  if constexpr (requires { options.rotations; }) views.read("rotations", options.rotations);
   views.read("out", call.out);
   views.read("d_out", call.d_out);
   views.read("lse", options.lse);
@@ -192,10 +195,8 @@ void call_softmax_backward(const char* name, const Q& q, const K& k, const V& v,
   check_softmax_backward<S>(call, given, gradients);
   forward.shape = call.shape;
   forward.lengths = {.full_queries = call.shape.queries, .full_keys = call.shape.keys};
-  if constexpr (requires { given.lengths; }) {
-    forward.lengths = check_lengths(forward.check, call.shape, given);
-    forward.causal = given.causal;
-  }
+  if constexpr (requires { given.key_lengths; }) forward.lengths = check_lengths(forward.check, call.shape, given);
+  if constexpr (requires { given.causal; }) forward.causal = given.causal;
   check_softmax_numbers(forward.check, call.shape, given);
   forward.terms = terms_of<T>(given, call.shape.dim, &function);
   forward.shape.dim_v = 0;

@@ -85,10 +85,8 @@ void call_softmax(const char* name, const Q& q, const K& k, const V& v, O&& out,
       validator(name), {}, execution_of(exec, options, score)};
   call.shape = check_attention(call.check, call.q, call.k, call.v, call.out);
   call.lengths = {.full_queries = call.shape.queries, .full_keys = call.shape.keys};
-  if constexpr (requires { given.lengths; }) {
-    call.lengths = check_lengths(call.check, call.shape, given);
-    call.causal = given.causal;
-  }
+  if constexpr (requires { given.key_lengths; }) call.lengths = check_lengths(call.check, call.shape, given);
+  if constexpr (requires { given.causal; }) call.causal = given.causal;
   check_softmax_options(call.check, call.shape, given, call.q, call.k, call.v, call.out);
   call.terms = terms_of<T>(given, call.shape.dim, &function);
   body(call, given);

@@ -28,7 +28,7 @@ struct window_backward : window_sets {
   bool own() const { return bool(options.q_global); }  // projections of the global queries
   index global_count() const { return std::ssize(globals); }
   index part_length() const {
-    const index all = round_up(most, max_rows);
+    const index all = round_up(std::max<index>(1, most), max_rows);  // at least a block: there may be no key
     return std::min(all, round_up(std::max<index>(2048, 8 * (left + right)), max_rows));
   }
   index query_stride() const { return backward_keys<T>::stride(shape.dim); }

@@ -1,0 +1,61 @@
+// attn: the gradient of fnet.
+//
+//   dx_td = sum over l, c of d_out_lc cos(2 pi (l t / L + c d / D)), that is dx = fnet(d_out)
+//
+//   attn::fnet(x, out, {.lengths = lengths}, threads);
+//   attn::fnet_backward(d_out, {.x = dx}, {.lengths = lengths}, threads);
+//   attn::fnet_backward(d_out, {.x = dx, .accumulate = true});        // dx += fnet(d_out)
+//
+// The transform is linear and its own adjoint: nothing of the forward call is needed, neither x nor out, so neither is
+// an argument. Rows of padding have gradient 0, and what lies there in d_out is not read.
+//
+// Shapes   d_out and dx [B, H, L, D], as x. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
+//          arithmetic.
+// Cost     time and scratch of fnet; nothing where dx is not given. Adding reads dx once more.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+#pragma once
+
+#include <attn/core/detail/gradients.hpp>
+#include <attn/fourier/fnet.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// What fnet_backward writes. S is the element type of the call.
+template <class S>
+struct fnet_gradients {
+  tensor_view<S> x{};
+  /// Add to what is there, instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+inline void check_fnet_backward(const validator& check, const memory_layout& d_out, const memory_layout& dx,
+                                std::span<const index> lengths) {
+  check.memory({{"the gradient of x", dx}}, {{"d_out", d_out}});
+  if (dx.given()) check_same_shape(check, "the gradient of x", dx, "d_out", d_out);
+  check_length_list(check, "lengths", lengths, d_out.extents[0], d_out.extents[2]);
+}
+
+}  // namespace detail
+
+/// The gradient of fnet. See the top of the file.
+template <viewable D, class Options = fnet_options<element_of<const D&>>>
+void fnet_backward(const D& d_out, const fnet_gradients<element_of<const D&>>& gradients, Options&& options = {},
+                   execution_ref exec = {}) {
+  using S = element_of<const D&>;
+  detail::require_one_element_type<const D&, const D&, const D&, tensor_view<S>>();
+  const tensor_view<const S> from = as_view(d_out);
+  const auto& given = detail::options_or_default<fnet_options<S>>(options);
+  detail::check_fnet_backward(detail::validator("fnet_backward"), from, gradients.x, given.lengths);
+  if (from.empty() || !gradients.x) return;
+  execution& threads = detail::execution_of(exec, options);
+  const auto limit = threads.limit_threads(
+      {.operations = 10 * static_cast<double>(from.size()), .bytes = 16 * static_cast<double>(from.size())});
+  if (gradients.accumulate)
+    detail::fnet_call<S, true>{.x = from, .out = gradients.x, .lengths = given.lengths}.run(threads);
+  else
+    detail::fnet_call<S>{.x = from, .out = gradients.x, .lengths = given.lengths}.run(threads);
+}
+
+}  // namespace attn::inline ATTN_ISA

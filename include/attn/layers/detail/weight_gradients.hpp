@@ -1,0 +1,261 @@
+// attn: what the backward passes of the layers share: sums over tokens, which the gradients of weights are.
+//
+//   dW = sum over tokens of d^T x,   db = sum of d         d the gradient of the outputs of a token, x its inputs
+//
+// Tokens go in chunks of gradient_chunk. First every block of token_block tokens is packed, d as tiles and x as panels
+// of the register-blocked product, columns where that has rows (and the gradient of x is computed on the way); then
+// pieces of dW take the chunk in. Every number of dW is one sum per chunk, and the sum of these in the order of tokens,
+// so neither threads nor how many chunks are packed at once change a bit.
+//
+// A token whose d is 0 adds nothing, whatever its inputs are: so NaN in padding reaches no weight.
+#pragma once
+
+#include <attn/layers/detail/token_products.hpp>
+
+#include <cstring>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Tokens of one sum: whole blocks, and tiles of that depth stay in the first-level cache.
+inline constexpr index gradient_chunk = input_block / token_block * token_block;
+
+/// A gradient in memory of any element type; rows are counted over all axes but the last.
+template <class T>
+struct gradient_memory : memory_layout {
+  const row_access<T>* access;
+  bool accumulate;
+
+  template <class S, int Rank>
+  gradient_memory(const tensor_view<S, Rank>& x, bool add_to_it)
+      : memory_layout(x), access(&row_access_of<T, S>), accumulate(add_to_it) {}
+
+  /// Numbers [begin, begin + count) of row n.
+  void put(index n, index begin, index count, const T* from) const {
+    index offset = begin * strides[rank - 1];
+    if (rank == 2) offset += n * strides[0];
+    if (rank == 3) offset += n / extents[1] * strides[0] + n % extents[1] * strides[1];
+    (accumulate ? access->add : access->store)(from, count, const_cast<char*>(data + offset * item), strides[rank - 1]);
+  }
+};
+
+template <class T>
+bool is_zero(const T* row, index count) {
+  packet<T> sum = zero<T>();
+  const index whole = count / width<T> * width<T>;
+  for (index n = 0; n < whole; n += width<T>) sum = add(sum, abs(load<T>(row + n)));
+  T all = sum_lanes(sum);
+  for (index n = whole; n < count; ++n) all += std::abs(row[n]);
+  return all == T(0);
+}
+
+/// a += b
+template <class T>
+void add_row(T* a, const T* b, index count) {
+  const index whole = count / width<T> * width<T>;
+  for (index n = 0; n < whole; n += width<T>) store<T>(a + n, add(load<T>(a + n), load<T>(b + n)));
+  for (index n = whole; n < count; ++n) a[n] += b[n];
+}
+
+/// Tokens that are the sum of two sequences, of which the second may be missing.
+template <class T>
+struct token_sum {
+  input_tokens<T> first, second;
+
+  token_sum(const input_tokens<T>& one) : first(one), second(tensor_view<const T, 3>()) {}
+  token_sum(const input_tokens<T>& one, const input_tokens<T>& other) : first(one), second(other) {}
+
+  /// `spare` is memory of one more token.
+  void load(index n, T* to, T* spare) const {
+    first.load(n, to);
+    if (!second.data) return;
+    second.load(n, spare);
+    add_row(to, spare, first.dim);
+  }
+};
+
+/// to = the sum; the memory of any of them may be the same.
+template <class T>
+void add_sequences(const token_sum<T>& sum, const gradient_memory<T>& to, execution& exec) {
+  if (!to.given()) return;
+  const index count = sum.first.count, dim = sum.first.dim;
+  const auto limit =
+      exec.limit_threads({.bytes = 3 * sizeof(T) * static_cast<double>(count) * static_cast<double>(dim)});
+  exec.for_each(ceil_div(count, tokens_per_task), [&](index task, int worker) {
+    const auto [row, spare] = exec.scratch(worker, [&](arena& memory) {
+      return std::array{memory.allocate<T>(dim), memory.allocate<T>(dim)};
+    });
+    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, count); ++n) {
+      sum.load(n, row, spare);
+      to.put(n, 0, dim, row);
+    }
+  });
+}
+
+// The two sides of a product over tokens ------------------------------------------------------------------------------
+
+/// Where a block of tokens lies in a chunk of `depth` tokens.
+struct chunk_place {
+  index chunk, depth, first;
+};
+
+/// Tokens of some chunks, their numbers in groups of Wide columns, each [token][Wide].
+template <class T, int Wide>
+struct column_groups {
+  index columns = 0;
+  T* data = nullptr;
+
+  column_groups() = default;
+  /// With `chunks` 0 nothing is allocated.
+  column_groups(arena& memory, index numbers, index chunks)
+      : columns(numbers), data(memory.allocate<T>(chunks > 0 ? chunks * gradient_chunk * padded() + width<T> : 0)) {}
+
+  index padded() const { return round_up(columns, Wide); }
+  T* chunk(index n) const { return data + n * gradient_chunk * padded(); }
+
+  /// Columns [begin, begin + count) of `rows` tokens.
+  void put(const chunk_place& place, const row_buffer<T>& from, index rows, index begin, index count) const {
+    const index end = begin + count;
+    for (index c = begin, next; c < end; c = next) {
+      const index group = c / Wide, at = c % Wide;
+      next = std::min((group + 1) * Wide, end);
+      T* to = chunk(place.chunk) + (group * place.depth + place.first) * Wide + at;
+      const index filled = next - c, spare = next == columns ? Wide - at - filled : 0;
+      for (index r = 0; r < rows; ++r, to += Wide) {
+        const T* const row = from.row(r) + (c - begin);
+        if (filled == Wide)
+          std::memcpy(to, row, Wide * sizeof(T));
+        else
+          std::fill_n(std::copy_n(row, filled, to), spare, T(0));
+      }
+    }
+  }
+};
+
+template <class T>
+using gradient_tiles = column_groups<T, tile_rows>;
+template <class T>
+using input_panels = column_groups<T, panel_width<T>>;
+
+/// The gradients of one weight and its bias, either of which may be missing, under way.
+template <class T>
+struct weight_sums {
+  /// dW is split into pieces, each [rows_per_piece][columns_per_piece].
+  static constexpr index rows_per_piece = token_block, columns_per_piece = 8 * panel_width<T>;
+
+  gradient_memory<T> weight, bias;
+  gradient_tiles<T> d;
+  input_panels<T> x;
+  T *sums, *bias_sums;
+
+  /// The tokens' inputs are packed in `inputs`, which several weights may share.
+  weight_sums(arena& memory, const gradient_memory<T>& to_weight, const gradient_memory<T>& to_bias, index outputs,
+              const input_panels<T>& inputs, index chunks)
+      : weight(to_weight), bias(to_bias), d(memory, outputs, wanted() ? chunks : 0), x(inputs) {
+    sums = memory.allocate<T>(weight.given() ? pieces() * rows_per_piece * columns_per_piece : 0);
+    bias_sums = memory.allocate<T>(bias.given() ? round_up(outputs, rows_per_piece) : 0);
+  }
+
+  bool wanted() const { return weight.given() || bias.given(); }
+  index pieces_across() const {
+    return weight.given() ? std::max<index>(1, ceil_div(x.columns, columns_per_piece)) : 1;
+  }
+  index pieces() const { return wanted() ? ceil_div(d.columns, rows_per_piece) * pieces_across() : 0; }
+
+  struct piece {
+    index row, rows, column, columns;
+    T *sums, *bias_sums;  // null where missing
+  };
+  piece piece_at(index n) const {
+    const index row = n / pieces_across() * rows_per_piece, column = n % pieces_across() * columns_per_piece;
+    return {row,
+            std::min(rows_per_piece, d.columns - row),
+            column,
+            std::min(columns_per_piece, x.columns - column),
+            weight.given() ? sums + n * rows_per_piece * columns_per_piece : nullptr,
+            bias.given() && column == 0 ? bias_sums + row : nullptr};
+  }
+
+  void clear(const piece& p) const {
+    if (p.sums) std::fill_n(p.sums, rows_per_piece * columns_per_piece, T(0));
+    if (p.bias_sums) std::fill_n(p.bias_sums, rows_per_piece, T(0));
+  }
+
+  /// One chunk of `depth` tokens.
+  void add_chunk(const piece& p, index chunk, index depth) const {
+    const T* const tiles = d.chunk(chunk) + p.row * depth;
+    if (p.sums && p.columns > 0) {
+      row_buffer<T> to(p.sums, round_up(p.columns, panel_width<T>));
+      add_products(tiles, p.rows, x.chunk(chunk) + p.column * depth, depth, to);
+    }
+    for (index r = 0; p.bias_sums && r < p.rows; r += tile_rows) {
+      constexpr int packets = (tile_rows + width<T> - 1) / width<T>;
+      packet<T> sum[packets];
+      unroll<packets>([&](auto n) { sum[n] = zero<T>(); });
+      for (const T* t = tiles + r * depth; t < tiles + (r + tile_rows) * depth; t += tile_rows)
+        unroll<packets>([&](auto n) { sum[n] = add(sum[n], load<T>(t + n * width<T>)); });
+      alignas(64) T lanes[packets * width<T>];
+      unroll<packets>([&](auto n) { store<T>(lanes + n * width<T>, sum[n]); });
+      for (int i = 0; i < tile_rows; ++i) p.bias_sums[r + i] += lanes[i];
+    }
+  }
+
+  void put(const piece& p) const {
+    const index stride = round_up(p.columns, panel_width<T>);
+    for (index r = 0; p.sums && r < p.rows; ++r) weight.put(p.row + r, p.column, p.columns, p.sums + r * stride);
+    if (p.bias_sums) bias.put(0, p.row, p.rows, p.bias_sums);
+  }
+};
+
+/// Chunks that are packed at once: more threads share the blocks of more of them.
+inline index chunks_together(const execution& exec, index tokens) {
+  return std::clamp<index>(ceil_div(tokens, gradient_chunk), 1, ceil_div(exec.active_threads(), 4));
+}
+
+/// body(first token, rows, place, worker) packs every block of tokens for the sums in `list`.
+template <class T, class Body>
+void sum_over_tokens(index tokens, index together, std::span<const weight_sums<T>> list, execution& exec, Body&& body) {
+  index pieces = 0;
+  for (const auto& sums : list) pieces = std::max(pieces, sums.pieces());
+  const auto for_each_piece = [&](auto&& visit) {
+    exec.for_each(pieces * std::ssize(list), [&](index task, int) {
+      const auto& sums = list[static_cast<std::size_t>(task / pieces)];
+      if (const index n = task % pieces; n < sums.pieces()) visit(sums, sums.piece_at(n));
+    });
+  };
+  // Without sums all blocks go at once.
+  const index step = pieces > 0 ? together * gradient_chunk : std::max<index>(1, tokens);
+  for_each_piece([](const auto& sums, const auto& piece) { sums.clear(piece); });
+  for (index begin = 0; begin < tokens; begin += step) {
+    const index here = std::min(step, tokens - begin);
+    const auto depth_of = [&](index chunk) { return std::min(gradient_chunk, here - chunk * gradient_chunk); };
+    exec.for_each(ceil_div(here, token_block), [&](index task, int worker) {
+      const index first = task * token_block, chunk = first / gradient_chunk;
+      body(begin + first, std::min(token_block, here - first),
+           chunk_place{chunk, depth_of(chunk), first % gradient_chunk}, worker);
+    });
+    for_each_piece([&](const auto& sums, const auto& piece) {
+      for (index chunk = 0; chunk * gradient_chunk < here; ++chunk) sums.add_chunk(piece, chunk, depth_of(chunk));
+    });
+  }
+  for_each_piece([](const auto& sums, const auto& piece) { sums.put(piece); });
+}
+
+/// A weight as its transpose: what takes gradients of outputs to those of inputs.
+template <class S>
+tensor_view<const S, 2> transposed(const tensor_view<const S, 2>& w) {
+  return {w.data(), {w.extent(1), w.extent(0)}, {w.stride(1), w.stride(0)}};
+}
+
+/// sums += rows of d times the packed weight, all of its outputs.
+template <class T>
+void add_token_products(const packed_tokens<T>& d, const packed_weight<T>& weight, const row_buffer<T>& sums) {
+  for (index k0 = 0; k0 < d.inputs; k0 += input_block)
+    add_products(d.tile(k0, 0), d.rows, weight.block(k0), std::min(input_block, d.inputs - k0), sums);
+}
+
+template <class T>
+void clear_buffer(const row_buffer<T>& sums, index rows) {
+  std::fill_n(sums.data, round_up(rows, tile_rows) * sums.stride, T(0));
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

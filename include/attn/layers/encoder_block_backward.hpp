@@ -1,0 +1,235 @@
+// attn: the gradients of encoder_block.
+//
+//   const auto mix_backward = [&](auto x, auto out, auto d_out, auto dx, attn::execution& exec) {
+//     attn::multi_head_backward(x, heads, attend, attend_backward, d_out, {.x = dx, .query = dwq}, {.heads = 8}, exec);
+//   };
+//   attn::encoder_block(x, out, weights, mix, {}, threads);
+//   attn::encoder_block_backward(x, weights, mix, mix_backward, d_out,
+//                                {.x = dx, .norm_1 = {.gamma = dg}, .feed_forward = {.up = du}}, {}, threads);
+//   const auto fourier_backward = [](auto, auto, auto d_out, auto dx, attn::execution& exec) {
+//     attn::fnet_backward(attn::split_heads(d_out, 1), {.x = attn::split_heads(dx, 1)}, exec);
+//   };
+//
+// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
+//          shapes of what they are of. dx may be d_out unless it is added to: a stack needs one sequence of gradients.
+//          float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Mixer    mix(x, out, execution) is called once more, unless options.mixed is given, which the forward call wrote.
+//          Then mix_backward(x, out, d_out, dx, execution), with views [B, L, D] and out what the mixer made of x,
+//          writes dx over; gradients of the mixer's own weights are its own matter.
+// Cost     that of the mixer (without options.mixed) and of its backward pass, and 10 B L D hidden operations, 2.5
+//          times those of the forward pass, or 14 where the norms come after: the feed-forward layer is computed again.
+//          Scratch, beside theirs: five sequences like x, one less with options.mixed, and what feed_forward_backward
+//          needs; for 16-bit elements two or three of the sequences are of floats.
+// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written; what the mixers throw passes through,
+//          leaving dx as it was.
+//
+// Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits.
+#pragma once
+
+#include <attn/layers/encoder_block.hpp>
+#include <attn/layers/feed_forward_backward.hpp>
+#include <attn/layers/layer_norm_backward.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients encoder_block_backward writes: those given. S is the element type of the call.
+template <class S>
+struct encoder_block_gradients {
+  tensor_view<S, 3> x{};
+  layer_norm_weight_gradients<S> norm_1{}, norm_2{};
+  feed_forward_weight_gradients<S> feed_forward{};
+  /// Add to what is there, instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+/// Rows of the sum of two sequences, normed.
+template <class T>
+void norm_sum(const token_sum<T>& x, const tensor_view<T, 3>& out, const row_norm<T>& norm, execution& exec) {
+  const output_tokens<T> to(out);
+  const double numbers = static_cast<double>(to.count) * static_cast<double>(to.dim);
+  const auto limit = exec.limit_threads({.operations = 8 * numbers, .bytes = 3 * sizeof(T) * numbers});
+  exec.for_each(ceil_div(to.count, tokens_per_task), [&](index task, int worker) {
+    const auto [row, spare] = exec.scratch(worker, [&](arena& memory) {
+      return std::array{memory.allocate<T>(to.dim), memory.allocate<T>(to.dim)};
+    });
+    for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, to.count); ++n) {
+      x.load(n, row, spare);
+      norm.apply(row);
+      to.store(n, row);
+    }
+  });
+}
+
+/// A call that has passed its checks.
+template <class S>
+struct encoder_backward_call {
+  using T = compute_type<S>;
+  using sequence = tensor_view<T, 3>;  // gradients and activations are kept in the compute type
+  static constexpr bool converts = !std::same_as<S, T>;
+
+  const tensor_view<const S, 3>& x;
+  const encoder_block_weights<S>& weights;
+  const tensor_view<const S, 3>& d_out;
+  const encoder_block_gradients<S>& gradients;
+  const encoder_block_options<S>& options;
+
+  struct pieces {
+    row_norm<T> norm_1, norm_2;
+    // d_mixed: what the mixer is given, d_mixer what it gives
+    tensor_view<S, 3> mixed{}, normed{}, d_mixed{}, d_mixer{};
+    sequence h{}, d_fed{}, d_h{};
+  };
+  pieces layout(arena& memory) const {
+    const auto stored = [&] { return allocate_sequence<S>(memory, x.extent(0), x.extent(1), x.extent(2)); };
+    const auto computed = [&] { return allocate_sequence<T>(memory, x.extent(0), x.extent(1), x.extent(2)); };
+    const row_norm<T> norm_1(memory, x.extent(2)), norm_2(memory, x.extent(2));
+    pieces p{.norm_1 = norm_1, .norm_2 = norm_2};
+    p.mixed = options.mixed ? options.mixed : stored();
+    if (options.norm_first) p.normed = stored();
+    if (converts) p.d_mixed = stored();
+    p.d_mixer = stored();
+    p.h = computed();
+    p.d_fed = computed();
+    p.d_h = options.norm_first ? p.d_fed : computed();
+    return p;
+  }
+
+  static gradient_memory<T> nothing() { return {tensor_view<T, 3>(), false}; }
+  gradient_memory<T> list(const tensor_view<S, 1>& x_list) const { return {x_list, gradients.accumulate}; }
+
+  /// The gradient of the feed-forward layer's input from that of its output.
+  void feed_backward(const sequence& input, const input_tokens<T>& d, const sequence& to, execution& exec) const {
+    const feed_forward_backward_memory<T> memory(weights.feed_forward, gradients.feed_forward, gradients.accumulate);
+    feed_forward_backward_call<T>{input, d, {to, false}, memory, options.activation}.run(exec);
+  }
+
+  /// d_h, in the compute type and as the mixer takes it.
+  void norm_backward(const row_norm<T>& norm, const layer_norm_weight_gradients<S>& of, const token_sum<T>& input,
+                     const token_sum<T>& d, const input_tokens<T>& residual, const gradient_memory<T>& to,
+                     const gradient_memory<T>& copy, execution& exec) const {
+    norm_backward_call<T>{.norm = norm,
+                          .x = input,
+                          .d = d,
+                          .residual = residual,
+                          .dx = to,
+                          .copy = copy,
+                          .gamma = list(of.gamma),
+                          .beta = list(of.beta)}
+        .run(exec);
+  }
+
+  template <class MixerBackward>
+  void mix_backward(const pieces& p, const tensor_view<const S, 3>& input, MixerBackward& mixer,
+                    execution& exec) const {
+    tensor_view<const S, 3> d;
+    if constexpr (converts)
+      d = p.d_mixed;
+    else
+      d = p.d_h;
+    mixer(input, tensor_view<const S, 3>(p.mixed), d, p.d_mixer, exec);
+  }
+
+  /// h = x + mix(norm_1(x)), out = h + feed_forward(norm_2(h))
+  template <class Mixer, class MixerBackward>
+  void run_norm_first(const pieces& p, Mixer& mix, MixerBackward& mixer, execution& exec) const {
+    const token_sum<T> sum(x, p.mixed);
+    run_layer_norm<T>(x, p.normed, p.norm_1, exec);
+    if (!options.mixed) mix(tensor_view<const S, 3>(p.normed), p.mixed, exec);
+    norm_sum<T>(sum, p.h, p.norm_2, exec);
+    feed_backward(p.h, d_out, p.d_fed, exec);
+    norm_backward(p.norm_2, gradients.norm_2, sum, token_sum<T>(p.d_fed), d_out, {p.d_h, false}, {p.d_mixed, false},
+                  exec);
+    mix_backward(p, p.normed, mixer, exec);
+    norm_backward(p.norm_1, gradients.norm_1, token_sum<T>(x), token_sum<T>(p.d_mixer), p.d_h,
+                  {gradients.x, gradients.accumulate}, nothing(), exec);
+  }
+
+  /// h = norm_1(x + mix(x)), out = norm_2(h + feed_forward(h))
+  template <class Mixer, class MixerBackward>
+  void run_norm_after(const pieces& p, Mixer& mix, MixerBackward& mixer, execution& exec) const {
+    const tensor_view<const T, 3> none;
+    const token_sum<T> sum(x, p.mixed);
+    if (!options.mixed) mix(x, p.mixed, exec);
+    norm_sum<T>(sum, p.h, p.norm_1, exec);
+    const input_tokens<T> h(p.h);
+    const output_tokens<T> fed(p.d_fed);
+    const feed_forward_memory<T> memory(weights.feed_forward);
+    feed_tokens(
+        h, memory, options.activation,
+        [&](index n, T* row, T* residual) {
+          h.load(n, row);
+          h.load(n, residual);
+        },
+        [&](index n, const T* sums, T* residual) {
+          add_row(residual, sums, h.dim);
+          fed.store(n, residual);
+        },
+        exec);
+    norm_backward(p.norm_2, gradients.norm_2, token_sum<T>(p.d_fed), token_sum<T>(d_out), none, {p.d_fed, false},
+                  nothing(), exec);
+    feed_backward(p.h, p.d_fed, p.d_h, exec);
+    norm_backward(p.norm_1, gradients.norm_1, sum, {p.d_fed, p.d_h}, none, {p.d_h, false}, {p.d_mixed, false}, exec);
+    mix_backward(p, x, mixer, exec);
+    add_sequences<T>(token_sum<T>(p.d_h, p.d_mixer), {gradients.x, gradients.accumulate}, exec);
+  }
+
+  template <class Mixer, class MixerBackward>
+  void run(Mixer& mix, MixerBackward& mixer, execution& exec) const {
+    auto workspace = exec.workspace([&](arena& memory) { return layout(memory); });
+    workspace->norm_1.set(weights.norm_1, options.eps);
+    workspace->norm_2.set(weights.norm_2, options.eps);
+    if (options.norm_first)
+      run_norm_first(*workspace, mix, mixer, exec);
+    else
+      run_norm_after(*workspace, mix, mixer, exec);
+  }
+};
+
+/// Everything encoder_block_backward refuses, it refuses here.
+template <class S>
+void check_encoder_backward(const tensor_view<const S, 3>& x, const encoder_block_weights<S>& w,
+                            const tensor_view<const S, 3>& d_out, const encoder_block_gradients<S>& g,
+                            const encoder_block_options<S>& options) {
+  backward_views views;
+  views.gradient("the gradient of x", g.x, "x", x);
+  views.gradient("the gradient of gamma of norm_1", g.norm_1.gamma, "gamma of norm_1", w.norm_1.gamma);
+  views.gradient("the gradient of beta of norm_1", g.norm_1.beta, "beta of norm_1", w.norm_1.beta);
+  views.gradient("the gradient of gamma of norm_2", g.norm_2.gamma, "gamma of norm_2", w.norm_2.gamma);
+  views.gradient("the gradient of beta of norm_2", g.norm_2.beta, "beta of norm_2", w.norm_2.beta);
+  views.gradient("the gradient of up", g.feed_forward.up, "up weight", w.feed_forward.up);
+  views.gradient("the gradient of down", g.feed_forward.down, "down weight", w.feed_forward.down);
+  views.gradient("the gradient of up_bias", g.feed_forward.up_bias, "up bias", w.feed_forward.up_bias);
+  views.gradient("the gradient of down_bias", g.feed_forward.down_bias, "down bias", w.feed_forward.down_bias);
+  if (g.accumulate || !same_memory(g.x, d_out)) views.read("d_out", d_out);
+  views.read("mixed", options.mixed);
+  const layer_validator check("encoder_block_backward", x, views, d_out);
+  check.readable("d_out", d_out);
+  check_encoder_block(check, w, options);
+}
+
+}  // namespace detail
+
+/// The gradients of a block of an encoder. See the top of the file.
+template <viewable X, class Mixer, class MixerBackward, viewable D,
+          class Weights = encoder_block_weights<element_of<const X&>>,
+          class Options = encoder_block_options<element_of<const X&>>>
+void encoder_block_backward(const X& x, const Weights& weights, Mixer&& mix, MixerBackward&& mix_backward,
+                            const D& d_out, const encoder_block_gradients<element_of<const X&>>& gradients,
+                            Options&& options = {}, execution_ref exec = {}) {
+  using S = element_of<const X&>;
+  static_assert(detail::token_mixer<std::remove_reference_t<Mixer>, S>,
+                "attn: the mixer must be callable as mix(x, out, execution)");
+  static_assert(detail::token_mixer_backward<std::remove_reference_t<MixerBackward>, S>,
+                "attn: the mixer's gradient must be callable as mix_backward(x, out, d_out, dx, execution)");
+  const auto [from, d] = detail::inputs_of(x, d_out);
+  const auto& w = detail::weights_of<encoder_block_weights<S>>(weights);
+  const auto& given = detail::options_or_default<encoder_block_options<S>>(options);
+  detail::check_encoder_backward<S>(from, w, d, gradients, given);
+  detail::encoder_backward_call<S>{from, w, d, gradients, given}.run(mix, mix_backward,
+                                                                     detail::execution_of(exec, options));
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,203 @@
+// attn: the gradients of feed_forward.
+//
+//   with p = x U^T + a, h = f(p), g = (d_out V) f'(p)                                     (out = h V^T + b)
+//   dx = g U,   dU = sum over tokens of g^T x,   da = sum of g,   dV = sum of d_out^T h,   db = sum of d_out
+//
+//   attn::feed_forward(x, out, weights, {.activation = f}, threads);
+//   attn::feed_forward_backward(x, weights, d_out, {.x = dx, .up = du, .down = dv}, {.activation = f}, threads);
+//
+// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
+//          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Cost     B L hidden (6 n + 4 m) operations, 2.5 times those of the forward pass: the hidden layer is computed again,
+//          480 tokens at a time, never that of the whole sequence. Scratch: packed, the weights and the transpose of
+//          up; the sums of dU and dV; n + m + 2 hidden numbers for each of 480 tokens, with more than four threads as
+//          many again for every four.
+// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written.
+//
+// Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. A token
+// whose d_out is 0 has gradient 0 and adds nothing, whatever its x is: so has padding, NaN or not. relu' is 0 at 0.
+#pragma once
+
+#include <attn/layers/detail/weight_gradients.hpp>
+#include <attn/layers/feed_forward.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients of feed_forward_weights.
+template <class S>
+struct feed_forward_weight_gradients {
+  tensor_view<S, 2> up{}, down{};
+  tensor_view<S, 1> up_bias{}, down_bias{};
+};
+
+/// The gradients feed_forward_backward writes: those given. S is the element type of the call.
+template <class S>
+struct feed_forward_gradients {
+  tensor_view<S, 3> x{};
+  tensor_view<S, 2> up{}, down{};
+  tensor_view<S, 1> up_bias{}, down_bias{};
+  /// Add to what is there, instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+/// The gradients of a feed-forward layer in memory.
+template <class T>
+struct feed_forward_backward_memory {
+  feed_forward_memory<T> weights;
+  linear_weight<T> up_transposed, down_transposed;
+  gradient_memory<T> up, down, up_bias, down_bias;
+
+  template <class S>
+  feed_forward_backward_memory(const feed_forward_weights<S>& w, const feed_forward_weight_gradients<S>& g,
+                               bool accumulate)
+      : weights(w),
+        up_transposed(transposed(w.up), {}),
+        down_transposed(transposed(w.down), {}),
+        up(g.up, accumulate),
+        down(g.down, accumulate),
+        up_bias(g.up_bias, accumulate),
+        down_bias(g.down_bias, accumulate) {}
+};
+
+template <class T>
+struct feed_forward_backward_call {
+  input_tokens<T> x, d;
+  gradient_memory<T> dx;
+  const feed_forward_backward_memory<T>& memory;
+  activation f;
+
+  index inputs() const { return memory.weights.up.inputs; }
+  index hidden() const { return memory.weights.up.outputs; }
+  index outputs() const { return memory.weights.down.outputs; }
+  bool any_up() const { return memory.up.given() || memory.up_bias.given(); }
+  /// What is needed: the gradient of the hidden numbers, and the hidden numbers at all.
+  bool needs_slopes() const { return dx.given() || any_up(); }
+  bool needs_hidden() const { return needs_slopes() || memory.down.given(); }
+  double products() const {
+    const double up = static_cast<double>(inputs()), down = static_cast<double>(outputs());
+    return static_cast<double>(hidden()) *
+           (up * (needs_hidden() + dx.given() + memory.up.given()) + down * (needs_slopes() + memory.down.given()));
+  }
+
+  /// What the threads share.
+  struct shared_pieces {
+    packed_weight<T> weights[3];  // up, and the transposes of down and up
+    weight_sums<T> sums[2];       // of up and down
+
+    const packed_weight<T>& up() const { return weights[0]; }
+    const packed_weight<T>& back_to_hidden() const { return weights[1]; }
+    const packed_weight<T>& back_to_x() const { return weights[2]; }
+  };
+  shared_pieces layout(arena& m, index chunks) const {
+    const packed_weight<T> up(m, memory.weights.up), to_hidden(m, memory.down_transposed),
+        to_x(m, memory.up_transposed);
+    const input_panels<T> x_panels(m, inputs(), memory.up.given() ? chunks : 0),
+        hidden_panels(m, hidden(), memory.down.given() ? chunks : 0);
+    const weight_sums<T> up_sums(m, memory.up, memory.up_bias, hidden(), x_panels, chunks),
+        down_sums(m, memory.down, memory.down_bias, outputs(), hidden_panels, chunks);
+    return {{up, to_hidden, to_x}, {up_sums, down_sums}};
+  }
+
+  /// A worker's block of tokens. Hidden numbers are computed in pieces of input_block.
+  struct block_pieces {
+    packed_tokens<T> x_tiles, d_tiles, slope_tiles;
+    row_buffer<T> x, d, hidden, slopes, dx;
+  };
+  block_pieces layout_block(arena& m) const {
+    const index piece = std::min(input_block, hidden());
+    const packed_tokens<T> x_tiles(m, inputs()), d_tiles(m, outputs()), slope_tiles(m, piece);
+    const row_buffer<T> x_rows(m, token_block, inputs()), d_rows(m, token_block, outputs()),
+        hidden_rows(m, token_block, piece, panel_width<T>), slope_rows(m, token_block, piece, panel_width<T>),
+        dx_rows(m, token_block, inputs(), panel_width<T>);
+    return {x_tiles, d_tiles, slope_tiles, x_rows, d_rows, hidden_rows, slope_rows, dx_rows};
+  }
+
+  void run_block(index first, index rows, const chunk_place& place, const shared_pieces& shared,
+                 block_pieces block) const {
+    const auto& [up_sums, down_sums] = shared.sums;
+    for (index r = 0; r < rows; ++r) {
+      d.load(first + r, block.d.row(r));
+      if (is_zero(block.d.row(r), outputs()))
+        std::fill_n(block.x.row(r), inputs(), T(0));
+      else
+        x.load(first + r, block.x.row(r));
+    }
+    if (down_sums.wanted()) down_sums.d.put(place, block.d, rows, 0, outputs());
+    if (!needs_hidden()) return;
+    if (memory.up.given()) up_sums.x.put(place, block.x, rows, 0, inputs());
+    block.x_tiles.pack([&](index r) { return block.x.row(r); }, rows);
+    block.d_tiles.pack([&](index r) { return block.d.row(r); }, rows);
+    if (dx.given()) clear_buffer(block.dx, rows);
+    for (index j0 = 0; j0 < hidden(); j0 += input_block) {
+      const index count = std::min(input_block, hidden() - j0);
+      multiply_tokens(block.x_tiles, shared.up(), j0, count, block.hidden);
+      if (needs_slopes()) multiply_tokens(block.d_tiles, shared.back_to_hidden(), j0, count, block.slopes);
+      for (index r = 0; r < rows; ++r)
+        if (needs_slopes())
+          activate_backward(f, block.hidden.row(r), block.slopes.row(r), count);
+        else
+          activate(f, block.hidden.row(r), count);
+      if (memory.down.given()) down_sums.x.put(place, block.hidden, rows, j0, count);
+      if (any_up()) up_sums.d.put(place, block.slopes, rows, j0, count);
+      if (!dx.given()) continue;
+      block.slope_tiles.inputs = count;
+      block.slope_tiles.pack([&](index r) { return block.slopes.row(r); }, rows);
+      add_products(block.slope_tiles.tile(0, 0), rows, shared.back_to_x().block(j0), count, block.dx);
+    }
+    for (index r = 0; dx.given() && r < rows; ++r) dx.put(first + r, 0, inputs(), block.dx.row(r));
+  }
+
+  void run(execution& exec) const {
+    if (!needs_hidden() && !memory.down_bias.given()) return;
+    const auto limit = exec.limit_threads(
+        {.operations = 2 * static_cast<double>(x.count) * products(), .bytes = sizeof(T) * products()});
+    const index together = chunks_together(exec, x.count);
+    const shared_pieces shared = exec.shared_scratch([&](arena& m) { return layout(m, together); });
+    if (needs_hidden()) pack_weights<T>(shared.weights, exec);
+    sum_over_tokens<T>(x.count, together, shared.sums, exec,
+                       [&](index first, index rows, const chunk_place& place, int worker) {
+                         const auto block = exec.scratch(worker, [&](arena& m) { return layout_block(m); });
+                         run_block(first, rows, place, shared, block);
+                       });
+  }
+};
+
+}  // namespace detail
+
+/// The gradients of feed_forward. See the top of the file.
+template <viewable X, viewable D, class Weights = feed_forward_weights<element_of<const X&>>,
+          class Options = feed_forward_options>
+void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,
+                           const feed_forward_gradients<element_of<const X&>>& gradients, Options&& options = {},
+                           execution_ref exec = {}) {
+  using S = element_of<const X&>;
+  using T = compute_type<S>;
+  const auto [from, d] = detail::inputs_of(x, d_out);
+  const auto& w = detail::weights_of<feed_forward_weights<S>>(weights);
+  const auto& given = detail::options_or_default<feed_forward_options>(options);
+  detail::backward_views views;
+  views.gradient("the gradient of x", gradients.x, "x", from);
+  views.gradient("the gradient of up", gradients.up, "up weight", w.up);
+  views.gradient("the gradient of down", gradients.down, "down weight", w.down);
+  views.gradient("the gradient of up_bias", gradients.up_bias, "up bias", w.up_bias);
+  views.gradient("the gradient of down_bias", gradients.down_bias, "down bias", w.down_bias);
+  views.read("d_out", d);
+  const detail::layer_validator check("feed_forward_backward", from, views, d);
+  check.out_dim(d.extent(2));
+  detail::check_feed_forward(check, w);
+
+  const feed_forward_weight_gradients<S> of_weights{gradients.up, gradients.down, gradients.up_bias,
+                                                    gradients.down_bias};
+  const detail::feed_forward_backward_memory<T> memory(w, of_weights, gradients.accumulate);
+  detail::feed_forward_backward_call<T>{detail::input_tokens<T>(from),
+                                        detail::input_tokens<T>(d),
+                                        {gradients.x, gradients.accumulate},
+                                        memory,
+                                        given.activation}
+      .run(detail::execution_of(exec, options));
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,169 @@
+// attn: the gradients of layer_norm.
+//
+//   with z = (x - mean) r, r = 1 / sqrt(variance + eps), g = gamma d_out (out = gamma z + beta):
+//   dx = r (g - mean(g) - z mean(g z)),   dgamma = sum over tokens of d_out z,   dbeta = sum over tokens of d_out
+//
+//   attn::layer_norm(x, out, {.gamma = g, .beta = b}, threads);
+//   attn::layer_norm_backward(x, {.gamma = g, .beta = b}, d_out, {.x = dx, .gamma = dg, .beta = db}, {}, threads);
+//   attn::layer_norm_backward(x, {}, d_out, {.x = dx});                 // without gamma and beta
+//
+// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
+//          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Cost     some 15 operations a number; scratch: a few rows, per thread four rows of sums more.
+// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written.
+//
+// Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. A token
+// whose d_out is 0 has gradient 0 and adds nothing, whatever its x is: so has padding, NaN or not.
+#pragma once
+
+#include <attn/layers/detail/weight_gradients.hpp>
+#include <attn/layers/layer_norm.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients of layer_norm_weights.
+template <class S>
+struct layer_norm_weight_gradients {
+  tensor_view<S, 1> gamma{}, beta{};
+};
+
+/// The gradients layer_norm_backward writes: those given. S is the element type of the call.
+template <class S>
+struct layer_norm_gradients {
+  tensor_view<S, 3> x{};
+  tensor_view<S, 1> gamma{}, beta{};
+  /// Add to what is there, instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+/// The gradients of a norm of x: dx = residual + what d leads to, written to `dx` and, if given, to `copy`. The memory
+/// of d, of the residual and of dx may be the same.
+template <class T>
+struct norm_backward_call {
+  const row_norm<T>& norm;
+  token_sum<T> x, d;
+  input_tokens<T> residual;
+  gradient_memory<T> dx, copy, gamma, beta;
+
+  index dim() const { return norm.dim; }
+  index padded() const { return round_up(dim(), width<T>); }
+
+  /// Rows of a task, whole packets, and its sums for gamma and beta. Numbers that fill up packets are 0.
+  void run_tokens(index begin, index end, T* rows, T* sums) const {
+    T *const z = rows, *const g = rows + padded(), *const spare = rows + 2 * padded();
+    std::fill_n(rows, 3 * padded(), T(0));
+    std::fill_n(sums, 2 * padded(), T(0));
+    for (index n = begin; n < end; ++n) {
+      d.load(n, g, spare);
+      if (is_zero(g, dim())) {
+        store_token(n, g, spare);
+        continue;
+      }
+      x.load(n, z, spare);
+      std::fill(z + dim(), z + padded(), T(0));
+      const T factor = norm.centre(z);
+      packet<T> sum = zero<T>(), sum_z = zero<T>();
+      for (index i = 0; i < padded(); i += width<T>) {
+        const packet<T> here = load<T>(g + i), scaled = mul(here, load<T>(norm.gamma + i));
+        const packet<T> unit = mul(load<T>(z + i), broadcast<T>(factor));
+        store<T>(z + i, unit);
+        store<T>(g + i, scaled);
+        store<T>(sums + i, fma(here, unit, load<T>(sums + i)));
+        store<T>(sums + padded() + i, add(here, load<T>(sums + padded() + i)));
+        sum = add(sum, scaled);
+        sum_z = fma(scaled, unit, sum_z);
+      }
+      const packet<T> mean = broadcast<T>(sum_lanes(sum) / static_cast<T>(dim()));
+      const packet<T> mean_z = broadcast<T>(-sum_lanes(sum_z) / static_cast<T>(dim()));
+      for (index i = 0; i < padded(); i += width<T>) {
+        const packet<T> away = fma(mean_z, load<T>(z + i), sub(load<T>(g + i), mean));
+        store<T>(z + i, mul(away, broadcast<T>(factor)));
+      }
+      store_token(n, z, spare);
+      std::fill(g + dim(), g + padded(), T(0));
+    }
+  }
+
+  void store_token(index n, T* row, T* spare) const {
+    if (residual.data) {
+      residual.load(n, spare);
+      add_row(row, spare, dim());
+    }
+    if (dx.given()) dx.put(n, 0, dim(), row);
+    if (copy.given()) copy.put(n, 0, dim(), row);
+  }
+
+  void run(execution& exec) const {
+    const bool sums_wanted = gamma.given() || beta.given();
+    if (!sums_wanted && !dx.given() && !copy.given()) return;
+    const index count = x.first.count, tasks = ceil_div(count, tokens_per_task);
+    const double numbers = static_cast<double>(count) * static_cast<double>(dim());
+    const auto limit = exec.limit_threads({.operations = 16 * numbers, .bytes = 3 * sizeof(T) * numbers});
+    // The sums of so many tasks are kept until they are added in order.
+    const index together = sums_wanted && exec.active_threads() > 1 ? 4 * exec.active_threads() : 1, one = 2 * padded();
+    T* const sums = exec.shared_scratch([&](arena& memory) { return memory.allocate<T>((together + 1) * one); });
+    T* const total = sums + together * one;
+    std::fill_n(total, one, T(0));
+    const auto run_task = [&](index task, int worker, T* task_sums) {
+      const auto [rows, own] = exec.scratch(worker, [&](arena& memory) {
+        return std::array{memory.allocate<T>(3 * padded()), memory.allocate<T>(2 * padded())};
+      });
+      const index begin = task * tokens_per_task;
+      run_tokens(begin, std::min(begin + tokens_per_task, count), rows, task_sums ? task_sums : own);
+    };
+    if (dim() > 0 && !sums_wanted)
+      exec.for_each(tasks, [&](index task, int worker) { run_task(task, worker, nullptr); });
+    for (index first = 0; dim() > 0 && sums_wanted && first < tasks; first += together) {
+      const index here = std::min(together, tasks - first);
+      exec.for_each(here, [&](index task, int worker) { run_task(first + task, worker, sums + task * one); });
+      for (index task = 0; task < here; ++task) add_row(total, sums + task * one, one);
+    }
+    if (gamma.given()) gamma.put(0, 0, dim(), total);
+    if (beta.given()) beta.put(0, 0, dim(), total + padded());
+  }
+};
+
+}  // namespace detail
+
+/// The gradients of layer_norm. See the top of the file.
+template <viewable X, viewable D, class Weights = layer_norm_weights<element_of<const X&>>,
+          class Options = layer_norm_options<element_of<const X&>>>
+void layer_norm_backward(const X& x, const Weights& weights, const D& d_out,
+                         const layer_norm_gradients<element_of<const X&>>& gradients, Options&& options = {},
+                         execution_ref exec = {}) {
+  using S = element_of<const X&>;
+  using T = compute_type<S>;
+  const auto [from, d] = detail::inputs_of(x, d_out);
+  const auto& w = detail::weights_of<layer_norm_weights<S>>(weights);
+  const T eps = detail::options_or_default<layer_norm_options<S>>(options).eps;
+  const index dim = from.extent(2);
+  detail::backward_views views;
+  views.gradient("the gradient of x", gradients.x, "x", from);
+  views.gradient("the gradient of gamma", gradients.gamma, "gamma", w.gamma);
+  views.gradient("the gradient of beta", gradients.beta, "beta", w.beta);
+  views.read("d_out", d);
+  const detail::layer_validator check("layer_norm_backward", from, views, d);
+  check.out_dim(dim);
+  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
+  check.optional("gamma", w.gamma, "feature", dim);
+  check.optional("beta", w.beta, "feature", dim);
+
+  execution& e = detail::execution_of(exec, options);
+  auto norm = e.workspace([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });
+  norm->set(w, eps);
+  const bool adds = gradients.accumulate;
+  detail::norm_backward_call<T>{.norm = *norm,
+                                .x = detail::input_tokens<T>(from),
+                                .d = detail::input_tokens<T>(d),
+                                .residual = tensor_view<const T, 3>(),
+                                .dx = {gradients.x, adds},
+                                .copy = {tensor_view<T, 3>(), false},
+                                .gamma = {gradients.gamma, adds},
+                                .beta = {gradients.beta, adds}}
+      .run(e);
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,157 @@
+// attn: the gradients of multi_head, around any operator that has a backward pass.
+//
+//   d_heads = d_out W_o,   (dq, dk, dv) = op_backward(d_heads),   dx = dq W_q,   dy = dk W_k + dv W_v,
+//   dW_q = sum over tokens of dq^T x, and so on;  dx is the sum of all three where y is x
+//
+//   const auto attend = [&](auto q, auto k, auto v, auto out, attn::execution& exec) {
+//     attn::full_softmax(q, k, v, out, {.causal = true, .lse = lse}, exec);              // lse: one buffer for both
+//   };
+//   const auto attend_backward = [&](auto q, auto k, auto v, auto out, auto d_out, auto dq, auto dk, auto dv,
+//                                    attn::execution& exec) {
+//     attn::full_softmax_backward(q, k, v, out, d_out, {dq, dk, dv}, {.causal = true, .lse = lse}, exec);
+//   };
+//   attn::multi_head(x, out, weights, attend, {.heads = 8});
+//   attn::multi_head_backward(x, weights, attend, attend_backward, d_out, {.x = dx, .query = dwq}, {.heads = 8});
+//
+// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
+//          shapes of what they are of. A context is an input of its own, even where it is x: its gradient goes to
+//          .context. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Operator q, k, v are projected again, and op(q, k, v, out, execution) is called once more: an lse that it writes is
+//          then that of this layer, whatever other layers wrote there. With options.attended, which the forward call
+//          wrote, it is not called, and lse must be kept as well; without an output weight the forward call's out
+//          serves as attended. Then op_backward(q, k, v, out, d_out, dq, dk, dv, execution) writes dq, dk and dv over,
+//          with views [B, heads, L, dim] as in the forward call.
+// Cost     three times that of the forward call for the projections of q, k and v, twice for that of the output, and
+//          the operator (without options.attended) and its backward pass. Scratch, beside the operator's: q, k, v, the
+//          heads' output and the gradients of these, twice what the forward call needs, and what project_backward.hpp
+//          needs.
+// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written; what the operator throws passes through.
+//
+// Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. Tokens
+// whose dq, dk and dv are 0, as an operator with true lengths leaves them in padding, have gradient 0 and add nothing,
+// whatever their x is.
+#pragma once
+
+#include <attn/layers/multi_head.hpp>
+#include <attn/layers/project_backward.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients multi_head_backward writes: those given. S is the element type of the call.
+template <class S>
+struct multi_head_gradients {
+  tensor_view<S, 3> x{}, context{};
+  tensor_view<S, 2> query{}, key{}, value{}, output{};
+  tensor_view<S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
+  /// Add to what is there, instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+template <class S, class Operator, class Backward>
+void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w, Operator& op,
+                             Backward& op_backward, const tensor_view<const S, 3>& d_out,
+                             const multi_head_gradients<S>& g, const multi_head_options<S>& options, execution& exec) {
+  using T = compute_type<S>;
+  using view = tensor_view<const S>;
+  const auto& y = options.context ? options.context : x;
+  const index heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
+  struct pieces {
+    tensor_view<S, 3> q, k, v, attended, d_attended, dq, dk, dv;
+  };
+  const auto workspace = exec.workspace([&](arena& memory) {
+    const auto allocate = [&](const tensor_view<const S, 3>& from, index dim) {
+      return allocate_sequence<S>(memory, from.extent(0), from.extent(1), dim);
+    };
+    const index attended_dim = heads * (w.value.extent(0) / kv_heads);
+    pieces p;
+    p.q = allocate(x, w.query.extent(0));
+    p.k = w.key ? allocate(y, w.key.extent(0)) : p.q;
+    p.v = allocate(y, w.value.extent(0));
+    p.attended = options.attended ? options.attended : allocate(x, attended_dim);
+    if (w.output) p.d_attended = allocate(x, attended_dim);
+    p.dq = allocate(x, p.q.extent(2));
+    p.dk = allocate(y, p.k.extent(2));
+    p.dv = allocate(y, p.v.extent(2));
+    return p;
+  });
+  const auto& [q, k, v, attended, d_attended, dq, dk, dv] = *workspace;
+  const view q_heads = split_heads(q, heads), k_heads = split_heads(k, kv_heads), v_heads = split_heads(v, kv_heads);
+  const auto heads_out = split_heads(attended, heads);
+  const bool adds = g.accumulate;
+  const bool through_operator =
+      g.x || g.context || g.query || g.key || g.value || g.query_bias || g.key_bias || g.value_bias;
+
+  if (through_operator || !options.attended) project_heads<S>(x, y, w, q, k, v, exec);
+  if (!options.attended) op(q_heads, k_heads, v_heads, heads_out, exec);
+  if (w.output) {
+    const projection_gradient<T> last(w.output, input_tokens<T>(d_out), g.output, g.output_bias, adds);
+    const tensor_view<S, 3> to = through_operator ? d_attended : tensor_view<S, 3>();
+    run_projections_backward<T>(attended, {to, false}, {&last, 1}, exec);
+  }
+  if (!through_operator) return;
+  op_backward(q_heads, k_heads, v_heads, view(heads_out),
+              view(split_heads(w.output ? tensor_view<const S, 3>(d_attended) : d_out, heads)), split_heads(dq, heads),
+              split_heads(dk, kv_heads), split_heads(dv, kv_heads), exec);
+
+  // Queries that serve as keys take both gradients.
+  const token_sum<T> d_queries = w.key ? token_sum<T>(dq) : token_sum<T>(dq, dk);
+  const projection_gradient<T> list[] = {{w.query, d_queries, g.query, g.query_bias, adds},
+                                         {w.value, token_sum<T>(dv), g.value, g.value_bias, adds},
+                                         {w.key, token_sum<T>(dk), g.key, g.key_bias, adds}};
+  const std::span all(list, w.key ? 3 : 2);
+  if (!options.context) return run_projections_backward<T>(x, {g.x, adds}, all, exec);
+  run_projections_backward<T>(x, {g.x, adds}, all.first(1), exec);
+  run_projections_backward<T>(y, {g.context, adds}, all.subspan(1), exec);
+}
+
+/// Everything multi_head_backward refuses, it refuses here.
+template <class S>
+void check_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,
+                               const tensor_view<const S, 3>& d_out, const multi_head_gradients<S>& g,
+                               const multi_head_options<S>& options) {
+  backward_views views;
+  views.gradient("the gradient of x", g.x, "x", x);
+  views.gradient("the gradient of context", g.context, "context", options.context);
+  views.gradient("the gradient of query", g.query, "query weight", w.query);
+  views.gradient("the gradient of key", g.key, "key weight", w.key);
+  views.gradient("the gradient of value", g.value, "value weight", w.value);
+  views.gradient("the gradient of output", g.output, "output weight", w.output);
+  views.gradient("the gradient of query_bias", g.query_bias, "query bias", w.query_bias);
+  views.gradient("the gradient of key_bias", g.key_bias, "key bias", w.key_bias);
+  views.gradient("the gradient of value_bias", g.value_bias, "value bias", w.value_bias);
+  views.gradient("the gradient of output_bias", g.output_bias, "output bias", w.output_bias);
+  views.read("d_out", d_out);
+  views.read("attended", options.attended);
+  const layer_validator check("multi_head_backward", x, views, d_out);
+  check_multi_head<S>(check, options.context ? options.context : x, w, options);
+}
+
+}  // namespace detail
+
+/// The gradients of multi_head. See the top of the file.
+template <viewable X, class Operator, class OperatorBackward, viewable D,
+          class Weights = multi_head_weights<element_of<const X&>>,
+          class Options = multi_head_options<element_of<const X&>>>
+void multi_head_backward(const X& x, const Weights& weights, Operator&& op, OperatorBackward&& op_backward,
+                         const D& d_out, const multi_head_gradients<element_of<const X&>>& gradients,
+                         Options&& options = {}, execution_ref exec = {}) {
+  using S = element_of<const X&>;
+  using view = tensor_view<const S>;
+  using out_view = tensor_view<S>;
+  static_assert(std::invocable<Operator&, view, view, view, out_view, execution&>,
+                "attn: the operator must be callable as op(q, k, v, out, execution)");
+  static_assert(
+      std::invocable<OperatorBackward&, view, view, view, view, view, out_view, out_view, out_view, execution&>,
+      "attn: the operator's gradient must be callable as op_backward(q, k, v, out, d_out, dq, dk, dv, execution)");
+  const auto [from, d] = detail::inputs_of(x, d_out);
+  const auto& w = detail::weights_of<multi_head_weights<S>>(weights);
+  const auto& given = detail::options_or_default<multi_head_options<S>>(options);
+  detail::check_multi_head_backward<S>(from, w, d, gradients, given);
+  detail::run_multi_head_backward<S>(from, w, op, op_backward, d, gradients, given,
+                                     detail::execution_of(exec, options));
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,223 @@
+// attn: the way back through softmax attention between few rows (landmarks, projected keys) and many tokens.
+//
+// Weights P and gradients of scores dS of a block of tokens are [row][token]: whichever side the softmax runs over, no
+// token's weights leave the caches, and every product has strides the compiler knows:
+//
+//   scores     S = X Y^T, dP = U V^T      rows as tiles, tokens as columns of panels
+//   of rows    dX += dS Y, dU += P V      tokens as rows of panels
+//   of tokens  dY = dS^T X, dV = P^T U    rows as rows of panels
+//
+//   backward_of_queries   tokens are queries: the softmax runs over the rows, and needs nothing from the forward call
+//   backward_of_keys      tokens are keys: the softmax runs over all tokens, its maxima and sums are given
+#pragma once
+
+#include <attn/core/detail/exp.hpp>
+#include <attn/low_rank/detail/panel_product.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+inline constexpr index few_rows_block = 128;                 // tokens taken at a time, a multiple of the panel width
+inline constexpr int few_rows_stride = few_rows_block + 16;  // rows of a tile fall into different cache sets
+
+/// to[r] = sum over k < depth of left(r, k) b(k, .) for r < rows, or to[r] += that. b lies in panels of `capacity`
+/// rows; rows of `to` are whole packets.
+template <class T, class Left>
+[[gnu::noinline]] void block_product(const Left& left, index rows, const T* b, index capacity, index cols, index depth,
+                                     T* to, index stride, bool accumulate) {
+  panel_product<T>(left, rows, b, capacity, cols, depth, [&](index r, index col, const auto& sum) {
+    T* const c = to + r * stride + col;
+    if (r < rows) store<T>(c, accumulate ? add(load<T>(c), sum) : sum);
+  });
+}
+
+/// Few rows [count][dim] as operands: tiles [dim][tile_rows], and panels.
+template <class T>
+struct few_rows {
+  T *tiles = nullptr, *panels = nullptr;
+  index count = 0, dim = 0, capacity = 0;
+
+  static few_rows layout(arena& memory, index most, index dim) {
+    return {memory.allocate<T>(round_up(most, tile_rows) * dim + width<T>),
+            memory.allocate<T>(most * round_up(dim, panel_width<T>)), 0, dim, most};
+  }
+
+  /// Tiles take the rows times `factor`.
+  template <class S>
+  void pack(const matrix_view<const S>& x, index rows, T factor) {
+    count = rows;
+    for (index r = 0; r < count; r += tile_rows)
+      pack_rows<T>([&](index i) { return x.row(r + i); }, std::min<index>(tile_rows, count - r), dim, x.col_stride,
+                   factor, tiles + r * dim);
+    pack_panels<T>([&](index i) { return x.row(i); }, 0, count, dim, x.col_stride, panels, capacity);
+  }
+
+  /// to[row][token] = products with `tokens` tokens, packed as columns, or to[row][token] += that.
+  void scores(const T* columns, index tokens, T* to, index stride = few_rows_stride, bool accumulate = false) const {
+    block_product<T>([&](index r) { return packed_rows<T>{tiles + r * dim}; }, count, columns, dim, tokens, dim, to,
+                     stride, accumulate);
+  }
+  /// to[token] = sum over rows of weights[row][token] row, or to[token] += that.
+  void mix(const T* weights, index tokens, T* to, index stride, bool accumulate) const {
+    block_product<T>([&](index r) { return left_operand<T, 1, few_rows_stride>{weights + r}; }, tokens, panels,
+                     capacity, dim, count, to, stride, accumulate);
+  }
+};
+
+/// A block of tokens as operands: as columns and as rows of panels.
+template <class T>
+struct block_tokens {
+  T *columns = nullptr, *panels = nullptr;
+  index count = 0, dim = 0;
+
+  static block_tokens layout(arena& memory, index dim) {
+    return {memory.allocate<T>(few_rows_block * dim),
+            memory.allocate<T>(few_rows_block * round_up(dim, panel_width<T>)), 0, dim};
+  }
+  /// Tokens [begin, begin + tokens) of x.
+  template <class S>
+  void pack(const matrix_view<const S>& x, index begin, index tokens, bool as_columns, bool as_rows) {
+    count = tokens;
+    const auto row = [&](index i) { return x.row(begin + i); };
+    if (as_columns) pack_panels_across<T>(row, count, dim, x.col_stride, columns);
+    if (as_rows) pack_panels<T>(row, 0, count, dim, x.col_stride, panels, few_rows_block);
+  }
+  /// to[row] += sum over tokens of weights[row][token] token.
+  void add_mix(const T* weights, index rows, T* to, index stride) const {
+    block_product<T>([&](index r) { return left_operand<T, few_rows_stride, 1>{weights + r * few_rows_stride}; }, rows,
+                     panels, few_rows_block, dim, count, to, stride, true);
+  }
+};
+
+/// Scratch of one worker: a block of tokens with what belongs to it, x and y (queries and d_out, or keys and values).
+template <class T>
+struct few_rows_scratch {
+  block_tokens<T> x, y;
+  T *weights = nullptr, *d_scores = nullptr;  // [rows][few_rows_stride]
+
+  static few_rows_scratch layout(arena& memory, index rows, index dim, index dim_v) {
+    const index size = round_up(rows, tile_rows) * few_rows_stride;
+    return {block_tokens<T>::layout(memory, dim), block_tokens<T>::layout(memory, dim_v), memory.allocate<T>(size),
+            memory.allocate<T>(size)};
+  }
+};
+
+/// Columns of scores become weights, softmax over `rows` rows, and d, unless it is null, dS = P (dP - sum of P dP +
+/// d_lse). d_lse, if given, has one number for each token.
+template <class T>
+[[gnu::noinline]] void softmax_columns(T* s, T* d, index rows, index tokens, const T* d_lse) {
+  for (index t = 0; t < tokens; t += width<T>) {
+    packet<T> highest = load<T>(s + t);
+    for (index r = 1; r < rows; ++r) highest = max(highest, load<T>(s + r * few_rows_stride + t));
+    packet<T> sum = zero<T>(), dot = zero<T>();
+    for (index r = 0; r < rows; ++r) {
+      T* const at = s + r * few_rows_stride + t;
+      const packet<T> weight = exp2_weight<T>(sub(load<T>(at), highest));
+      store<T>(at, weight);
+      sum = add(sum, weight);
+      if (d) dot = fma(weight, load<T>(d + r * few_rows_stride + t), dot);
+    }
+    const packet<T> share = div(broadcast<T>(T(1)), sum);
+    packet<T> delta = mul(dot, share);
+    if (d_lse) delta = sub(delta, load<T>(d_lse + t));
+    for (index r = 0; r < rows; ++r) {
+      T *const at = s + r * few_rows_stride + t, *const by = d + r * few_rows_stride + t;
+      const packet<T> weight = mul(load<T>(at), share);
+      store<T>(at, weight);
+      if (d) store<T>(by, mul(weight, sub(load<T>(by), delta)));
+    }
+  }
+}
+
+/// Rows of scores become weights 2^(s - maximum), and d, unless it is null, weights times (dP - delta): what divides
+/// the weights by their sum is in the rows that d_out's tiles hold, and in delta.
+template <class T>
+[[gnu::noinline]] void softmax_rows(T* s, T* d, index rows, index tokens, const T* maximum, const T* delta) {
+  for (index r = 0; r < rows; ++r, s += few_rows_stride, d = d ? d + few_rows_stride : d) {
+    const packet<T> highest = broadcast<T>(maximum[r]), less = broadcast<T>(delta[r]);
+    for (index t = 0; t < tokens; t += width<T>) {
+      const packet<T> weight = exp2_weight<T>(sub(load<T>(s + t), highest));
+      store<T>(s + t, weight);
+      if (d) store<T>(d + t, mul(weight, sub(load<T>(d + t), less)));
+    }
+  }
+}
+
+/// Numbers from one row of sums to the next.
+template <class T>
+index sums_stride(index dim) {
+  return round_up(dim, panel_width<T>);
+}
+
+/// Rows of sums, in parts that are summed apart and then added up in order.
+template <class T>
+struct sums_in_parts {
+  T* data = nullptr;
+  index parts = 0, rows = 0, stride = 0;
+
+  static sums_in_parts layout(arena& memory, index parts, index rows, index dim) {
+    const index stride = sums_stride<T>(dim);
+    return {memory.allocate<T>(parts * rows * stride), parts, rows, stride};
+  }
+  T* part(index n) const { return data + n * rows * stride; }
+  T* row(index r) const { return data + r * stride; }
+  void clear(index n) const { std::fill_n(part(n), rows * stride, T(0)); }
+  /// The first part becomes factor times the sum of all.
+  void merge(T factor) const {
+    for (index n = 1; n < parts; ++n)
+      for (index x = 0; x < rows * stride; ++x) data[x] += part(n)[x];
+    for (index x = 0; x < rows * stride; ++x) data[x] *= factor;
+  }
+};
+
+/// What the gradients of tokens that are queries go to; what is null is not computed. Sums lack the scale.
+template <class T>
+struct query_sums {
+  T *queries = nullptr, *keys = nullptr, *values = nullptr;  // [token of the block][], [row][], [row][]
+  index stride = 0, stride_v = 0;                            // of queries and keys, of values
+};
+
+/// Tokens [begin, begin + count) of q attend to few keys and values; tiles of keys hold them times the scale in base 2.
+template <class T, class S>
+void backward_of_queries(const matrix_view<const S>& q, const matrix_view<const S>& d_out, index begin, index count,
+                         const few_rows<T>& keys, const few_rows<T>& values, const T* d_lse, few_rows_scratch<T>& s,
+                         const query_sums<T>& to) {
+  const bool scores = to.queries || to.keys;
+  s.x.pack(q, begin, count, true, to.keys);
+  s.y.pack(d_out, begin, count, scores, to.values);
+  keys.scores(s.x.columns, count, s.weights);
+  if (scores) values.scores(s.y.columns, count, s.d_scores);
+  softmax_columns(s.weights, scores ? s.d_scores : nullptr, keys.count, count, d_lse);
+  if (to.queries) keys.mix(s.d_scores, count, to.queries, to.stride, false);
+  if (to.keys) s.x.add_mix(s.d_scores, keys.count, to.keys, to.stride);
+  if (to.values) s.y.add_mix(s.weights, values.count, to.values, to.stride_v);
+}
+
+/// Few queries that have attended to many keys: their tiles hold them times the scale in base 2, d_out is divided by
+/// the sum of their weights, and delta with it.
+template <class T>
+struct attended_rows {
+  few_rows<T> queries, d_out;
+  T *maximum = nullptr, *delta = nullptr;
+
+  static attended_rows layout(arena& memory, index most, index dim, index dim_v) {
+    return {few_rows<T>::layout(memory, most, dim), few_rows<T>::layout(memory, most, dim_v), memory.allocate<T>(most),
+            memory.allocate<T>(most)};
+  }
+};
+
+/// The gradients of the tokens packed in s, keys and values; s.x has its columns, s.y too where scores are asked for,
+/// and s.x its rows where those of the queries are. Sums lack the scale.
+template <class T>
+void backward_of_keys(const attended_rows<T>& from, few_rows_scratch<T>& s, T* d_keys, index stride, T* d_values,
+                      index stride_v, T* d_queries, bool accumulate) {
+  const bool scores = d_keys || d_queries;
+  const index tokens = s.x.count, rows = from.queries.count;
+  from.queries.scores(s.x.columns, tokens, s.weights);
+  if (scores) from.d_out.scores(s.y.columns, tokens, s.d_scores);
+  softmax_rows(s.weights, scores ? s.d_scores : nullptr, rows, tokens, from.maximum, from.delta);
+  if (d_values) from.d_out.mix(s.weights, tokens, d_values, stride_v, accumulate);
+  if (d_keys) from.queries.mix(s.d_scores, tokens, d_keys, stride, accumulate);
+  if (d_queries) s.x.add_mix(s.d_scores, rows, d_queries, stride);
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,275 @@
+// attn: the driver of linformer_backward: the projected keys and values again, back through the softmax over them, then
+// through the projections.
+#pragma once
+
+#include <attn/core/detail/gradients.hpp>
+#include <attn/low_rank/detail/few_rows_backward.hpp>
+#include <attn/low_rank/linformer.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Projected keys or values of one head of projections, and their gradient: as operands, and as sums.
+template <class T>
+struct projected_rows {
+  few_rows<T> rows, gradient;
+  sums_in_parts<T>* sums = nullptr;  // [query heads that attend to them], by pieces of the queries
+
+  static projected_rows layout(arena& memory, index rank, index dim, index query_heads, index pieces) {
+    return {
+        few_rows<T>::layout(memory, rank, dim), few_rows<T>::layout(memory, rank, dim),
+        memory.allocate_list(query_heads, [&](arena& m) { return sums_in_parts<T>::layout(m, pieces, rank, dim); })};
+  }
+};
+
+/// One batch item: projections as project() leaves them, and as operands for each of their heads.
+template <class T>
+struct linformer_backward_item {
+  T *keys = nullptr, *values = nullptr;
+  projected_rows<T>*key_heads = nullptr, *value_heads = nullptr;
+};
+
+/// The gradients of one projection and of what is projected; those not asked for are null views.
+template <class S>
+struct projection_gradients {
+  using T = compute_type<S>;
+
+  tensor_view<S, 3> e;
+  tensor_view<S> x;
+  T* sums = nullptr;  // [heads of E][rank][columns]: in e itself where they can be, else in scratch memory
+  index head_stride = 0, stride = 0;
+  bool in_place = false;
+
+  bool any() const { return e || x; }
+  /// Where many heads are summed up in e, its rows may fall into the same few sets of the cache.
+  void layout(arena& memory, bool accumulate) {
+    in_place = std::same_as<S, T> && !accumulate && e.stride(2) == 1 && e.extent(0) > 1;
+    stride = in_place ? e.stride(1) : round_up(e.extent(2), width<T>) + width<T>;
+    head_stride = in_place ? e.stride(0) : e.extent(1) * stride;
+    sums = memory.allocate<T>(in_place ? 0 : e.extent(0) * head_stride);
+    if constexpr (std::same_as<S, T>)
+      if (in_place) sums = e.data();
+  }
+  T* row(index head, index r) const { return sums + head * head_stride + r * stride; }
+  /// Columns from `begin` on are 0.
+  void clear(index begin) const {
+    for (index head = 0; head < e.extent(0); ++head)
+      for (index r = 0; r < e.extent(1); ++r) std::fill(row(head, r) + begin, row(head, r) + e.extent(2), T(0));
+  }
+};
+
+/// One call, after its checks.
+template <class S>
+struct linformer_backward_call {
+  using T = compute_type<S>;
+  using item = linformer_backward_item<T>;
+
+  const attention_views<S>& views;
+  tensor_view<const S> d_out;
+  tensor_view<const T, 3> d_lse;
+  tensor_view<S> dq;
+  bool accumulate;
+  score_terms<T, no_score> terms;
+  sequence_projection<S> keys, values;
+  projection_gradients<S> key_gradients, value_gradients;
+  bool shared;  // E is F
+
+  const attention_shape& shape() const { return views.shape; }
+  index rank() const { return keys.rank(); }
+  index pieces() const { return std::clamp<index>(shape().queries / 2048, 1, 16); }
+  /// The head of a projection's results that query head h sees, and which of those that see it h is.
+  index result_head(const sequence_projection<S>& side, index h) const { return h * side.heads / shape().heads; }
+  index place(const sequence_projection<S>& side, index h) const { return h % (shape().heads / side.heads); }
+
+  item layout(arena& memory) const {
+    const auto heads = [&](const sequence_projection<S>& side) {
+      return memory.allocate_list(side.heads, [&](arena& m) {
+        return projected_rows<T>::layout(m, rank(), side.x.extent(3), shape().heads / side.heads, pieces());
+      });
+    };
+    item one;
+    one.keys = memory.allocate<T>(keys.heads * keys.result_size());
+    one.values = memory.allocate<T>(values.heads * values.result_size());
+    one.key_heads = heads(keys);
+    one.value_heads = heads(values);
+    return one;
+  }
+
+  /// The queries of one piece.
+  void queries_back(const item& one, index b, index h, index piece, execution& exec, int worker) const {
+    const projected_rows<T>&to_keys = one.key_heads[result_head(keys, h)],
+          &to_values = one.value_heads[result_head(values, h)];
+    const sums_in_parts<T>&d_keys = to_keys.sums[place(keys, h)], &d_values = to_values.sums[place(values, h)];
+    const index queries = views.lengths.queries(b), stride = sums_stride<T>(shape().dim);
+    struct {
+      few_rows_scratch<T> s;
+      T *d_lse, *dq;
+    } block;
+    block = exec.scratch(worker, [&](arena& memory) {
+      return decltype(block){few_rows_scratch<T>::layout(memory, rank(), shape().dim, shape().dim_v),
+                             memory.allocate<T>(few_rows_block), memory.allocate<T>(few_rows_block * stride)};
+    });
+    if (key_gradients.any()) d_keys.clear(piece);
+    if (value_gradients.any()) d_values.clear(piece);
+    if (d_lse) std::fill_n(block.d_lse, few_rows_block, T(0));
+    const index end = segment_begin(piece + 1, queries, pieces());
+    for (index at = segment_begin(piece, queries, pieces()); at < end; at += few_rows_block) {
+      const index count = std::min(few_rows_block, end - at);
+      for (index i = 0; d_lse && i < count; ++i) block.d_lse[i] = d_lse(b, h, at + i);
+      backward_of_queries<T>(head_of(views.q, b, h), head_of(d_out, b, h), at, count, to_keys.rows, to_values.rows,
+                             d_lse ? block.d_lse : nullptr, block.s,
+                             {.queries = dq ? block.dq : nullptr,
+                              .keys = key_gradients.any() ? d_keys.part(piece) : nullptr,
+                              .values = value_gradients.any() ? d_values.part(piece) : nullptr,
+                              .stride = stride,
+                              .stride_v = sums_stride<T>(shape().dim_v)});
+      if (dq)
+        store_gradient_rows(block.dq, stride, terms.scale, rows_from(head_of(dq, b, h), at), 0, count, count,
+                            accumulate);
+    }
+  }
+  static matrix_view<S> rows_from(matrix_view<S> x, index begin) {
+    x.data = x.row(begin);
+    return x;
+  }
+
+  /// The gradient of one head of projected rows, of all query heads that see it, as an operand.
+  void merge(const projected_rows<T>& to, index query_heads, T factor) const {
+    const sums_in_parts<T>& all = to.sums[0];
+    all.merge(T(1));
+    for (index g = 1; g < query_heads; ++g) {
+      to.sums[g].merge(T(1));
+      for (index x = 0; x < all.rows * all.stride; ++x) all.data[x] += to.sums[g].data[x];
+    }
+    few_rows<T> operand = to.gradient;
+    for (index x = 0; x < all.rows * all.stride; ++x) all.data[x] *= factor;
+    operand.pack(matrix_view<const T>{all.data, rank(), operand.dim, all.stride, 1}, rank(), T(1));
+  }
+
+  /// Tokens [begin, end) of one side: of a wave of items, one after the other.
+  void tokens_back(const wave<item>& w, bool second, index begin, index end, int worker) const {
+    const sequence_projection<S>& side = second ? values : keys;
+    const projection_gradients<S>& to = second ? value_gradients : key_gradients;
+    const index dim = side.x.extent(3), stride = sums_stride<T>(dim), one_e = side.e.extent(0) == 1;
+    struct {
+      block_tokens<T> x;
+      T *e, *dx, *edge;
+    } block;
+    block = w.exec.scratch(worker, [&](arena& memory) {
+      return decltype(block){block_tokens<T>::layout(memory, dim), memory.allocate<T>(rank() * few_rows_stride),
+                             memory.allocate<T>(few_rows_block * stride),
+                             memory.allocate<T>(round_up(rank(), tile_rows) * few_rows_stride)};
+    });
+    if (to.x && one_e) load_projection(side, 0, begin, end - begin, block.e);
+    const index group = side.heads / shape().kv_heads;  // heads of the result for each head of x
+    for (index n = 0; n < w.count; ++n)
+      for (index kv = 0; kv < shape().kv_heads; ++kv) {
+        const index b = w.first + n, real = std::min(end, views.lengths.keys(b)), count = real - begin;
+        const projected_rows<T>* const heads =
+            (second ? w.scratch[n].value_heads : w.scratch[n].key_heads) + kv * group;
+        if (count > 0 && to.e) block.x.pack(head_of(side.x, b, kv), begin, count, true, false);
+        for (index g = 0; g < group && count > 0; ++g) {
+          const few_rows<T> gradient = gradient_of(heads[g]);
+          if (to.e)
+            add_to_projection(gradient, block.x, to, one_e ? 0 : kv * group + g, begin, b > 0 || (one_e && kv > 0),
+                              block.edge);
+          if (!to.x) continue;
+          if (!one_e) load_projection(side, kv * group + g, begin, count, block.e);
+          gradient.mix(block.e, count, block.dx, stride, g > 0);
+        }
+        if (to.x)
+          store_gradient_rows(block.dx, stride, T(1), rows_from(head_of(to.x, b, kv), begin), 0, end - begin,
+                              std::max<index>(count, 0), accumulate);
+      }
+  }
+  few_rows<T> gradient_of(const projected_rows<T>& x) const {
+    few_rows<T> gradient = x.gradient;
+    gradient.count = rank();
+    return gradient;
+  }
+  /// Products of rows and tokens become columns [begin, ...) of the sums of one head of E, or are added to them.
+  static void add_to_projection(const few_rows<T>& rows, const block_tokens<T>& x, const projection_gradients<S>& to,
+                                index head, index begin, bool add, T* edge) {
+    const index whole = x.count / panel_width<T> * panel_width<T>, rest = x.count - whole;
+    T* const sums = to.row(head, 0) + begin;
+    if (whole > 0) rows.scores(x.columns, whole, sums, to.stride, add);
+    if (rest == 0) return;
+    // Products of the last, partial packets are not all those of tokens.
+    rows.scores(x.columns + whole * rows.dim, rest, edge);
+    for (index r = 0; r < rows.count; ++r)
+      for (index j = 0; j < rest; ++j) {
+        T& to_one = sums[r * to.stride + whole + j];
+        to_one = (add ? to_one : T(0)) + edge[r * few_rows_stride + j];
+      }
+  }
+  /// Columns [begin, begin + count) of one head of E, as [rank][few_rows_stride].
+  void load_projection(const sequence_projection<S>& side, index head, index begin, index count, T* to) const {
+    for (index r = 0; r < rank(); ++r)
+      for (index j = 0; j < count; j += width<T>)
+        store<T>(to + r * few_rows_stride + j, load_part<T>(&side.e(head, r, begin + j), side.e.stride(2), count - j));
+  }
+
+  void run_wave(const wave<item>& w) const {
+    project<S>(keys, values, shared, views.lengths, w);
+    const index heads = shape().heads, token_blocks = ceil_div(shape().keys, few_rows_block);
+    w.for_each(keys.heads + values.heads, [&](index, const item& one, index h, int) {
+      if (h < keys.heads)
+        one.key_heads[h].rows.pack(const_rows(keys.result(one.keys, h)), rank(), terms.query_factor());
+      else
+        one.value_heads[h - keys.heads].rows.pack(const_rows(values.result(one.values, h - keys.heads)), rank(), T(1));
+    });
+    w.exec.for_each(w.count * heads * pieces(), [&](index task, int worker) {
+      const index n = task / pieces() / heads, h = task / pieces() % heads, b = w.first + n;
+      if (views.lengths.keys(b) > 0) return queries_back(w.scratch[n], b, h, task % pieces(), w.exec, worker);
+    });
+    w.exec.for_each(dq ? w.count * heads : 0, [&](index task, int) {
+      const index b = w.first + task / heads, real = views.lengths.keys(b) > 0 ? views.lengths.queries(b) : 0;
+      store_gradient_rows<T>(nullptr, 0, T(0), head_of(dq, b, task % heads), real, shape().queries, 0, accumulate);
+    });
+    w.for_each(keys.heads + values.heads, [&](index b, const item& one, index h, int) {
+      if (views.lengths.keys(b) == 0) return;
+      if (h < keys.heads && key_gradients.any())
+        merge(one.key_heads[h], heads / keys.heads, terms.scale);
+      else if (h >= keys.heads && value_gradients.any())
+        merge(one.value_heads[h - keys.heads], heads / values.heads, T(1));
+    });
+    w.exec.for_each(2 * token_blocks, [&](index task, int worker) {
+      const bool second = task >= token_blocks;
+      if (!(second ? value_gradients : key_gradients).any()) return;
+      const index begin = task % token_blocks * few_rows_block;
+      tokens_back(w, second, begin, std::min(begin + few_rows_block, shape().keys), worker);
+    });
+  }
+  static matrix_view<const T> const_rows(const matrix_view<T>& x) {
+    return {x.data, x.rows, x.cols, x.row_stride, x.col_stride};
+  }
+
+  void store_projection(const projection_gradients<S>& from, execution& exec) const {
+    exec.for_each(from.in_place ? 0 : from.e.extent(0) * rank(), [&](index task, int) {
+      const index head = task / rank(), r = task % rank();
+      for (index j = 0; j < from.e.extent(2); ++j) store_gradient(from.e(head, r, j), from.row(head, r)[j], accumulate);
+    });
+  }
+
+  void run(execution& exec) {
+    if (!dq && !key_gradients.any() && !value_gradients.any()) return;
+    const auto memory = exec.workspace([&](arena& m) {
+      T* const first = m.allocate<T>(keys.packed_size());
+      const std::array packed{first, shared ? first : m.allocate<T>(values.packed_size())};
+      key_gradients.layout(m, accumulate);
+      value_gradients.layout(m, accumulate);
+      return packed;
+    });
+    keys.packed = (*memory)[0], values.packed = (*memory)[1];
+    // The first item writes its columns over.
+    for (const projection_gradients<S>* x : {&key_gradients, &value_gradients})
+      x->clear(shape().batch > 0 ? views.lengths.keys(0) : 0);
+    // As forward: 32 heads together share the packing of E and F.
+    for_each_wave(
+        exec, shape().batch, std::max<index>(1, 32 / shape().heads), [&](arena& m) { return layout(m); },
+        [&](const wave<item>& w) { run_wave(w); });
+    store_projection(key_gradients, exec);
+    store_projection(value_gradients, exec);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,302 @@
+// attn: the driver of nystrom_backward: the forward call up to A^+ softmax(scale Q' K^T) V, then back: the queries, the
+// inverse, the keys, and what goes to tokens through the landmarks.
+#pragma once
+
+#include <attn/core/detail/gradients.hpp>
+#include <attn/low_rank/detail/convolution_backward.hpp>
+#include <attn/low_rank/detail/nystrom_call.hpp>
+#include <attn/low_rank/detail/nystrom_member.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// One call, after its checks.
+template <class S>
+struct nystrom_backward_call {
+  using T = compute_type<S>;
+  using pair = nystrom_backward_pair<T>;
+  using member = nystrom_member<T>;
+
+  const nystrom_call<S>& forward;
+  tensor_view<const S> d_out;
+  tensor_view<S> dq, dk, dv;
+  tensor_view<T, 2> d_convolution;
+  bool accumulate;
+
+  inverse_kind<T> kind{};
+  T* inner = nullptr;  // [batch * heads]: what the start of the whole batch passes on
+  index highest = -1;  // the head, of all items, with its largest column
+  index last = -1;     // the pair with that head, which comes last
+  bool at_last = false;
+
+  const landmark_plan& plan() const { return forward.plan; }
+  const attention_shape& shape() const { return forward.plan.shape; }
+  const sequence_lengths& lengths() const { return forward.plan.lengths; }
+  bool scores() const { return dq || dk; }
+  index m() const { return forward.m(); }
+  index stride() const { return sums_stride<T>(shape().dim); }
+  index stride_v() const { return sums_stride<T>(shape().dim_v); }
+  /// Queries are summed over in at most 16 pieces, cut by shape alone.
+  index query_pieces() const { return std::clamp<index>(shape().queries / 2048, 1, 16); }
+  T factor() const { return forward.terms.query_factor(); }
+  T* query_sums_of(const pair& p, index g) const { return dq ? p.d_queries + g * shape().queries * stride() : nullptr; }
+  T* landmark_gradients(const pair& p, index g) const {
+    return p.d_w + g * std::min(m(), std::max(shape().queries, shape().keys)) * stride_v();
+  }
+  /// Is the result what the landmarks of the queries attend to?
+  bool queries_are_landmarks(index b) const { return plan().few_queries(b) && !plan().few_keys(b); }
+  convolution_backward<S> convolution() const {
+    return {forward.convolution, forward.views.v, d_out, shape(), lengths()};
+  }
+  few_rows_scratch<T> block_scratch(arena& memory) const {
+    return few_rows_scratch<T>::layout(memory, std::min(m(), std::max(shape().queries, shape().keys)), shape().dim,
+                                       shape().dim_v);
+  }
+
+  /// What queries attend to: K' or all keys, and for every query head the values.
+  void pack_keys(pair& p, index b, index kv) const {
+    if (plan().few_keys(b))
+      p.keys.pack(head_of(forward.views.k, b, kv), lengths().keys(b), factor());
+    else if (!plan().few_queries(b))
+      p.keys.pack(matrix_view<const T>{p.forward.keys, m(), shape().dim, shape().dim, 1}, m(), factor());
+  }
+  void prepare(const pair& p, index b, index kv, index g, execution& exec, int worker) const {
+    member& one = p.members[g];
+    if (plan().few_keys(b)) return one.values.pack(head_of(forward.views.v, b, kv), lengths().keys(b), T(1));
+    const online_softmax<T>& w = p.forward.partial[0];
+    if (!plan().few_queries(b))
+      return one.invert(p.forward.queries + g * m() * shape().dim, p.forward.keys, w, g * m(), forward.terms, kind,
+                        exec, worker);
+    const index h = kv * shape().group() + g, queries = lengths().queries(b);
+    T* const d = landmark_gradients(p, g);
+    for (index r = 0; r < queries; ++r) {
+      const T normal = T(1) / w.sum[g * queries + r];
+      for (index c = 0; c < shape().dim_v; ++c) {
+        w.row(g * queries + r)[c] *= normal;
+        d[r * stride_v() + c] = static_cast<T>(d_out(b, h, r, c));
+      }
+    }
+    one.pack_landmarks(head_of(forward.views.q, b, h), queries, w, g * queries, d, stride_v(), factor());
+  }
+
+  /// The queries of one piece.
+  void queries_back(const pair& p, index b, index h, index g, index piece, execution& exec, int worker) const {
+    const member& one = p.members[g];
+    const index queries = lengths().queries(b), end = segment_begin(piece + 1, queries, query_pieces());
+    one.d_values.clear(piece), one.d_keys.clear(piece);
+    if (p.keys.count == 0) return;
+    auto s = exec.scratch(worker, [&](arena& memory) { return block_scratch(memory); });
+    const bool values = !plan().few_keys(b) || dv;
+    for (index at = segment_begin(piece, queries, query_pieces()); at < end; at += few_rows_block)
+      backward_of_queries<T>(head_of(forward.views.q, b, h), head_of(d_out, b, h), at,
+                             std::min(few_rows_block, end - at), p.keys, one.values, nullptr, s,
+                             {.queries = dq ? query_sums_of(p, g) + at * stride() : nullptr,
+                              .keys = dk ? one.d_keys.part(piece) : nullptr,
+                              .values = values ? one.d_values.part(piece) : nullptr,
+                              .stride = stride(),
+                              .stride_v = stride_v()});
+  }
+
+  /// Sums of pieces, and back through the inverse.
+  void inverse_back(const pair& p, index b, index h, index g, execution& exec, int worker) const {
+    member& one = p.members[g];
+    one.d_queries.clear(0);
+    if (queries_are_landmarks(b)) return;
+    one.d_values.merge(T(1)), one.d_keys.merge(T(1));
+    if (plan().few_keys(b)) return;
+    T* const d_w = landmark_gradients(p, g);
+    const online_softmax<T>& w = p.forward.partial[0];
+    const T passed = one.invert_back(w, g * m(), kind, scores(), d_w, stride_v(), exec, worker);
+    if (inner)
+      inner[b * shape().heads + h] = passed;
+    else if (scores() && !kind.exact)
+      one.add_to_largest_column(-passed / one.norms.column);
+    one.pack_landmarks(
+        matrix_view<const T>{p.forward.queries + g * m() * shape().dim, m(), shape().dim, shape().dim, 1}, m(), w,
+        g * m(), d_w, stride_v(), factor());
+  }
+  void weights_back(const pair& p, index b, index h, index g, execution& exec, int worker) const {
+    if (plan().few_keys(b) || plan().few_queries(b) || !scores()) return;
+    member& one = p.members[g];
+    if (inner && b * shape().heads + h == highest) {
+      T passed = T(0);
+      for (index n = 0; n < shape().batch * shape().heads; ++n) passed += inner[n];
+      one.add_to_largest_column(-passed / one.norms.column);
+    }
+    one.add_through_weights(p.keys, exec, worker);
+  }
+
+  /// The gradients of K', of all heads of a group; where they are all keys, those of keys and values.
+  void landmark_keys_back(const pair& p, index b, index kv) const {
+    const index keys = lengths().keys(b), rows = p.keys.count, group = shape().group();
+    const bool few = plan().few_keys(b), tokens = few && lengths().queries(b) > 0;
+    if (!plan().few_queries(b) || few)
+      for (index x = 0; dk && x < rows * stride(); ++x) {
+        T sum = T(0);
+        for (index g = 0; g < group; ++g) sum += p.members[g].d_keys.data[x];
+        p.d_keys[x] = sum * forward.terms.scale;
+      }
+    for (index g = 1; few && g < group; ++g)
+      for (index x = 0; x < rows * stride_v(); ++x) p.members[0].d_values.data[x] += p.members[g].d_values.data[x];
+    for (index g = 0; few && dv && forward.convolution && g < group; ++g)
+      for (index j = 0; j < keys; ++j) convolution().add_value(b, kv * group + g, j, p.members[0].d_values.row(j));
+    const index begin = few ? 0 : keys;
+    if (dk)
+      store_gradient_rows(p.d_keys, stride(), T(1), head_of(dk, b, kv), begin, shape().keys, tokens ? keys : 0,
+                          accumulate);
+    if (dv)
+      store_gradient_rows(p.members[0].d_values.data, stride_v(), T(1), head_of(dv, b, kv), begin, shape().keys,
+                          tokens ? keys : 0, accumulate);
+  }
+
+  /// The keys and values of one piece.
+  void keys_back(const pair& p, index b, index kv, index piece, execution& exec, int worker) const {
+    const index keys = lengths().keys(b), group = shape().group();
+    const index begin = segment_begin(plan().piece_begin(piece), keys, m());
+    const index end = segment_begin(plan().piece_begin(piece + 1), keys, m());
+    struct {
+      few_rows_scratch<T> s;
+      T *keys, *values;
+    } block;
+    block = exec.scratch(worker, [&](arena& memory) {
+      return decltype(block){block_scratch(memory), memory.allocate<T>(few_rows_block * stride()),
+                             memory.allocate<T>(few_rows_block * stride_v())};
+    });
+    for (index g = 0; g < group; ++g) p.members[g].d_queries.clear(piece + 1);
+    for (index at = begin; at < end; at += few_rows_block) {
+      const index count = std::min(few_rows_block, end - at);
+      block.s.x.pack(head_of(forward.views.k, b, kv), at, count, true, bool(dq));
+      block.s.y.pack(head_of(forward.views.v, b, kv), at, count, scores(), false);
+      for (index g = 0; g < group; ++g)
+        backward_of_keys<T>(p.members[g].landmarks, block.s, dk ? block.keys : nullptr, stride(),
+                            dv ? block.values : nullptr, stride_v(),
+                            dq ? p.members[g].d_queries.part(piece + 1) : nullptr, g > 0);
+      if (dk) finish_rows(block.keys, at, at + count, plan().few_queries(b) ? nullptr : p.d_keys, keys);
+      for (index g = 0; dv && forward.convolution && g < group; ++g)
+        for (index j = 0; j < count; ++j)
+          convolution().add_value(b, kv * group + g, at + j, block.values + j * stride_v());
+      if (dk)
+        store_gradient_rows(block.keys, stride(), T(1), rows_from(head_of(dk, b, kv), at), 0, count, count, accumulate);
+      if (dv)
+        store_gradient_rows(block.values, stride_v(), T(1), rows_from(head_of(dv, b, kv), at), 0, count, count,
+                            accumulate);
+    }
+  }
+
+  /// Rows of sums of tokens [begin, end) become scale times themselves plus their parts of the gradients of their
+  /// landmarks, if there are any.
+  void finish_rows(T* rows, index begin, index end, const T* of_landmarks, index length) const {
+    const T scale = forward.terms.scale;
+    for (index i = begin; i < end && !of_landmarks; ++i, rows += stride())
+      for (index d = 0; d < shape().dim; ++d) rows[d] *= scale;
+    if (!of_landmarks || begin >= end) return;
+    index i = begin;
+    for (index a = segment_of(begin, length, m()); i < end; ++a) {
+      const index stop = segment_begin(a + 1, length, m());
+      const T share = T(1) / static_cast<T>(stop - segment_begin(a, length, m()));
+      const T* const sums = of_landmarks + a * stride();
+      for (; i < std::min(stop, end); ++i, rows += stride())
+        for (index d = 0; d < shape().dim; ++d) rows[d] = rows[d] * scale + sums[d] * share;
+    }
+  }
+  static matrix_view<S> rows_from(matrix_view<S> x, index begin) {
+    x.data = x.row(begin);
+    return x;
+  }
+
+  /// Queries [begin, end) of one head.
+  void store_queries(const pair& p, index b, index h, index g, index begin, index end) const {
+    const index queries = lengths().queries(b), real = std::min(end, queries);
+    const member& one = p.members[g];
+    const matrix_view<S> to = rows_from(head_of(dq, b, h), begin);
+    if (queries_are_landmarks(b))
+      return store_gradient_rows(one.d_queries.row(std::min(begin, queries)), stride(), T(1), to, 0, end - begin,
+                                 std::max<index>(0, real - begin), accumulate);
+    T* const sums = query_sums_of(p, g);
+    if (p.keys.count == 0) std::fill(sums + begin * stride(), sums + std::max(begin, real) * stride(), T(0));
+    finish_rows(sums + begin * stride(), begin, real, plan().few_keys(b) ? nullptr : one.d_queries.data, queries);
+    store_gradient_rows(sums + begin * stride(), stride(), T(1), to, 0, end - begin, std::max<index>(0, real - begin),
+                        accumulate);
+  }
+
+  /// Pairs of batch item and key head.
+  void run_wave(const wave<pair>& w) const {
+    const index heads = shape().kv_heads, group = shape().group(), pieces = plan().pieces();
+    const index landmark_steps = ceil_div(plan().most_queries(), landmark_step);
+    const index blocks = ceil_div(shape().queries, few_rows_block);
+    const auto for_each = [&](index steps, const auto& body) {
+      w.for_each(steps, [&](index item, pair& p, index step, int worker) {
+        const index n = at_last ? last : item + (last >= 0 && item >= last);
+        body(p, n / heads, n % heads, step, worker);
+      });
+    };
+    const auto head = [&](index kv, index g) { return kv * group + g; };
+    for_each(group * landmark_steps, [&](const pair& p, index b, index kv, index step, int) {
+      const index first = step % landmark_steps * landmark_step;
+      if (!plan().few_keys(b))
+        forward.average_queries(p.forward.queries, b, kv, step / landmark_steps, first, first + landmark_step);
+    });
+    for_each(pieces, [&](const pair& p, index b, index kv, index n, int worker) {
+      if (!plan().few_keys(b)) forward.attend_piece(p.forward, b, kv, n, w.exec, worker);
+    });
+    for_each(1, [&](pair& p, index b, index kv, index, int) {
+      for (index n = 1; n < pieces && !plan().few_keys(b); ++n) p.forward.partial[0].merge(p.forward.partial[n]);
+      pack_keys(p, b, kv);
+    });
+    for_each(group,
+             [&](const pair& p, index b, index kv, index g, int worker) { prepare(p, b, kv, g, w.exec, worker); });
+    for_each(group * query_pieces(), [&](const pair& p, index b, index kv, index step, int worker) {
+      const index g = step / query_pieces();
+      if (!queries_are_landmarks(b)) queries_back(p, b, head(kv, g), g, step % query_pieces(), w.exec, worker);
+    });
+    for_each(group, [&](const pair& p, index b, index kv, index g, int worker) {
+      inverse_back(p, b, head(kv, g), g, w.exec, worker);
+    });
+    for_each(group, [&](const pair& p, index b, index kv, index g, int worker) {
+      weights_back(p, b, head(kv, g), g, w.exec, worker);
+    });
+    for_each(1, [&](const pair& p, index b, index kv, index, int) { landmark_keys_back(p, b, kv); });
+    for_each(pieces, [&](const pair& p, index b, index kv, index n, int worker) {
+      if (!plan().few_keys(b)) keys_back(p, b, kv, n, w.exec, worker);
+    });
+    if (!dq) return;
+    for_each(group, [&](const pair& p, index b, index, index g, int) {
+      if (!plan().few_keys(b)) p.members[g].d_queries.merge(forward.terms.scale);
+    });
+    for_each(group * blocks, [&](const pair& p, index b, index kv, index step, int) {
+      const index g = step / blocks, begin = step % blocks * few_rows_block;
+      store_queries(p, b, head(kv, g), g, begin, std::min(begin + few_rows_block, shape().queries));
+    });
+  }
+
+  void run_waves(execution& exec, index pairs) {
+    for_each_wave(
+        exec, pairs, [&](arena& memory) { return pair::layout(memory, plan(), query_pieces(), kind, bool(dq)); },
+        [&](const wave<pair>& w) { run_wave(w); });
+  }
+
+  void run(execution& exec) {
+    if (d_convolution) convolution().store_weights(d_convolution, accumulate, exec);
+    if (!scores() && !dv) return;
+    kind = {.exact = forward.inverse.exact, .iterations = forward.inverse.iterations, .cutoff = forward.inverse.cutoff};
+    const index pairs = shape().batch * shape().kv_heads;
+    if (!forward.whole_batch) return run_waves(exec, pairs);
+    const index heads = shape().batch * shape().heads;
+    const auto passed = exec.workspace([&](arena& memory) { return memory.allocate<T>(heads); });
+    inner = *passed;
+    std::fill_n(inner, heads, T(0));
+    kind.norms.emplace();
+    const start_norms<T>* const norms = forward.head_norms(exec);
+    for (index n = 0; n < heads; ++n) {
+      if (norms[n].column > kind.norms->column) highest = n;
+      kind.norms->raise(norms[n]);
+    }
+    if (highest < 0) return run_waves(exec, pairs);
+    // The pair with the largest column of all comes last: what the others pass on goes to it.
+    last = highest / shape().group();
+    run_waves(exec, pairs - 1);
+    at_last = true;
+    run_waves(exec, 1);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,247 @@
+// attn: what the backward pass of nystrom knows of one query head, and of the heads that share keys.
+#pragma once
+
+#include <attn/low_rank/detail/few_rows_backward.hpp>
+#include <attn/low_rank/detail/landmark_weights.hpp>
+#include <attn/low_rank/detail/pseudo_inverse_backward.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Which inverse a call differentiates.
+template <class T>
+struct inverse_kind {
+  bool exact = false;
+  index iterations = 0;
+  double cutoff = 0;
+  std::optional<start_norms<T>> norms{};  // those of the whole batch
+};
+
+/// One query head.
+template <class T>
+struct nystrom_member {
+  few_rows<T> values;  // A^+ softmax(scale Q' K^T) V, or all values
+  attended_rows<T> landmarks;
+  sums_in_parts<T> d_values, d_keys;           // of those values and of K', by pieces of the queries
+  sums_in_parts<T> d_queries;                  // of Q': part 0 through A, then by pieces of the keys
+  T *weights = nullptr, *d_weights = nullptr;  // A and its gradient, [m][m]
+  start_norms<T> norms{};
+  inverse_iterates<T> iterates{};
+  exact_inverse decomposition{};
+
+  static nystrom_member layout(arena& memory, const landmark_plan& plan, index query_pieces,
+                               const inverse_kind<T>& kind) {
+    const attention_shape& s = plan.shape;
+    const index m = std::min(plan.landmarks, std::max(s.queries, s.keys));
+    nystrom_member x;
+    x.values = few_rows<T>::layout(memory, m, s.dim_v);
+    x.landmarks = attended_rows<T>::layout(memory, m, s.dim, s.dim_v);
+    x.d_values = sums_in_parts<T>::layout(memory, query_pieces, m, s.dim_v);
+    x.d_keys = sums_in_parts<T>::layout(memory, query_pieces, m, s.dim);
+    x.d_queries = sums_in_parts<T>::layout(memory, plan.pieces() + 1, m, s.dim);
+    x.weights = memory.allocate<T>(m * m), x.d_weights = memory.allocate<T>(m * m);
+    if (kind.exact)
+      x.decomposition = exact_inverse::layout(memory, m, s.dim_v);
+    else
+      x.iterates = inverse_iterates<T>::layout(memory, m, kind.iterations);
+    return x;
+  }
+
+  /// A^+ W of landmarks Q' and K', W [m] rows of online softmax from row `first` on, made weights of sum 1.
+  [[gnu::noinline]] void invert(const T* queries, const T* keys, const online_softmax<T>& w, index first,
+                                const score_terms<T, no_score>& terms, const inverse_kind<T>& kind, execution& exec,
+                                int worker) {
+    const index m = values.capacity, cols = values.dim;
+    landmark_weights<T> a;
+    iterative_inverse_backward<T> by_iteration;
+    panel_matrix<T> z, b;
+    T* product = nullptr;
+    exec.scratch(worker, [&](arena& memory) {
+      a = landmark_weights<T>::layout(memory, m, landmarks.queries.dim);
+      if (!kind.exact) by_iteration = iterative_inverse_backward<T>::layout(memory, m);
+      z = panel_matrix<T>::layout(memory, m, m), b = panel_matrix<T>::layout(memory, m, cols);
+      product = memory.allocate<T>(m * w.stride + panel_width<T>);
+      return 0;
+    });
+    a.compute(queries, keys, terms);
+    std::copy_n(a.weights, m * m, weights);
+    for (index r = 0; r < m; ++r) {
+      const T normal = T(1) / w.sum[first + r];
+      for (index d = 0; d < cols; ++d) w.row(first + r)[d] *= normal;
+    }
+    if (kind.exact) {
+      std::copy_n(w.row(first), m * w.stride, product);
+      decomposition.apply(weights, kind.cutoff, product, w.stride);
+    } else {
+      norms = kind.norms ? *kind.norms : a.norms();
+      by_iteration.iterate(weights, norms, iterates);
+      z.clear(), b.clear();
+      transpose(iterates.z[kind.iterations], z);
+      pack_panels<T>([&](index i) { return w.row(first + i); }, 0, m, cols, 1, b.data, b.capacity);
+      panel_product<T>(
+          [&](index r) {
+            return panel_rows<T>{z.at(r, 0), z.capacity * panel_width<T>};
+          },
+          m, b.data, b.capacity, cols, m,
+          [&](index r, index col, const auto& x) {
+            if (r < m) store<T>(product + r * w.stride + col, x);
+          });
+    }
+    values.pack(matrix_view<const T>{product, m, cols, w.stride, 1}, m, T(1));
+  }
+
+  /// Makes `rows` queries that have attended to all keys, with the gradients of their results, ready for
+  /// backward_of_keys; d_out is used up.
+  template <class S>
+  void pack_landmarks(const matrix_view<const S>& queries, index rows, const online_softmax<T>& w, index first,
+                      T* d_out, index stride, T factor) {
+    for (index r = 0; r < rows; ++r) {
+      const T share = T(1) / w.sum[first + r];
+      T dot = T(0);
+      for (index d = 0; d < w.cols; ++d) {
+        dot += d_out[r * stride + d] * w.row(first + r)[d];
+        d_out[r * stride + d] *= share;
+      }
+      landmarks.maximum[r] = w.maximum[first + r];
+      landmarks.delta[r] = dot * share;
+    }
+    landmarks.queries.pack(queries, rows, factor);
+    landmarks.d_out.pack(matrix_view<const T>{d_out, rows, w.cols, stride, 1}, rows, T(1));
+  }
+
+  /// From the gradient of A^+ W: that of W goes to `d_w` [m][stride], that of A, where `through_a`, to d_weights.
+  /// Returns what the start of the iteration passes on to the norms, negative and times each of them.
+  [[gnu::noinline]] T invert_back(const online_softmax<T>& w, index first, const inverse_kind<T>& kind, bool through_a,
+                                  T* d_w, index stride, execution& exec, int worker) {
+    if (kind.exact) {
+      exact_inverse_backward b;
+      with_outer<double>(
+          w, first, exec, worker, [&](arena& memory) { b = exact_inverse_backward::layout(memory, values.capacity); },
+          [&](const auto& d_u, const auto& w_across, const auto& product) {
+            const auto spectrum =
+                b.invert(decomposition, kind.cutoff, static_cast<double>(std::numeric_limits<T>::epsilon()));
+            transpose(b.h, b.right);
+            iterative_inverse<double>::product(b.right, d_u, 0.0, 1.0, product);
+            copy_out(product, d_w, stride);
+            if (!through_a) return;
+            iterative_inverse<double>::product(d_u, w_across, 0.0, 1.0, b.d_h);
+            b.back(weights, decomposition, kind.cutoff, spectrum);
+            copy_out(b.y, d_weights, values.capacity);
+          });
+      return T(0);
+    }
+    T inner = T(0);
+    iterative_inverse_backward<T> b;
+    with_outer<T>(
+        w, first, exec, worker,
+        [&](arena& memory) { b = iterative_inverse_backward<T>::layout(memory, values.capacity); },
+        [&](const auto& d_u, const auto& w_across, const auto& product) {
+          b.clear();
+          iterative_inverse<T>::product(iterates.z[kind.iterations], d_u, T(0), T(1), product);
+          copy_out(product, d_w, stride);
+          if (!through_a) return;
+          iterative_inverse<T>::product(d_u, w_across, T(0), T(1), b.d_z);
+          inner = b.back(iterates, norms);
+          copy_out(b.d_a, d_weights, values.capacity);
+        });
+    return inner;
+  }
+
+  /// The gradient of the largest column sum goes to that column of A.
+  void add_to_largest_column(T gradient) {
+    const index m = values.capacity;
+    index largest = 0;
+    T highest = T(-1);
+    for (index j = 0; j < m; ++j) {
+      T sum = T(0);
+      for (index i = 0; i < m; ++i) sum += weights[i * m + j];
+      if (sum > highest) highest = sum, largest = j;
+    }
+    for (index i = 0; i < m; ++i) d_weights[i * m + largest] += gradient;
+  }
+
+  /// Through A = softmax(scale Q' K'^T): adds to the gradients of Q' and K', which lack the scale.
+  [[gnu::noinline]] void add_through_weights(const few_rows<T>& keys, execution& exec, int worker) {
+    const index m = values.capacity;
+    panel_matrix<T> d, across;
+    exec.scratch(worker, [&](arena& memory) {
+      d = panel_matrix<T>::layout(memory, m, m), across = panel_matrix<T>::layout(memory, m, m);
+      return 0;
+    });
+    d.clear();
+    for (index i = 0; i < m; ++i) {
+      T dot = T(0);
+      for (index j = 0; j < m; ++j) dot += weights[i * m + j] * d_weights[i * m + j];
+      for (index j = 0; j < m; ++j) *d.at(i, j) = weights[i * m + j] * (d_weights[i * m + j] - dot);
+    }
+    across.clear();
+    transpose(d, across);
+    const auto add = [m](const panel_matrix<T>& x, const few_rows<T>& y, const sums_in_parts<T>& to) {
+      panel_product<T>(
+          [&](index r) {
+            return panel_rows<T>{x.at(r, 0), x.capacity * panel_width<T>};
+          },
+          m, y.panels, y.capacity, y.dim, m,
+          [&](index r, index col, const auto& sum) {
+            T* const c = to.row(r) + col;
+            if (r < m) store<T>(c, detail::add(load<T>(c), sum));
+          });
+    };
+    add(d, keys, d_queries);
+    add(across, landmarks.queries, d_keys);
+  }
+
+ private:
+  /// body(dU, W^T, room for the gradient of W), as matrices of R; layout(arena) adds to their scratch memory.
+  template <class R, class Layout, class Body>
+  void with_outer(const online_softmax<T>& w, index first, execution& exec, int worker, const Layout& layout,
+                  const Body& body) const {
+    const index m = values.capacity, cols = values.dim;
+    panel_matrix<R> d_u, w_across, product;
+    exec.scratch(worker, [&](arena& memory) {
+      layout(memory);
+      d_u = panel_matrix<R>::layout(memory, m, cols), product = panel_matrix<R>::layout(memory, m, cols);
+      w_across = panel_matrix<R>::layout(memory, cols, m);
+      return 0;
+    });
+    d_u.clear(), w_across.clear();
+    for (index r = 0; r < m; ++r)
+      for (index c = 0; c < cols; ++c) {
+        *d_u.at(r, c) = static_cast<R>(d_values.row(r)[c]);
+        *w_across.at(c, r) = static_cast<R>(w.row(first + r)[c]);
+      }
+    body(d_u, w_across, product);
+  }
+  template <class R>
+  static void copy_out(const panel_matrix<R>& x, T* to, index stride) {
+    for (index r = 0; r < x.rows; ++r)
+      for (index c = 0; c < x.cols; ++c) to[r * stride + c] = static_cast<T>(*x.at(r, c));
+  }
+};
+
+/// One batch item and key head.
+template <class T>
+struct nystrom_backward_pair {
+  landmark_pair<T> forward;  // Q', K' and softmax(scale Q' K^T) V
+  few_rows<T> keys;          // K', or all keys
+  nystrom_member<T>* members = nullptr;
+  T* d_keys = nullptr;     // of K', [m][]
+  T* d_queries = nullptr;  // [group][queries][], without the part of Q' and without the scale
+  T* d_w = nullptr;        // [group][m][]
+
+  static nystrom_backward_pair layout(arena& memory, const landmark_plan& plan, index query_pieces,
+                                      const inverse_kind<T>& kind, bool with_queries) {
+    const attention_shape& s = plan.shape;
+    const index m = std::min(plan.landmarks, std::max(s.queries, s.keys)), stride = sums_stride<T>(s.dim);
+    nystrom_backward_pair p;
+    p.forward = landmark_pair<T>::layout(memory, plan);
+    p.keys = few_rows<T>::layout(memory, m, s.dim);
+    p.members = memory.allocate_list(
+        s.group(), [&](arena& from) { return nystrom_member<T>::layout(from, plan, query_pieces, kind); });
+    p.d_keys = memory.allocate<T>(m * stride);
+    p.d_queries = memory.allocate<T>(with_queries ? s.group() * s.queries * stride : 0);
+    p.d_w = memory.allocate<T>(s.group() * m * sums_stride<T>(s.dim_v));
+    return p;
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

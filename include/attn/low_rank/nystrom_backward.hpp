@@ -1,0 +1,92 @@
+// attn: the gradients of nystrom.
+//
+//   attn::nystrom(q, k, v, out, {.landmarks = 64}, threads);
+//   attn::nystrom_backward(q, k, v, d_out, {.q = dq, .k = dk, .v = dv}, {.landmarks = 64}, threads);
+//
+// With F = softmax(scale Q K'^T), W = softmax(scale Q' K^T) V, U = A^+ W (nystrom.hpp), dU = F^T d_out:
+//   Q, K' and U have the gradients of softmax attention, and so have Q', K and V, from dW = (A^+)^T dU; A's comes from
+//   dU W^T through the inverse, and goes on to Q' and K'; a landmark's is shared among the tokens it is the mean of.
+// Through the iteration every step is differentiated, and its start: the largest column sum at the first column that
+// has it; row sums are 1, and have no gradient. With the start of the whole batch it goes to the head that has it. The
+// exact inverse is differentiated as a function of A, cutoff included; where A is singular and the cutoff 0, at
+// constant rank.
+//
+// Shapes   as the forward call's, d_out as out; nothing but the inputs is needed. Gradients have the shapes of what
+//          they are of; dk and dv are summed over the query heads of a group, that of the convolution over the batch.
+// Cost     2 m Lq (3 D + 2 Dv) + 2 m Lk (4 D + 3 Dv) operations per head, and 15 iterations 2 m^3 for the inverse; the
+//          exact one as forward and 12 m^3. Scratch, per key head under way: in all its query heads Lq D numbers if dq
+//          is asked for, (12 + iterations) m^2, and up to 16 partial results of 2 m (D + Dv).
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
+#pragma once
+
+#include <attn/low_rank/detail/nystrom_backward_call.hpp>
+#include <attn/low_rank/nystrom.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients nystrom_backward writes: those given. S is the element type of the call.
+template <class S>
+struct nystrom_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  /// [H, width]
+  tensor_view<real, 2> convolution{};
+  /// Add to what is there, instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of nystrom. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable D, class Options = nystrom_options<element_of<const Q&>>>
+void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
+                      const nystrom_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                      execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  using T = compute_type<S>;
+  using namespace detail;
+  require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
+  require_one_element_type<const Q&, const Q&, const D&, tensor_view<S>>();
+  const auto& given = options_or_default<nystrom_options<S>>(options);
+
+  const validator check("nystrom_backward");
+  attention_views<S> views{.q = as_view(q), .k = as_view(k), .v = as_view(v), .out = {}, .shape = {}, .lengths = {}};
+  const tensor_view<const S> d_result = as_view(d_out);
+  backward_views all;
+  all.gradient("the gradient of q", gradients.q, "q", views.q);
+  all.gradient("the gradient of k", gradients.k, "k", views.k);
+  all.gradient("the gradient of v", gradients.v, "v", views.v);
+  all.gradient("the gradient of convolution", gradients.convolution, "convolution", given.convolution);
+  all.read("d_out", d_result);
+  all.check(check);
+  const tensor_view<const S> result(nullptr,
+                                    {views.q.extent(0), views.q.extent(1), views.q.extent(2), views.v.extent(3)});
+  const attention_shape s = views.shape = check_attention_extents(check, views.q, views.k, views.v, result);
+  check_same_shape(check, "d_out", d_result, "the result", result);
+  views.lengths = check_lengths(check, s, given);
+  check_scale(check, given.scale);
+  check_landmarks(check, given.landmarks, given.iterations, given.cutoff);
+  if (given.convolution) check_convolution(check, s.heads, given.convolution, tensor_view<S>());
+
+  execution& threads = execution_of(exec, options);
+  const double pairs = static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
+  const auto limit = threads.limit_threads({.operations = 3 * pairs * s.operations_per_pair()});
+  const nystrom_call<S> forward{.views = views,
+                                .convolution = given.convolution,
+                                .plan = {s, views.lengths, given.landmarks},
+                                .terms = terms_of<T>(given, s.dim),
+                                .inverse = {.exact = given.inverse == pseudo_inverse::exact,
+                                            .iterations = given.iterations,
+                                            .cutoff = static_cast<double>(given.cutoff)},
+                                .whole_batch = given.inverse == pseudo_inverse::whole_batch};
+  nystrom_backward_call<S>{.forward = forward,
+                           .d_out = d_result,
+                           .dq = gradients.q,
+                           .dk = gradients.k,
+                           .dv = gradients.v,
+                           .d_convolution = gradients.convolution,
+                           .accumulate = gradients.accumulate}
+      .run(threads);
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,52 @@
+// attn: the gradients of block.
+//
+//   attn::block(q, k, v, out, {.size = 128, .lse = lse});
+//   attn::block_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.lse = lse.size = 128, });
+//
+// The formulas of full_softmax_backward.hpp, over the pairs of query and key block.hpp names.
+//
+// Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
+//          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
+//          group.
+// Cost     2 (3 D + 2 Dv) operations for every pair of query and key it sees; without lse, one product more. Scratch,
+//          per key head in progress: about Lk (3 D + 2 Dv) numbers, up to Lk (6 D + 5 Dv) for long sequences; per
+//          thread the keys of a query set, as forward; never Lq x Lk.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
+//
+// A row that sees no key has gradient 0. score_backward(s, d, batch, head, i, j) gives d times the derivative of
+// score(s, batch, head, i, j) by s.
+#pragma once
+
+#include <attn/softmax/block.hpp>
+#include <attn/softmax/detail/pattern_backward_driver.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients block_backward computes: those given. S is the element type of the call.
+template <class S>
+struct block_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  /// [H]
+  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  tensor_view<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of block. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, viewable D,
+          class Options = block_options<element_of<const Q&>>, class Score = detail::no_score,
+          class ScoreBackward = detail::no_score_backward>
+void block_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
+                    const block_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                    Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
+  detail::call_softmax_backward<block_options>(
+      "block_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
+      [](auto& call, const auto& given) { detail::backward_by(call, detail::block_pattern_of(call.forward, given)); });
+}
+
+}  // namespace attn::inline ATTN_ISA

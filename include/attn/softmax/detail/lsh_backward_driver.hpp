@@ -1,0 +1,294 @@
+// attn: the backward pass of lsh.hpp, in waves of key heads, query head by query head:
+//   1. tokens are hashed and sorted (lsh_order.hpp)
+//   2. round by round, with the final lse: dQ, dK of the keys k = q / |q| and dV are added up token by token. Tasks of
+//      sorted tokens that see common keys run one after the other: first the even ones, then the odd
+//   3. rows that saw no other key attended themselves; dQ and dK become the gradient of q
+#pragma once
+
+#include <attn/softmax/detail/lsh_driver.hpp>
+#include <attn/softmax/detail/softmax_backward_call.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class S, class Options, class Score, class ScoreBackward>
+struct lsh_backward_driver {
+  using T = compute_type<S>;
+
+  const softmax_backward_call<S, Score, ScoreBackward>& in;
+  const Options& options;
+  const attention_shape& shape = in.shape;
+  lsh_order<S, Options> tokens{options, in.shape};
+
+  index stride_k() const { return backward_keys<T>::stride(shape.dim); }
+  index stride_v() const { return backward_keys<T>::stride(shape.dim_v); }
+
+  /// What the threads share of one pair of batch item and key head.
+  struct pair_scratch {
+    lsh_tables<T> tables;  // of the query head in progress
+    T *d_query, *d_key;    // [L][stride_k]: sums of that head, before the scale; null: not wanted
+    T* d_value;            // [L][stride_v]
+    T* slopes;             // [segments]: sums of the gradient of the slope
+  };
+  pair_scratch layout(arena& memory) const {
+    pair_scratch p{.tables = tokens.layout(memory), .d_query = nullptr, .d_key = nullptr, .d_value = nullptr,
+                   .slopes = memory.allocate<T>(tokens.segments())};
+    if (in.dq) {
+      p.d_query = memory.allocate<T>(shape.keys * stride_k());
+      p.d_key = memory.allocate<T>(shape.keys * stride_k());
+    }
+    if (in.dv) p.d_value = memory.allocate<T>(shape.keys * stride_v());
+    return p;
+  }
+
+  /// Scratch of one thread: a block of rows, and the keys they see with their sums.
+  struct thread_scratch {
+    backward_rows<T> rows;
+    backward_scratch<T> kernel;
+    backward_keys<T> packed;
+    index* token;       // of every slot
+    key_range* ranges;  // [max_rows]
+    T* dq;              // [max_rows][stride_k]
+    typename lsh_order<S, Options>::thread_scratch tokens;
+  };
+  thread_scratch scratch(int worker) const {
+    const index slots = lsh_chunks(shape.keys, options).slots_per_task();
+    return in.forward.exec.scratch(worker, [&](arena& memory) {
+      thread_scratch s{.rows = backward_rows<T>::layout(memory, max_rows, shape.dim, shape.dim_v),
+                       .kernel = in.layout_scratch(memory),
+                       .packed = {.keys = packed_keys<T>::layout(memory, slots, shape.dim, shape.dim),
+                                  .values = packed_keys<T>::layout(memory, slots, shape.dim_v, 0)},
+                       .token = memory.allocate<index>(slots),
+                       .ranges = memory.allocate<key_range>(max_rows),
+                       .dq = nullptr,
+                       .tokens = tokens.layout_scratch(memory)};
+      const index capacity = s.packed.keys.capacity;
+      if (in.dq) s.packed.d_keys = memory.allocate<T>(capacity * stride_k());
+      if (in.dv) s.packed.d_values = memory.allocate<T>(capacity * stride_v());
+      if (in.dq) s.dq = memory.allocate<T>(max_rows * stride_k());
+      return s;
+    });
+  }
+
+  /// Query head `member` of a pair's group.
+  lsh_head<S> head(index pair, index member, const pair_scratch& p) const {
+    const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * shape.group() + member;
+    return {b, h, in.lengths().keys(b), head_of(in.q, b, h), head_of(in.v, b, h / shape.group()), p.tables};
+  }
+
+  /// The slots sorted tokens [begin, end) of a round see.
+  static key_range slots_of(const lsh_chunks& chunks, index begin, index end) {
+    return {chunks.slots_of(begin).begin, chunks.slots_of(end - 1).end};
+  }
+
+  backward_keys<T> pack(const lsh_head<S>& h, const lsh_chunks& chunks, index round, key_range slots,
+                        const thread_scratch& s) const {
+    backward_keys<T> packed = s.packed;
+    packed.keys.positions = {0, 1, s.token};
+    tokens.for_each_key_panel(h, chunks, round, slots, s.token, s.tokens, [&](index slot, index some, const auto& key) {
+      packed.keys.pack_keys(key, 1, slot, slot + some);
+      packed.keys.pack_value_rows([&](index n) { return key(n - slot); }, 1, slot, slot + some);
+      packed.values.pack_keys([&](index n) { return h.value.row(s.token[slot + n]); }, h.value.col_stride, slot,
+                              slot + some);
+    });
+    packed.clear(0, slots.end - slots.begin);
+    return packed;
+  }
+
+  /// Adds `count` rows of sums to those of their tokens.
+  static void add_rows(const T* sums, index stride, const index* token, index count, T* to) {
+    for (index n = 0; sums && n < count; ++n) {
+      T* const row = to + token[n] * stride;
+      for (index d = 0; d < stride; d += width<T>)
+        store<T>(row + d, add(load<T>(row + d), load<T>(sums + n * stride + d)));
+    }
+  }
+
+  /// Sorted tokens [begin, end) of one round, whole chunks. Returns their part of the gradient of the slope.
+  T differentiate_chunks(const lsh_head<S>& h, const pair_scratch& p, index round, index begin, index end,
+                         const thread_scratch& s) const {
+    const lsh_chunks chunks(h.length, options);
+    const key_range slots = slots_of(chunks, begin, end);
+    const backward_keys<T> keys = pack(h, chunks, round, slots, s);
+    const index* const order = h.tables.order + round * shape.keys;
+    const index own = chunks.before() - slots.begin;  // the slot of this round's first token
+    auto head_terms = in.terms().for_head(h.batch, h.head, 0);
+    head_terms.excluded = {.what = options.causal ? excluded_keys::kind::own_and_later : excluded_keys::kind::own,
+                           .offset = h.tables.rank + round * shape.keys,
+                           .known = {own, own + chunks.n}};
+    auto back = in.back(head_terms);
+    const index unit = chunks.rows_per_unit(max_rows), step = chunks.rows_per_block(max_rows);
+    for (index first = begin, last; first < end; first = last) {
+      last = std::min({first + step, first + unit - (first - begin) % unit, end});
+      const index count = last - first;
+      const index_map which{0, 1, order + first};
+      in.pack_rows(s.rows, h.batch, h.head, h.query, which, count);
+      for (index t = first; t < last; ++t) {
+        const key_range seen = chunks.slots_of(t);
+        s.ranges[t - first] = {seen.begin - slots.begin, seen.end - slots.begin};
+      }
+      if (s.dq) std::fill_n(s.dq, round_up(count, tile_rows) * stride_k(), T(0));
+      differentiate(s.rows, count, s.ranges, which, keys, head_terms, s.kernel, s.dq, stride_k(), back);
+      add_rows(s.dq, stride_k(), order + first, count, p.d_query);
+    }
+    add_rows(keys.d_keys, stride_k(), s.token, slots.end - slots.begin, p.d_key);
+    add_rows(keys.d_values, stride_v(), s.token, slots.end - slots.begin, p.d_value);
+    return back.d_slope;
+  }
+
+  /// Has token i seen another one, in any round?
+  bool sees_other(const lsh_head<S>& h, index i) const {
+    const lsh_chunks chunks(h.length, options);
+    const auto head_terms = in.terms().for_head(h.batch, h.head, 0);
+    for (index round = 0; round < options.rounds; ++round) {
+      const key_range seen = chunks.slots_of(h.tables.rank[round * shape.keys + i]);
+      for (index slot = seen.begin; slot < seen.end; ++slot) {
+        const auto [from, at] = chunks.source(round, slot);
+        const index j = h.tables.order[from * shape.keys + at];
+        if (j == i || (options.causal && j > i)) continue;
+        if (!head_terms.change_scores()) return true;
+        T score = tokens.plain_score(h, i, j, head_terms.query_factor());
+        head_terms.apply(&score, 1, i, {j, 1, nullptr}, 0);
+        if (score != -std::numeric_limits<T>::infinity()) return true;
+      }
+    }
+    return false;
+  }
+
+  /// Token i, which has attended itself. Returns its part of the gradient of the slope.
+  [[gnu::noinline]] T differentiate_self(const lsh_head<S>& h, const pair_scratch& p, index i) const {
+    const T lse = in.lse(h.batch, h.head, i);
+    if (lse == -std::numeric_limits<T>::infinity()) return T(0);
+    const auto o = head_of(in.out, h.batch, h.head), d_o = head_of(in.d_out, h.batch, h.head);
+    const auto head_terms = in.terms().for_head(h.batch, h.head, 0);
+    auto back = in.back(head_terms);
+    alignas(64) T raw[width<T>] = {}, d_score[width<T>] = {};
+    T score = raw[0] = tokens.plain_score(h, i, i, head_terms.query_factor());
+    if (head_terms.any()) head_terms.apply(&score, 1, i, {i, 1, nullptr}, 0);
+    const T weight = std::exp2(score - lse * log2_e<T>);
+    const T d_weight = row_dot<T>(d_o.row(i), d_o.col_stride, h.value.row(i), h.value.col_stride, shape.dim_v);
+    d_score[0] = weight * (d_weight - in.delta(o, d_o, h.batch, h.head, i));
+    if (back.any()) back(raw, d_score, width<T>, i, {i, 1, nullptr}, 0);
+    const S* const x = h.query.row(i);
+    for (index d = 0; p.d_query && d < shape.dim; ++d) {
+      const T q = static_cast<T>(x[d * h.query.col_stride]);
+      p.d_query[i * stride_k() + d] += d_score[0] * (q * h.tables.factor[i]);
+      p.d_key[i * stride_k() + d] += d_score[0] * q;
+    }
+    for (index d = 0; p.d_value && d < shape.dim_v; ++d)
+      p.d_value[i * stride_v() + d] += weight * static_cast<T>(d_o.row(i)[d * d_o.col_stride]);
+    return back.d_slope;
+  }
+
+  /// The gradient of token i as a query, and through its key k = f q: scale (dq + f (dk - k (k . dk))).
+  void join_key(const lsh_head<S>& h, const pair_scratch& p, index i) const {
+    T *const d_query = p.d_query + i * stride_k(), *const d_key = p.d_key + i * stride_k();
+    const T factor = h.tables.factor[i];
+    if (factor == T(0)) return;
+    const S* const x = h.query.row(i);
+    const auto key = [&](index d) { return static_cast<T>(x[d * h.query.col_stride]) * factor; };
+    T along = 0;
+    for (index d = 0; d < shape.dim; ++d) along += key(d) * d_key[d];
+    for (index d = 0; d < shape.dim; ++d) d_query[d] += factor * (d_key[d] - key(d) * along);
+  }
+
+  /// What is left to do for tokens [begin, end) of a head after all rounds. Returns their part of the gradient of the
+  /// slope.
+  T finish_tokens(const lsh_head<S>& h, const pair_scratch& p, index begin, index end) const {
+    T slope = 0;
+    for (index i = begin; i < std::min(end, h.length); ++i) {
+      if (!sees_other(h, i)) slope += differentiate_self(h, p, i);
+      if (in.dq) join_key(h, p, i);
+    }
+    if (in.dq)
+      store_gradient_rows(p.d_query, stride_k(), in.terms().scale, head_of(in.dq, h.batch, h.head), begin, end,
+                          h.length, in.accumulate);
+    return slope;
+  }
+
+  /// The tasks of one round of one head: sorted tokens from `begin` on.
+  struct task_range {
+    index tokens, step;  // tokens of the head, and of a task
+    index count() const { return ceil_div(tokens, step); }
+    index begin(index n) const { return n * step; }
+    index end(index n) const { return std::min((n + 1) * step, tokens); }
+  };
+  /// Does a task see chunks of other rounds? Their tokens may be any.
+  bool wraps(const lsh_chunks& chunks, const task_range& tasks, index n) const {
+    const key_range slots = slots_of(chunks, tasks.begin(n), tasks.end(n));
+    return slots.begin < chunks.before() || slots.end > chunks.before() + chunks.n;
+  }
+
+  void differentiate_round(const wave<pair_scratch>& pairs, index member, index round) const {
+    const auto run = [&](index pair, const pair_scratch& p, int worker, const auto& chosen) {
+      const lsh_head<S> h = head(pair, member, p);
+      const lsh_chunks chunks(h.length, options);
+      const task_range tasks{h.length, chunks.tokens_per_task()};
+      chosen(tasks.count(), [&](index n, bool wrapping) {
+        if (wraps(chunks, tasks, n) == wrapping)
+          p.slopes[n] += differentiate_chunks(h, p, round, tasks.begin(n), tasks.end(n), scratch(worker));
+      });
+    };
+    for (index odd = 0; odd < 2; ++odd)
+      pairs.for_each(ceil_div(tokens.segments(), 2), [&](index pair, const pair_scratch& p, index step, int worker) {
+        run(pair, p, worker, [&](index count, const auto& task) {
+          if (2 * step + odd < count) task(2 * step + odd, false);
+        });
+      });
+    if (options.wrap)
+      pairs.for_each(1, [&](index pair, const pair_scratch& p, index, int worker) {
+        run(pair, p, worker, [&](index count, const auto& task) {
+          for (index n = 0; n < count; ++n) task(n, true);
+        });
+      });
+  }
+
+  void differentiate_pairs(const wave<pair_scratch>& pairs, const tensor_view<const T>& rotations) const {
+    for (index member = 0; member < shape.group(); ++member) {
+      tokens.sort_tokens(rotations, [&](index steps, const auto& body) {
+        pairs.for_each(steps, [&](index pair, const pair_scratch& p, index step, int worker) {
+          body(head(pair, member, p), step, scratch(worker).tokens);
+        });
+      });
+      pairs.for_each(tokens.segments(), [&](index, const pair_scratch& p, index part, int) {
+        const index begin = part * lsh_segment, count = std::min(lsh_segment, shape.keys - begin);
+        for (T* sums : {p.d_query, p.d_key})
+          if (sums) std::fill_n(sums + begin * stride_k(), count * stride_k(), T(0));
+        if (p.d_value && member == 0) std::fill_n(p.d_value + begin * stride_v(), count * stride_v(), T(0));
+        p.slopes[part] = T(0);
+      });
+      for (index round = 0; round < options.rounds; ++round) differentiate_round(pairs, member, round);
+      pairs.for_each(tokens.segments(), [&](index pair, const pair_scratch& p, index part, int) {
+        const index begin = part * lsh_segment, end = std::min(begin + lsh_segment, shape.keys);
+        p.slopes[part] += finish_tokens(head(pair, member, p), p, begin, end);
+      });
+      for (index n = 0; in.d_slopes && n < pairs.count; ++n)
+        for (index part = 0; part < tokens.segments(); ++part)
+          in.slope_sums[(pairs.first + n) * shape.group() + member] += pairs.scratch[n].slopes[part];
+    }
+    if (in.dv)
+      pairs.for_each(tokens.segments(), [&](index pair, const pair_scratch& p, index part, int) {
+        const index b = pair / shape.kv_heads, begin = part * lsh_segment;
+        store_gradient_rows(p.d_value, stride_v(), T(1), head_of(in.dv, b, pair % shape.kv_heads), begin,
+                            std::min(begin + lsh_segment, shape.keys), in.lengths().keys(b), in.accumulate);
+      });
+  }
+
+  double operations() const { return tokens.operations(6 * shape.dim + 4 * shape.dim_v); }
+
+  void run() const {
+    if (!in.dq && !in.dv && !in.d_slopes) return;
+    execution& exec = in.forward.exec;
+    const index pairs = shape.batch * shape.kv_heads,
+                bytes = shape.keys * (4 * options.rounds + 3 * shape.dim + 2 * shape.dim_v) * index(sizeof(T));
+    tokens.with_rotations(exec, [&](const tensor_view<const T>& rotations) {
+      for_each_wave(
+          exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
+          [&](const wave<pair_scratch>& w) { differentiate_pairs(w, rotations); });
+    });
+  }
+};
+template <class S, class Score, class ScoreBackward, class Options>
+lsh_backward_driver(const softmax_backward_call<S, Score, ScoreBackward>&, const Options&)
+    -> lsh_backward_driver<S, Options, Score, ScoreBackward>;
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,222 @@
+// attn: what lsh.hpp does before it attends, forward and backward, for one head at a time:
+//   1. hash     keys from queries, and the bucket of every token in every round
+//   2. sort     tokens of every round by (bucket, position)
+// and which slots of that order, cut into chunks, a token sees.
+#pragma once
+
+#include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/waves.hpp>
+#include <attn/softmax/detail/lsh_hashing.hpp>
+#include <attn/softmax/detail/packed_keys.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+inline constexpr index lsh_segment = 512;  // tokens of a task
+
+/// The chunks of one round over n sorted tokens, and the packed slots their queries see: before() slots of earlier
+/// rounds' chunks, the n tokens, then those of later rounds' chunks. Without `wrap` there are only the n tokens.
+struct lsh_chunks {
+  index n, chunk, chunks, rounds, lookback, lookahead;
+  bool wrap;
+
+  template <class Options>
+  lsh_chunks(index n_, const Options& o) : n(n_), rounds(o.rounds), wrap(o.wrap) {
+    chunk = std::clamp<index>(o.chunk, 1, std::max<index>(1, n));
+    chunks = ceil_div(n, chunk);
+    const index others = std::max<index>(0, (wrap ? chunks * rounds : chunks) - 1);
+    lookback = std::min(o.lookback, others);
+    lookahead = std::min(o.lookahead, wrap ? others - lookback : others);
+  }
+
+  /// Tokens before chunk c, counted from chunk 0 of this round; c may lie in another round.
+  index tokens_before(index c) const {
+    const index round = floor_div(c, chunks);
+    return round * n + (c - round * chunks) * chunk;
+  }
+  index before() const { return wrap && n ? -tokens_before(-lookback) : 0; }
+  /// Slots of this or any shorter length.
+  index most_slots() const { return n + (wrap ? (lookback + lookahead) * chunk : 0); }
+
+  /// The slots the sorted token t sees.
+  key_range slots_of(index t) const {
+    const index own = t / chunk;
+    index first = own - lookback, last = own + lookahead;
+    if (!wrap) first = std::max<index>(first, 0), last = std::min(last, chunks - 1);
+    return {before() + tokens_before(first), before() + tokens_before(last + 1)};
+  }
+
+  /// Sorted tokens a task takes: whole chunks, so many that what it packs is mostly seen by its own queries, yet stays
+  /// in the second-level cache.
+  index tokens_per_task() const {
+    return chunk * std::max<index>(ceil_div(lsh_segment, chunk), 2 * (lookback + lookahead));
+  }
+  /// Slots the tokens of a task see, for this or any shorter length.
+  index slots_per_task() const {
+    return std::min(most_slots(), tokens_per_task() + (lookback + lookahead) * chunk);
+  }
+
+  /// Row blocks of at most `most` rows: whole chunks where several fit, else a chunk in equal parts.
+  index rows_per_unit(index most) const { return std::max<index>(1, most / chunk) * chunk; }
+  index rows_per_block(index most) const {
+    return round_up(ceil_div(rows_per_unit(most), ceil_div(rows_per_unit(most), most)), tile_rows);
+  }
+
+  /// The round and the rank in its order of a slot of round r.
+  std::pair<index, index> source(index r, index slot) const {
+    const index at = slot - before(), turn = floor_div(at, n), round = r + turn;
+    return {round - floor_div(round, rounds) * rounds, at - turn * n};
+  }
+};
+
+/// What the threads share of one head.
+template <class T>
+struct lsh_tables {
+  T* rotations = nullptr;  // packed: pack_rotations
+  T* factor = nullptr;     // [L]: of q, to make it a key
+  index* rank = nullptr;   // [rounds][L]: the bucket of a token; after the sort, its rank in the order
+  index* order = nullptr;  // [rounds][L]: tokens by (bucket, position)
+};
+
+/// One head of one batch item.
+template <class S>
+struct lsh_head {
+  index batch, head, length;
+  matrix_view<const S> query, value;
+  lsh_tables<compute_type<S>> tables;
+};
+
+template <class S, class Options>
+struct lsh_order {
+  using T = compute_type<S>;
+
+  const Options& options;
+  const attention_shape& shape;
+
+  index half() const { return options.buckets / 2; }
+  index rotation_size() const { return round_up(half(), tile_rows) * shape.dim; }  // of one round, packed
+  index segments() const { return ceil_div(shape.keys, lsh_segment); }
+
+  lsh_tables<T> layout(arena& memory) const {
+    const index all = options.rounds * shape.keys;
+    return {.rotations = memory.allocate<T>(options.rounds * rotation_size() + width<T>),
+            .factor = memory.allocate<T>(shape.keys), .rank = memory.allocate<index>(all),
+            .order = memory.allocate<index>(all)};
+  }
+
+  /// Scratch of one thread.
+  struct thread_scratch {
+    T* keys;              // [panel_width][D]: to be packed
+    T* panel;             // the same, packed, to be hashed
+    index* bucket_begin;  // [buckets + 1]: where the next token of a bucket goes
+  };
+  thread_scratch layout_scratch(arena& memory) const {
+    return {.keys = memory.allocate<T>(panel_width<T> * shape.dim),
+            .panel = memory.allocate<T>(panel_width<T> * shape.dim),
+            .bucket_begin = memory.allocate<index>(options.buckets + 1)};
+  }
+
+  struct key_rows {
+    T* keys;
+    index dim;
+    T* operator()(index n) const { return keys + n * dim; }
+  };
+  void make_key(const lsh_head<S>& h, index i, T* key) const {
+    const S* const x = h.query.row(i);
+    const T factor = h.tables.factor[i];
+    if (const index stride = h.query.col_stride; stride == 1)
+      for (index d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d]) * factor;
+    else
+      for (index d = 0; d < shape.dim; ++d) key[d] = static_cast<T>(x[d * stride]) * factor;
+  }
+
+  /// body(first slot, slots, their keys) for the keys of slots [begin, end) of one round, a panel at a time; token[n]
+  /// becomes the token of slot begin + n, and slots are counted from begin.
+  template <class Body>
+  void for_each_key_panel(const lsh_head<S>& h, const lsh_chunks& chunks, index round, key_range slots, index* token,
+                          const thread_scratch& s, const Body& body) const {
+    const key_rows key{s.keys, shape.dim};
+    for (index slot = slots.begin; slot < slots.end; ++slot) {
+      const auto [from, at] = chunks.source(round, slot);
+      token[slot - slots.begin] = h.tables.order[from * shape.keys + at];
+    }
+    const index count = slots.end - slots.begin;
+    for (index slot = 0; slot < count; slot += panel_width<T>) {
+      const index some = std::min<index>(panel_width<T>, count - slot);
+      for (index n = 0; n < some; ++n) make_key(h, token[slot + n], key(n));
+      body(slot, some, key);
+    }
+  }
+
+  /// The score of query i and key j before the terms, by plain loops.
+  T plain_score(const lsh_head<S>& h, index i, index j, T query_factor) const {
+    const S *const x = h.query.row(i), *const y = h.query.row(j);
+    T score = 0;
+    for (index d = 0; d < shape.dim; ++d)
+      score += static_cast<T>(x[d * h.query.col_stride]) * query_factor *
+               (static_cast<T>(y[d * h.query.col_stride]) * h.tables.factor[j]);
+    return score;
+  }
+
+  /// Factors and buckets of tokens [begin, end).
+  void hash(const lsh_head<S>& h, index begin, index end, const thread_scratch& s) const {
+    const key_rows key{s.keys, shape.dim};
+    for (index i = begin; i < end; i += panel_width<T>) {
+      const index count = std::min<index>(panel_width<T>, end - i);
+      for (index n = 0; n < count; ++n) {
+        h.tables.factor[i + n] = key_factor<T>(h.query.row(i + n), h.query.col_stride, shape.dim, options.norm_eps);
+        make_key(h, i + n, key(n));
+      }
+      pack_panels_across<T>(key, count, shape.dim, 1, s.panel);
+      for (index round = 0; round < options.rounds; ++round)
+        hash_panel(h.tables.rotations + round * rotation_size(), half(), shape.dim, s.panel, count,
+                   h.tables.rank + round * shape.keys + i);
+    }
+  }
+
+  /// Tokens of one round by (bucket, position).
+  void sort(const lsh_head<S>& h, index round, index* bucket_begin) const {
+    const index n = h.length;
+    index *const rank = h.tables.rank + round * shape.keys, *const order = h.tables.order + round * shape.keys;
+    std::fill_n(bucket_begin, options.buckets + 1, index(0));
+    for (index i = 0; i < n; ++i) ++bucket_begin[rank[i] + 1];
+    for (index x = 0; x < options.buckets; ++x) bucket_begin[x + 1] += bucket_begin[x];
+    for (index i = 0; i < n; ++i) {
+      const index at = bucket_begin[rank[i]]++;
+      order[at] = i;
+      rank[i] = at;
+    }
+  }
+
+  /// Hashes and sorts. for_each(steps, body(head, step, thread_scratch)) runs the tasks of all heads of a wave.
+  template <class ForEach>
+  void sort_tokens(const tensor_view<const T>& rotations, const ForEach& for_each) const {
+    for_each(index(1), [&](const lsh_head<S>& h, index, const thread_scratch&) {
+      pack_rotations<T>(rotations, rotations.extent(0) == 1 ? 0 : h.head, h.tables.rotations);
+    });
+    for_each(segments(), [&](const lsh_head<S>& h, index part, const thread_scratch& s) {
+      hash(h, std::min(part * lsh_segment, h.length), std::min((part + 1) * lsh_segment, h.length), s);
+    });
+    for_each(options.rounds, [&](const lsh_head<S>& h, index round, const thread_scratch& s) {
+      sort(h, round, s.bucket_begin);
+    });
+  }
+
+  /// body(rotations): those given, or drawn ones.
+  template <class Body>
+  void with_rotations(execution& exec, const Body& body) const {
+    if (options.rotations) return body(options.rotations);
+    const index drawn = options.rounds * shape.dim * half();
+    auto numbers = exec.workspace([&](arena& memory) { return memory.allocate<T>(drawn); });
+    fill_rotations(*numbers, drawn, options.seed, 0);
+    body(tensor_view<const T>(*numbers, {1, options.rounds, shape.dim, half()}));
+  }
+
+  /// Operations of all heads: `per_pair` for a query and a key, and the hashes.
+  double operations(index per_pair) const {
+    const lsh_chunks c(shape.keys, options);
+    const index keys = (c.lookback + 1 + c.lookahead) * c.chunk, hashes = shape.batch * shape.heads * c.n * c.rounds;
+    return static_cast<double>(keys * per_pair + 2 * shape.dim * half()) * static_cast<double>(hashes);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

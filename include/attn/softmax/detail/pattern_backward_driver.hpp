@@ -1,0 +1,299 @@
+// attn: the backward passes of block, strided, bigbird and pattern_softmax. backward_by(call, pattern) makes the plan
+// of the pattern (pattern_plan.hpp), then pattern_backward_driver takes waves of key heads, query head by query head:
+//   1. keys and values that several query sets see are packed once
+//   2. for every pattern: its query sets, in parts with sums of dK and dV of their own; sums of contiguous keys are
+//      added to where they belong, others are gathered with their keys and added at the end of the query set
+//   3. the parts' sums are added in order and stored
+#pragma once
+
+#include <attn/softmax/detail/pattern_driver.hpp>
+#include <attn/softmax/detail/softmax_backward_call.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Parts of the query sets of a head, each of which sums up dK and dV on its own. Depends on the length only, so that
+/// threads do not change the sums.
+inline index backward_parts(index queries) { return std::clamp<index>(queries / 2048, 1, 4); }
+
+template <class S, class Score, class ScoreBackward>
+struct pattern_backward_driver {
+  using T = compute_type<S>;
+
+  const softmax_backward_call<S, Score, ScoreBackward>& in;
+  const pattern_plan& plan;
+  const attention_shape& shape = in.shape;
+
+  index stride_k() const { return backward_keys<T>::stride(shape.dim); }
+  index stride_v() const { return backward_keys<T>::stride(shape.dim_v); }
+  index slots() const { return round_up(shape.keys, panel_width<T>); }
+  index pack_steps() const { return ceil_div(shape.keys, plan.pack_step); }
+  bool joined() const { return plan.patterns.size() > 1; }
+
+  matrix_view<const S> key(const pattern_shape& s) const { return head_of(in.k, s.batch, s.head / shape.group()); }
+  matrix_view<const S> value(const pattern_shape& s) const { return head_of(in.v, s.batch, s.head / shape.group()); }
+
+  /// What all threads share of one pair of batch item and key head.
+  struct pair_scratch {
+    backward_keys<T> keys;  // where keys are packed once for all query sets
+    bool* needed;           // per pack_step keys
+    T *d_keys, *d_values;   // [parts][slots][stride]: sums of each part; null: not wanted
+    bool* begun;            // [parts][pack_steps]: are sums of these keys under way? Else they are 0, and not written
+    T* dq;                  // [Lq][stride_k], for joined patterns: sums of those that are done
+    T* slopes;              // [parts]: their sums of the gradient of the slope
+  };
+  pair_scratch layout(arena& memory) const {
+    const index parts = backward_parts(shape.queries);
+    pair_scratch pair{};
+    if (plan.shared) {
+      pair.keys = layout_keys(memory, shape.keys);
+      pair.needed = memory.allocate<bool>(pack_steps());
+    }
+    if (in.dk) pair.d_keys = memory.allocate<T>(parts * slots() * stride_k());
+    if (in.dv) pair.d_values = memory.allocate<T>(parts * slots() * stride_v());
+    if (in.dq && joined()) pair.dq = memory.allocate<T>(shape.queries * stride_k());
+    pair.begun = memory.allocate<bool>(parts * pack_steps());
+    pair.slopes = memory.allocate<T>(parts);
+    return pair;
+  }
+  backward_keys<T> layout_keys(arena& memory, index count) const {
+    return {.keys = packed_keys<T>::layout(memory, count, shape.dim, shape.dim),
+            .values = packed_keys<T>::layout(memory, count, shape.dim_v, 0)};
+  }
+
+  /// Scratch of one thread: a block of rows, and the keys a query set gathers, with the sums of those not in ranges.
+  struct thread_scratch {
+    backward_rows<T> rows;
+    backward_scratch<T> kernel;
+    backward_keys<T> gathered;
+    key_range* ranges;  // [max_rows]
+    T* dq;              // [max_rows][stride_k]
+  };
+  thread_scratch scratch(int worker) const {
+    return in.forward.exec.scratch(worker, [&](arena& memory) {
+      thread_scratch s{.rows = backward_rows<T>::layout(memory, max_rows, shape.dim, shape.dim_v),
+                       .kernel = in.layout_scratch(memory),
+                       .gathered = layout_keys(memory, plan.gathered),
+                       .ranges = memory.allocate<key_range>(max_rows),
+                       .dq = nullptr};
+      if (in.dk) s.gathered.d_keys = memory.allocate<T>(plan.not_in_place * stride_k());
+      if (in.dv) s.gathered.d_values = memory.allocate<T>(plan.not_in_place * stride_v());
+      if (in.dq) s.dq = memory.allocate<T>(round_up(max_rows, tile_rows) * stride_k());
+      return s;
+    });
+  }
+
+  /// One query set of a pattern, with what its threads share, and the sums of its part.
+  struct query_set {
+    const pattern_ref& pattern;
+    bool first, last;  // of joined patterns
+    pattern_shape shape;
+    index number;
+    backward_keys<T> shared;  // with the sums of all keys of the head
+    bool* begun;
+    T* dq;
+  };
+
+  /// A set of keys as the pattern gives it, and where it lies packed: in slots from `lead` on.
+  struct packed_set {
+    const key_set& given;
+    index lead;
+    backward_keys<T> keys;
+    index gathered = 0;  // slots the query set packs itself; none: they are read in place
+  };
+
+  /// visit(packed_set, query_range) for every key set. Contiguous ones are summed up in place, whoever packs them.
+  template <class Visit>
+  void for_each_key_set(const query_set& set, const backward_keys<T>& gathered, Visit&& visit) const {
+    index used = 0, summed = 0;
+    set.pattern.keys(set.shape, set.number, [&](const key_set& given, const query_range& of_query) {
+      packed_set packed{.given = given, .lead = plan.lead_of(given), .keys = set.shared};
+      if (!plan.in_place(given)) {
+        index_map positions = given.positions;
+        positions.first -= packed.lead;
+        packed.gathered = given.count + packed.lead;
+        packed.keys = gathered.from(used, positions);
+        const backward_keys<T>& sums = given.contiguous() ? set.shared : gathered;
+        const index from = given.contiguous() ? positions.first : summed;
+        if (sums.d_keys) packed.keys.d_keys = sums.d_keys + from * stride_k();
+        if (sums.d_values) packed.keys.d_values = sums.d_values + from * stride_v();
+        const index slots = round_up(packed.gathered, panel_width<T>);
+        used += slots;
+        if (!given.contiguous()) summed += slots;
+      }
+      visit(packed, of_query);
+    });
+  }
+
+  /// Before sums of keys [begin, end) of the head are added to.
+  void begin_sums(const query_set& set, index begin, index end) const {
+    for (index step = begin / plan.pack_step; step * plan.pack_step < end; ++step)
+      if (!std::exchange(set.begun[step], true)) clear_step(set.shared, step);
+  }
+  void clear_step(const backward_keys<T>& sums, index step) const {
+    const index begin = step * plan.pack_step;
+    sums.clear(begin, std::min(begin + plan.pack_step, slots()));
+  }
+
+  /// Adds gathered sums to those of all keys.
+  void scatter(const T* sums, index stride, const key_set& keys, T* to) const {
+    for (index n = 0; sums && n < keys.count; ++n) {
+      T* const row = to + keys.positions[n] * stride;
+      for (index d = 0; d < stride; d += width<T>)
+        store<T>(row + d, add(load<T>(row + d), load<T>(sums + n * stride + d)));
+    }
+  }
+
+  template <class Terms, class Back>
+  void differentiate_set(const query_set& set, const thread_scratch& scratch, Terms& terms, Back& back) const {
+    const pattern_shape& s = set.shape;
+    const position_range queries = set.pattern.queries(s, set.number);
+    const index count = count_of(queries);
+    if (count == 0) return;
+    for_each_key_set(set, scratch.gathered, [&](packed_set keys, const query_range&) {
+      if (keys.gathered) keys.keys.fill(key(s), value(s), 0, keys.gathered);
+      if (!keys.given.contiguous()) return keys.keys.clear(0, keys.gathered);
+      begin_sums(set, keys.given.positions.first, keys.given.positions.first + keys.given.count);
+    });
+
+    const index step = round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows);
+    for (index row = 0; row < count; row += step) {
+      const index rows = std::min(step, count - row), p0 = queries.begin + row * queries.step;
+      const index_map which{p0 - s.first_position(), queries.step, nullptr};
+      in.pack_rows(scratch.rows, s.batch, s.head, head_of(in.q, s.batch, s.head), which, rows);
+      if (scratch.dq) begin_rows(set, which, rows, scratch.dq);
+      for_each_key_set(set, scratch.gathered, [&](const packed_set& keys, const query_range& of_query) {
+        for (index r = 0; r < rows; ++r) {
+          const key_range seen = keys.given.slots_of(s, p0 + r * queries.step, of_query);
+          scratch.ranges[r] = {seen.begin + keys.lead, seen.end + keys.lead};
+        }
+        terms.excluded.what = keys.given.self ? excluded_keys::kind::none : excluded_keys::kind::own;
+        differentiate(scratch.rows, rows, scratch.ranges, which, keys.keys, terms, scratch.kernel, scratch.dq,
+                      stride_k(), back);
+      });
+      if (scratch.dq) end_rows(set, which, rows, scratch.dq);
+    }
+    for_each_key_set(set, scratch.gathered, [&](const packed_set& keys, const query_range&) {
+      if (keys.given.contiguous()) return;
+      for (index n = 0; n < keys.given.count; ++n)
+        begin_sums(set, keys.given.positions[n], keys.given.positions[n] + 1);
+      scatter(keys.keys.d_keys, stride_k(), keys.given, set.shared.d_keys);
+      scatter(keys.keys.d_values, stride_v(), keys.given, set.shared.d_values);
+    });
+  }
+
+  /// The sums of dQ of a block of rows: 0, or those of the joined patterns that are done.
+  void begin_rows(const query_set& set, const index_map& which, index rows, T* dq) const {
+    std::fill_n(dq, round_up(rows, tile_rows) * stride_k(), T(0));
+    for (index r = 0; !set.first && r < rows; ++r)
+      std::copy_n(set.dq + which[r] * stride_k(), stride_k(), dq + r * stride_k());
+  }
+  void end_rows(const query_set& set, const index_map& which, index rows, const T* dq) const {
+    for (index r = 0; !set.last && r < rows; ++r)
+      std::copy_n(dq + r * stride_k(), stride_k(), set.dq + which[r] * stride_k());
+    if (!set.last) return;
+    const matrix_view<S> all = head_of(in.dq, set.shape.batch, set.shape.head);
+    const matrix_view<S> to{all.row(which.first), rows, all.cols, all.row_stride * which.step, all.col_stride};
+    store_gradient_rows(dq, stride_k(), in.terms().scale, to, 0, rows, rows, in.accumulate);
+  }
+
+  /// One part of the query sets of a pattern, for one head: some in a row, which share keys, in turns with the other
+  /// parts, as those that see most come first.
+  void differentiate_part(const pattern_ref& pattern, const pattern_shape& s, const pair_scratch& pair, index part,
+                          int worker) const {
+    const bool first = &pattern == &plan.patterns.front(), last = &pattern == &plan.patterns.back();
+    backward_keys<T> keys = pair.keys;
+    keys.keys.dim = shape.dim, keys.values.dim = shape.dim_v;
+    if (in.dk) keys.d_keys = pair.d_keys + part * slots() * stride_k();
+    if (in.dv) keys.d_values = pair.d_values + part * slots() * stride_v();
+    bool* const begun = pair.begun + part * pack_steps();
+    if (first && s.head % shape.group() == 0) std::fill_n(begun, pack_steps(), false);
+    if (first) pair.slopes[part] = T(0);
+    auto head_terms = in.terms().for_head(s.batch, s.head, s.first_position());
+    auto back = in.back(head_terms);
+    const thread_scratch own = scratch(worker);
+    const index sets = pattern.query_sets(s), parts = backward_parts(s.queries);
+    const index turn = std::max<index>(1, sets / (4 * parts));
+    for (index from = part * turn; from < sets; from += parts * turn)
+      for (index n = from; n < std::min(from + turn, sets); ++n)
+        differentiate_set({pattern, first, last, s, n, keys, begun, pair.dq}, own, head_terms, back);
+    pair.slopes[part] += back.d_slope;
+  }
+
+  /// Stores step `step` of the keys' gradients, from the sums of all parts.
+  void store_step(const pair_scratch& pair, index b, index kv, index step) const {
+    const index keys = plan.lengths.keys(b), begin = step * plan.pack_step,
+                end = std::min(begin + plan.pack_step, shape.keys), real = std::min(end, keys);
+    const backward_keys<T> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
+                                .d_keys = pair.d_keys, .d_values = pair.d_values};
+    if (!pair.begun[step]) clear_step(sums, step);
+    for (index part = 1; part < backward_parts(plan.lengths.queries(b)); ++part) {
+      if (!pair.begun[part * pack_steps() + step]) continue;
+      add_numbers(sums.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
+      add_numbers(sums.d_values, part * slots() * stride_v(), begin * stride_v(), real * stride_v());
+    }
+    sums.store(in.dk, in.dv, b, kv, begin, end, keys, in.terms().scale, in.accumulate);
+  }
+  /// sums[x] += sums[offset + x]
+  static void add_numbers(T* sums, index offset, index begin, index end) {
+    for (index x = begin; sums && x < end; x += width<T>)
+      store<T>(sums + x, add(load<T>(sums + x), load<T>(sums + offset + x)));
+  }
+
+  /// A wave of pairs of batch item and key head.
+  void differentiate_pairs(const wave<pair_scratch>& pairs) const {
+    const index group = shape.group();
+    if (plan.shared) {
+      for (index n = 0; n < pairs.count; ++n) plan.mark_needed(pairs.first + n, pairs.scratch[n].needed);
+      pairs.for_each(pack_steps(), [&](index pair, const pair_scratch& p, index step, int) {
+        const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads;
+        const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
+        backward_keys<T> keys = p.keys;
+        if (begin < end && p.needed[step]) keys.fill(head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end);
+      });
+    }
+    for (index member = 0; member < group; ++member) {
+      for (const pattern_ref& pattern : plan.patterns)
+        pairs.for_each(backward_parts(shape.queries), [&](index pair, const pair_scratch& p, index part, int worker) {
+          const pattern_shape s = plan.shape_of(pair * group + member);
+          if (part < backward_parts(s.queries)) differentiate_part(pattern, s, p, part, worker);
+        });
+      for (index n = 0; in.d_slopes && n < pairs.count; ++n) {
+        const index x = (pairs.first + n) * group + member;
+        for (index part = 0; part < backward_parts(plan.shape_of(x).queries); ++part)
+          in.slope_sums[x] += pairs.scratch[n].slopes[part];
+      }
+    }
+    pairs.for_each(pack_steps(), [&](index pair, const pair_scratch& p, index step, int) {
+      store_step(p, pair / shape.kv_heads, pair % shape.kv_heads, step);
+    });
+  }
+
+  void run() const {
+    if (!in.dq && !in.dk && !in.dv && !in.d_slopes) return;
+    execution& exec = in.forward.exec;
+    const index pairs = shape.batch * shape.kv_heads,
+                bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
+    for_each_wave(
+        exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<pair_scratch>& w) { differentiate_pairs(w); });
+    for (index x = 0; in.dq && !in.accumulate && x < shape.batch * shape.heads; ++x) {
+      const pattern_shape s = plan.shape_of(x);
+      clear_rows(head_of(in.dq, s.batch, s.head), s.queries, shape.queries);
+    }
+  }
+};
+
+template <class S, class Score, class ScoreBackward>
+void backward_by(softmax_backward_call<S, Score, ScoreBackward>& call, std::span<const pattern_ref> patterns) {
+  const pattern_plan plan = plan_of(call.forward, patterns);
+  call.run(
+      2 * plan.pairs * static_cast<double>(3 * call.shape.dim + 2 * call.shape.dim_v),
+      [&](const auto& forward) { pattern_driver<S, Score>{forward, plan}.run(); },
+      [&](const auto& c) { pattern_backward_driver<S, Score, ScoreBackward>{c, plan}.run(); });
+}
+template <class S, class Score, class ScoreBackward, key_pattern Pattern>
+void backward_by(softmax_backward_call<S, Score, ScoreBackward>& call, const Pattern& pattern) {
+  backward_by(call, std::span<const pattern_ref>(patterns_of(pattern)));
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

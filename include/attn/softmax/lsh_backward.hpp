@@ -1,0 +1,63 @@
+// attn: the gradients of lsh.
+//
+//   attn::lsh(q, v, out, {.rounds = 4, .buckets = 64, .seed = 7, .lse = lse});
+//   attn::lsh_backward(q, v, out, d_out, {.q = dq, .v = dv}, {.rounds = 4, .buckets = 64, .seed = 7, .lse = lse});
+//
+// The formulas of full_softmax_backward.hpp over the pairs of query and key lsh.hpp names, a key seen in several rounds
+// in each; buckets and order are constants, found again as the forward call found them. k = f q, f = 1 / |q| (or
+// 1 / sqrt(|q|^2 + D norm_eps)):
+//   dq_i = scale (sum_j ds'_ij k_j + f_i (g_i - k_i (k_i . g_i))),   g_j = sum_i ds'_ij q_i
+//
+// Shapes   q, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out, d_lse as
+//          lse. Gradients have the shapes of what they are of; dv is summed over the query heads of a group.
+// Cost     B H L rounds (4 chunk (3 D + 2 Dv) + D buckets) operations; without lse, those of the forward call without
+//          values too. Scratch: L (2 D + Dv + 4 rounds) numbers and the packed rotations for every key head in
+//          progress, and the keys of 512 tokens, or more for long chunks, per thread.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
+//
+// Where |q| counts as 0 the key is 0 and passes nothing on. score_backward(s, d, batch, head, i, j) gives d times the
+// derivative of score(s, batch, head, i, j) by s.
+#pragma once
+
+#include <attn/softmax/detail/lsh_backward_driver.hpp>
+#include <attn/softmax/lsh.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients lsh_backward computes: those given. S is the element type of the call.
+template <class S>
+struct lsh_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, v{};
+  /// [H]
+  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, L].
+  tensor_view<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of lsh. See the top of the file.
+template <viewable Q, viewable V, viewable O, viewable D, class Options = lsh_options<element_of<const Q&>>,
+          class Score = detail::no_score, class ScoreBackward = detail::no_score_backward>
+void lsh_backward(const Q& q, const V& v, const O& out, const D& d_out,
+                  const lsh_gradients<element_of<const Q&>>& gradients, Options&& options = {}, Score&& score = {},
+                  ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  detail::require_one_element_type<const Q&, const Q&, const V&, tensor_view<S>>();
+  const tensor_view<const S> queries = as_view(q), values = as_view(v),
+                             keys = detail::lsh_keys(detail::validator("lsh_backward"), queries, values);
+  detail::call_softmax_backward<lsh_options>(
+      "lsh_backward", queries, keys, values, out, d_out, gradients, options, score, score_backward, exec,
+      [](auto& call, const auto& given) {
+        detail::take_lsh_options(call.forward, given);
+        const detail::lsh_backward_driver driver{call, given};
+        call.run(
+            driver.operations(), [&](const auto& forward) { detail::lsh_driver{forward, given}.run(); },
+            [&](const auto&) { driver.run(); });
+      });
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,68 @@
+// layer_norm_backward against the reverse pass of its reference.
+#include "layers/gradients.hpp"
+
+namespace testing {
+namespace {
+
+template <class S>
+layer_backward_case<S> case_of(index batch, index length, index dim, bool gamma, bool beta, double eps = 1e-5) {
+  layer_backward_case<S> c;
+  auto& r = c.reference;
+  r.name = "batch " + std::to_string(batch) + ", length " + std::to_string(length) + ", dim " + std::to_string(dim);
+  add(r, "x", random_sequence(1, batch, length, dim));
+  if (gamma) add(r, "gamma", random_vector(2, dim, 1));
+  if (beta) add(r, "beta", random_vector(3, dim));
+  const double stored_eps = static_cast<double>(static_cast<real<S>>(eps));
+  r.forward = [=](const std::vector<tensor<variable>>& in) {
+    next_of<tensor<variable>> next(in);
+    const auto x = next(), g = next(gamma), b = next(beta);
+    return std::vector{reference::layer_norm(x, g, b, stored_eps)};
+  };
+  c.run = [=](const std::vector<tensor<S>>& in, const tensor<S>& d_out, const std::vector<tensor<S>*>& to,
+              bool accumulate, attn::execution& exec) {
+    const tensor<S> none;
+    attn::layer_norm_weights<S> w;
+    if (gamma) w.gamma = vector(in[1]);
+    if (beta) w.beta = vector(in.back());
+    attn::layer_norm_gradients<S> g{.x = sequence_or_none(to[0]), .accumulate = accumulate};
+    if (gamma) g.gamma = vector_or_none(to[1]);
+    if (beta) g.beta = vector_or_none(to.back());
+    compiled_layers<S>::layer_norm_backward(sequence(in[0]), w, sequence(d_out), g, {.eps = static_cast<real<S>>(eps)},
+                                            exec);
+  };
+  return c;
+}
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("layer_norm_backward: against the reverse pass", "[layer_norm_backward]", all_types) {
+  for (index length : {0, 1, 7, 65, 130})
+    for (index dim : {5, 8, 33, 80})  // of two features a norm keeps the sign alone: the gradient of x cancels
+      for (int given : {0, 1, 2, 3})
+        check_layer_backward(case_of<TestType>(1 + length % 3, length, dim, given & 1, given & 2));
+}
+
+TEMPLATE_LIST_TEST_CASE("layer_norm_backward: a large eps, one feature, none", "[layer_norm_backward]", exact_types) {
+  check_layer_backward(case_of<TestType>(2, 20, 16, true, true, 0.5));
+  check_layer_backward(case_of<TestType>(2, 20, 1, true, true));
+  check_layer_backward(case_of<TestType>(2, 20, 0, true, true));
+}
+
+TEST_CASE("layer_norm_backward: the reverse pass against central differences", "[layer_norm_backward]") {
+  check_central_differences(case_of<float>(2, 7, 5, true, true).reference);
+}
+
+TEST_CASE("layer_norm_backward: Eigen matrices and default arguments", "[layer_norm_backward]") {
+  const Eigen::MatrixXf x = Eigen::MatrixXf::Random(9, 6), d = Eigen::MatrixXf::Random(9, 6);
+  const Eigen::VectorXf g = Eigen::VectorXf::Random(6);
+  Eigen::MatrixXf dx(9, 6), other(9, 6);
+  Eigen::VectorXf dg(6);
+  attn::layer_norm_backward(x, {}, d, {.x = dx});
+  CHECK(dx.rowwise().sum().norm() < 1e-5f);  // a shift of a row changes nothing
+  attn::execution threads(2, 0);
+  attn::layer_norm_backward(x, {.gamma = g}, d, {.x = dx, .gamma = dg}, threads);
+  attn::layer_norm_backward(x, {.gamma = g}, d, {.x = other}, {.eps = 1e-5f}, attn::execution(2));
+  CHECK(dx == other);
+}
+
+}  // namespace testing

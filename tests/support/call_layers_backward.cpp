@@ -1,0 +1,61 @@
+#include "support/call_layers.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_layers_backward<S>::project_backward(in_sequence<S> x, const attn::project_weights<S>& weights,
+                                                   in_sequence<S> d_out, const attn::project_gradients<S>& gradients,
+                                                   execution& exec) {
+  attn::project_backward(x, weights, d_out, gradients, exec);
+}
+
+template <class S>
+void compiled_layers_backward<S>::layer_norm_backward(in_sequence<S> x, const attn::layer_norm_weights<S>& weights,
+                                                      in_sequence<S> d_out,
+                                                      const attn::layer_norm_gradients<S>& gradients,
+                                                      const attn::layer_norm_options<S>& options, execution& exec) {
+  attn::layer_norm_backward(x, weights, d_out, gradients, options, exec);
+}
+
+template <class S>
+void compiled_layers_backward<S>::feed_forward_backward(in_sequence<S> x, const attn::feed_forward_weights<S>& weights,
+                                                        in_sequence<S> d_out,
+                                                        const attn::feed_forward_gradients<S>& gradients,
+                                                        attn::activation activation, execution& exec) {
+  attn::feed_forward_backward(x, weights, d_out, gradients, {.activation = activation}, exec);
+}
+
+template <class S>
+void compiled_layers_backward<S>::multi_head_backward(in_sequence<S> x, const attn::multi_head_weights<S>& weights,
+                                                      const attention_of<S>& op,
+                                                      const attention_backward_of<S>& op_backward, in_sequence<S> d_out,
+                                                      const attn::multi_head_gradients<S>& gradients,
+                                                      const attn::multi_head_options<S>& options, execution& exec) {
+  attn::multi_head_backward(x, weights, op, op_backward, d_out, gradients, options, exec);
+}
+
+template <class S>
+void compiled_layers_backward<S>::encoder_block_backward(
+    in_sequence<S> x, const attn::encoder_block_weights<S>& weights, const mixer_of<S>& mix,
+    const mixer_backward_of<S>& mix_backward, in_sequence<S> d_out, const attn::encoder_block_gradients<S>& gradients,
+    const attn::encoder_block_options<S>& options, execution& exec) {
+  attn::encoder_block_backward(x, weights, mix, mix_backward, d_out, gradients, options, exec);
+}
+
+template <class S>
+void compiled_layers_backward<S>::reversible_block_backward(
+    in_sequence<S> out, out_sequence<S> x, const mixer_of<S>& f, const mixer_of<S>& g,
+    const mixer_backward_of<S>& f_backward, const mixer_backward_of<S>& g_backward, in_sequence<S> d_out,
+    const attn::reversible_block_gradients<S>& gradients, const attn::reversible_block_options<S>& options,
+    execution& exec) {
+  attn::reversible_block_backward(out, x, f, g, f_backward, g_backward, d_out, gradients, options, exec);
+}
+
+template struct compiled_layers_backward<float>;
+template struct compiled_layers_backward<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_layers_backward<double>;
+template struct compiled_layers_backward<Eigen::half>;
+#endif
+
+}  // namespace testing
