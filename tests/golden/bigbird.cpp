@@ -1,5 +1,5 @@
-#include "golden/operators.hpp"
-#include "support/run_pattern.hpp"
+#include "golden/gradients.hpp"
+#include "support/run_pattern_backward.hpp"
 
 namespace testing {
 namespace {
@@ -17,15 +17,15 @@ problem<reference::bigbird_options> read(const golden_case& golden) {
 }  // namespace
 
 golden_operator golden_bigbird() {
-  return {"bigbird",
-          with(softmax_keys, {"block", "global_blocks", "window_blocks"}),
-          with(softmax_arrays, {"random"}),
-          [](const golden_case& golden) {
-            const auto p = read(golden);
-            return reference::bigbird(p.q, p.k, p.v, p.options);
-          },
-          [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
-          [](const golden_case& golden) { return run_pattern<float>(read(golden)); }};
+  return with_gradients(
+      {"bigbird", with(softmax_keys, {"block", "global_blocks", "window_blocks"}), with(softmax_arrays, {"random"}),
+       [](const golden_case& golden) {
+         const auto p = read(golden);
+         return reference::bigbird(p.q, p.k, p.v, p.options);
+       },
+       [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
+       [](const golden_case& golden) { return run_pattern<float>(read(golden)); }},
+      read);
 }
 
 }  // namespace testing

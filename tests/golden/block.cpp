@@ -1,5 +1,5 @@
-#include "golden/operators.hpp"
-#include "support/run_pattern.hpp"
+#include "golden/gradients.hpp"
+#include "support/run_pattern_backward.hpp"
 
 namespace testing {
 namespace {
@@ -18,15 +18,14 @@ problem<reference::block_options> read(const golden_case& golden) {
 }  // namespace
 
 golden_operator golden_block() {
-  return {"block",
-          with(softmax_keys, {"block", "neighbours"}),
-          with(softmax_arrays, {"permutation"}),
-          [](const golden_case& golden) {
-            const auto p = read(golden);
-            return reference::block(p.q, p.k, p.v, p.options);
-          },
-          [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
-          [](const golden_case& golden) { return run_pattern<float>(read(golden)); }};
+  return with_gradients({"block", with(softmax_keys, {"block", "neighbours"}), with(softmax_arrays, {"permutation"}),
+                         [](const golden_case& golden) {
+                           const auto p = read(golden);
+                           return reference::block(p.q, p.k, p.v, p.options);
+                         },
+                         [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
+                         [](const golden_case& golden) { return run_pattern<float>(read(golden)); }},
+                        read);
 }
 
 }  // namespace testing

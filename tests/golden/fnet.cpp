@@ -1,5 +1,5 @@
 #include "reference/fnet.hpp"
-#include "golden/operators.hpp"
+#include "golden/gradients.hpp"
 #include "support/call_fourier.hpp"
 #include "support/run.hpp"
 
@@ -22,6 +22,28 @@ reference::result run_fnet(const golden_case& golden) {
   return {cast<double>(out), {}};
 }
 
+named_tensors case_by_reference(const golden_case& golden) {
+  tensor<double> x = golden.array("x"), d_out = golden.array("d_out");
+  std::swap(x.extents[0], x.extents[1]), std::swap(d_out.extents[0], d_out.extents[1]);
+  gradient_case c{"", {"x"}, {x}, {}};
+  c.forward = [&golden](const std::vector<tensor<variable>>& in) {
+    return std::vector{reference::fnet(in[0], {golden.integers("lengths")})};
+  };
+  named_tensors all = reverse_gradients(c, d_out);
+  std::swap(all["x"].extents[0], all["x"].extents[1]);
+  return all;
+}
+
+template <class T>
+named_tensors case_by_library(const golden_case& golden) {
+  const tensor<T> d_out = cast<T>(golden.array("d_out"));
+  tensor<T> dx = d_out;
+  const std::vector<index> lengths = golden.integers("lengths");
+  attn::execution serial;
+  compiled_fnet<T>::backward(by_item(view(d_out)), {.x = by_item(view(dx))}, {.lengths = lengths}, serial);
+  return {{"x", cast<double>(dx)}};
+}
+
 }  // namespace
 
 // Cases hold x as [B, L, D], which is read as [1, B, L, D].
@@ -38,7 +60,10 @@ golden_operator golden_fnet() {
             return {out, {}};
           },
           run_fnet<double>,
-          run_fnet<float>};
+          run_fnet<float>,
+          case_by_reference,
+          case_by_library<double>,
+          case_by_library<float>};
 }
 
 }  // namespace testing

@@ -5,18 +5,21 @@
 
 namespace testing {
 
+// By the reverse pass of the reference.
+inline named_tensors reverse_gradients(const gradient_case& c, const tensor<double>& d_out) {
+  const auto inputs = independent(c.inputs);
+  const auto results = c.forward(inputs);
+  const reference::reverse_pass back({{results[0], d_out}});
+  named_tensors all;
+  for (std::size_t n = 0; n < inputs.size(); ++n) all[c.names[n]] = back.gradient(inputs[n]);
+  return all;
+}
+
 // read(case) gives the problem.
 template <class Problem>
 golden_gradients gradients_by_reference(Problem (*read)(const golden_case&)) {
   return [read](const golden_case& golden) {
-    const gradient_case c = case_of(read(golden), false);
-    const auto inputs = independent(c.inputs);
-    const auto results = c.forward(inputs);
-    const tensor<double> d_out = golden.array("d_out");
-    const reference::reverse_pass back({{results[0], d_out}});
-    named_tensors all;
-    for (std::size_t n = 0; n < inputs.size(); ++n) all[c.names[n]] = back.gradient(inputs[n]);
-    return all;
+    return reverse_gradients(case_of(read(golden), false), golden.array("d_out"));
   };
 }
 template <class T, class Problem>

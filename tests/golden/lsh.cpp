@@ -1,8 +1,7 @@
 #include "reference/lsh.hpp"
 
-#include "golden/operators.hpp"
-#include "support/call_lsh.hpp"
-#include "support/run_pattern.hpp"
+#include "golden/gradients.hpp"
+#include "support/run_pattern_backward.hpp"
 
 namespace testing {
 namespace {
@@ -36,15 +35,19 @@ reference::result run(const golden_case& golden) {
   return {cast<double>(out), cast<double>(lse)};
 }
 
+problem<reference::lsh_options> read_problem(const golden_case& golden) {
+  return {golden.array("q"), {}, golden.array("v"), read(golden)};
+}
+
 }  // namespace
 
 golden_operator golden_lsh() {
-  return {"lsh",
-          with(softmax_keys, {"rounds", "buckets", "chunk", "scaled", "lookback", "lookahead", "wrap", "norm_eps"}),
-          with(softmax_arrays, {"rotations"}),
-          [](const golden_case& golden) { return reference::lsh(golden.array("q"), golden.array("v"), read(golden)); },
-          run<double>,
-          run<float>};
+  return with_gradients(
+      {"lsh", with(softmax_keys, {"rounds", "buckets", "chunk", "scaled", "lookback", "lookahead", "wrap", "norm_eps"}),
+       with(softmax_arrays, {"rotations"}),
+       [](const golden_case& golden) { return reference::lsh(golden.array("q"), golden.array("v"), read(golden)); },
+       run<double>, run<float>},
+      read_problem);
 }
 
 }  // namespace testing

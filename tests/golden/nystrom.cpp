@@ -1,4 +1,4 @@
-#include "golden/operators.hpp"
+#include "golden/gradients.hpp"
 #include "support/call_low_rank.hpp"
 
 namespace testing {
@@ -22,6 +22,32 @@ nystrom_problem read(const golden_case& golden) {
   return p;
 }
 
+named_tensors case_by_reference(const golden_case& golden) {
+  const nystrom_problem p = read(golden);
+  gradient_case c{"", {"q", "k", "v"}, {p.q, p.k, p.v}, {}};
+  if (!p.options.convolution.empty()) c.names.push_back("conv"), c.inputs.push_back(p.options.convolution);
+  c.forward = [&p](const std::vector<tensor<variable>>& x) {
+    const tensor<variable> convolution = x.size() > 3 ? x[3] : tensor<variable>();
+    return std::vector{reference::nystrom<variable>(x[0], x[1], x[2], convolution, p.options)};
+  };
+  return reverse_gradients(c, golden.array("d_out"));
+}
+
+template <class T>
+named_tensors case_by_library(const golden_case& golden) {
+  const nystrom_problem p = read(golden);
+  const tensor<T> q = cast<T>(p.q), k = cast<T>(p.k), v = cast<T>(p.v), d_out = cast<T>(golden.array("d_out")),
+                  convolution = cast<T>(p.options.convolution);
+  tensor<T> dq = q, dk = k, dv = v, d_convolution = convolution;
+  attn::nystrom_gradients<T> g{.q = view(dq), .k = view(dk), .v = view(dv)};
+  if (!convolution.empty()) g.convolution = {d_convolution.data.data(), {convolution.length(), convolution.dim()}};
+  attn::execution serial;
+  compiled_nystrom<T>::backward(view(q), view(k), view(v), view(d_out), g, library_options<T>(p.options, convolution),
+                                serial);
+  return {
+      {"q", cast<double>(dq)}, {"k", cast<double>(dk)}, {"v", cast<double>(dv)}, {"conv", cast<double>(d_convolution)}};
+}
+
 }  // namespace
 
 golden_operator golden_nystrom() {
@@ -31,7 +57,10 @@ golden_operator golden_nystrom() {
           {"q", "k", "v", "conv", "out"},
           [](const golden_case& golden) { return expected(read(golden)); },
           [](const golden_case& golden) { return run<double>(read(golden)); },
-          [](const golden_case& golden) { return run<float>(read(golden)); }};
+          [](const golden_case& golden) { return run<float>(read(golden)); },
+          case_by_reference,
+          case_by_library<double>,
+          case_by_library<float>};
 }
 
 }  // namespace testing

@@ -1,5 +1,5 @@
-#include "golden/operators.hpp"
-#include "support/run_pattern.hpp"
+#include "golden/gradients.hpp"
+#include "support/run_pattern_backward.hpp"
 
 namespace testing {
 namespace {
@@ -16,15 +16,14 @@ problem<reference::strided_options> read(const golden_case& golden) {
 }  // namespace
 
 golden_operator golden_strided() {
-  return {"strided",
-          with(softmax_keys, {"kind", "stride", "summary"}),
-          softmax_arrays,
-          [](const golden_case& golden) {
-            const auto p = read(golden);
-            return reference::strided(p.q, p.k, p.v, p.options);
-          },
-          [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
-          [](const golden_case& golden) { return run_pattern<float>(read(golden)); }};
+  return with_gradients({"strided", with(softmax_keys, {"kind", "stride", "summary"}), softmax_arrays,
+                         [](const golden_case& golden) {
+                           const auto p = read(golden);
+                           return reference::strided(p.q, p.k, p.v, p.options);
+                         },
+                         [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
+                         [](const golden_case& golden) { return run_pattern<float>(read(golden)); }},
+                        read);
 }
 
 }  // namespace testing

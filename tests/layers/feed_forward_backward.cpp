@@ -35,8 +35,10 @@ layer_backward_case<S> case_of(const feed_case& a) {
     attn::feed_forward_weights<S> w{.up = matrix(in[1]), .down = matrix(in[2])};
     if (a.up_bias) w.up_bias = vector(in[3]);
     if (a.down_bias) w.down_bias = vector(in.back());
-    attn::feed_forward_gradients<S> g{
-        .x = sequence_or_none(to[0]), .up = matrix_or_none(to[1]), .down = matrix_or_none(to[2]), .accumulate = accumulate};
+    attn::feed_forward_gradients<S> g{.x = sequence_or_none(to[0]),
+                                      .up = matrix_or_none(to[1]),
+                                      .down = matrix_or_none(to[2]),
+                                      .accumulate = accumulate};
     if (a.up_bias) g.up_bias = vector_or_none(to[3]);
     if (a.down_bias) g.down_bias = vector_or_none(to.back());
     compiled_layers<S>::feed_forward_backward(sequence(in[0]), w, sequence(d_out), g, a.f, exec);
@@ -83,14 +85,16 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: hidden numbers far from 0", "[fe
 }
 
 // Each derivative alone: x of one feature, weights 1.
-TEMPLATE_LIST_TEST_CASE("feed_forward_backward: the slopes of the activations", "[feed_forward_backward]", exact_types) {
+TEMPLATE_LIST_TEST_CASE("feed_forward_backward: the slopes of the activations", "[feed_forward_backward]",
+                        exact_types) {
   using S = TestType;
   for (int kind = 0; kind < 3; ++kind) {
     const auto f = static_cast<attn::activation>(kind);
     tensor<S> x(1, 1, 4001, 1), one(1, 1, 1, 1, S(1)), d(1, 1, 4001, 1, S(1)), dx = x;
     for (index i = 0; i < 4001; ++i) x(0, 0, i, 0) = static_cast<S>(static_cast<double>(i - 2000) * 0.01 + 0.003);
     attn::execution serial;
-    compiled_layers<S>::feed_forward_backward(sequence(std::as_const(x)), {.up = matrix(std::as_const(one)), .down = matrix(std::as_const(one))},
+    compiled_layers<S>::feed_forward_backward(sequence(std::as_const(x)),
+                                              {.up = matrix(std::as_const(one)), .down = matrix(std::as_const(one))},
                                               sequence(std::as_const(d)), {.x = sequence(dx)}, f, serial);
     double worst = 0;
     for (index i = 0; i < 4001; ++i) {
@@ -104,7 +108,8 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: the slopes of the activations", 
     CHECK(worst <= (sizeof(S) == 4 ? 4e-7 : 1e-15));
     for (S far : {S(1e4), std::numeric_limits<S>::infinity()}) {
       x(0, 0, 0, 0) = far, x(0, 0, 1, 0) = -far, x(0, 0, 2, 0) = 0;
-      compiled_layers<S>::feed_forward_backward(sequence(std::as_const(x)), {.up = matrix(std::as_const(one)), .down = matrix(std::as_const(one))},
+      compiled_layers<S>::feed_forward_backward(sequence(std::as_const(x)),
+                                                {.up = matrix(std::as_const(one)), .down = matrix(std::as_const(one))},
                                                 sequence(std::as_const(d)), {.x = sequence(dx)}, f, serial);
       CHECK(dx(0, 0, 0, 0) == 1);
       CHECK(dx(0, 0, 1, 0) == 0);
@@ -122,7 +127,8 @@ TEST_CASE("feed_forward_backward: Eigen matrices and default arguments", "[feed_
   using matrix = Eigen::MatrixXf;
   const matrix x = matrix::Random(9, 6), u = matrix::Random(4, 6), v = matrix::Random(3, 4), d = matrix::Random(9, 3);
   matrix dx(9, 6), dv(3, 4), other(3, 4);
-  attn::feed_forward_backward(x, {.up = u, .down = v}, d, {.x = dx, .down = dv}, {.activation = attn::activation::relu});
+  attn::feed_forward_backward(x, {.up = u, .down = v}, d, {.x = dx, .down = dv},
+                              {.activation = attn::activation::relu});
   const matrix hidden = (x * u.transpose()).cwiseMax(0.0f);
   CHECK((dv - d.transpose() * hidden).norm() < 1e-5f);
   CHECK((dx - (d * v).cwiseProduct((hidden.array() > 0).cast<float>().matrix()) * u).norm() < 1e-5f);

@@ -103,16 +103,20 @@ void check_layer_backward(layer_backward_case<S> c, double factor = 1) {
   }
 }
 
-// Full softmax as the operator within, its lse shared with its backward pass, and kept only between the two.
+// Full softmax as the operator within, its lse shared with its backward pass, and kept only between the two. With sinks,
+// for without them a key bias has no gradient: it moves all scores of a query.
 template <class S>
 struct attention_pair {
+  index heads = 1;
   bool causal = false;
   std::vector<index> lengths{};
+  std::vector<real<S>> sinks = std::vector<real<S>>(static_cast<std::size_t>(heads), real<S>(1));
   std::shared_ptr<tensor<real<S>>> lse = std::make_shared<tensor<real<S>>>();
 
   attn::full_softmax_options<S> options() const {
     attn::full_softmax_options<S> all{.causal = causal, .lse = row_view(*lse)};
     all.lengths = lengths;
+    all.sinks = sinks;
     return all;
   }
   attention_of<S> forward() const {
@@ -133,6 +137,7 @@ struct attention_pair {
     reference::basic_full_softmax_options<N> o;
     o.causal = causal;
     o.lengths = lengths;
+    o.sinks.assign(static_cast<std::size_t>(heads), N(1));
     return reference::full_softmax(q, k, v, o).out;
   }
 };

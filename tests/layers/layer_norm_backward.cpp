@@ -27,8 +27,8 @@ layer_backward_case<S> case_of(index batch, index length, index dim, bool gamma,
     attn::layer_norm_gradients<S> g{.x = sequence_or_none(to[0]), .accumulate = accumulate};
     if (gamma) g.gamma = vector_or_none(to[1]);
     if (beta) g.beta = vector_or_none(to.back());
-    compiled_layers<S>::layer_norm_backward(sequence(in[0]), w, sequence(d_out), g,
-                                            {.eps = static_cast<real<S>>(eps)}, exec);
+    compiled_layers<S>::layer_norm_backward(sequence(in[0]), w, sequence(d_out), g, {.eps = static_cast<real<S>>(eps)},
+                                            exec);
   };
   return c;
 }
@@ -37,7 +37,7 @@ layer_backward_case<S> case_of(index batch, index length, index dim, bool gamma,
 
 TEMPLATE_LIST_TEST_CASE("layer_norm_backward: against the reverse pass", "[layer_norm_backward]", all_types) {
   for (index length : {0, 1, 7, 65, 130})
-    for (index dim : {2, 8, 33, 80})
+    for (index dim : {5, 8, 33, 80})  // of two features a norm keeps the sign alone: the gradient of x cancels
       for (int given : {0, 1, 2, 3})
         check_layer_backward(case_of<TestType>(1 + length % 3, length, dim, given & 1, given & 2));
 }

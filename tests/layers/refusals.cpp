@@ -246,6 +246,22 @@ TEST_CASE("multi_head refuses what does not fit", "[layer_refusals]") {
              d.heads.key = d.matrix(0, 0);
            }},
           {"no output weight, but its bias", "no output weight", [](arguments& d) { d.heads.output = {}; }},
+          {"attended without an output weight", "attended with an output weight",
+           [](arguments& d) {
+             d.heads.output = {};
+             d.heads.output_bias = {};
+             d.options.attended = d.remainder;
+           }},
+          {"attended of another length", "attended length = x length 6; found 5",
+           [](arguments& d) { d.options.attended = d.remainder.slice(1, 0, 5); }},
+          {"attended of another dim", "attended dim 8; found 7",
+           [](arguments& d) { d.options.attended = d.remainder.slice(2, 0, 7); }},
+          {"attended that is out", "separate", [](arguments& d) { d.options.attended = d.out_view_; }},
+          {"attended that is y", "separate",
+           [](arguments& d) {
+             d.y_view = {d.rest.data.data(), {2, 6, 8}};
+             d.options.attended = d.remainder;
+           }},
       }));
 }
 
@@ -258,12 +274,19 @@ TEST_CASE("encoder_block refuses what does not fit", "[layer_refusals]") {
       {"gamma of norm 2", "gamma of norm_2", [](arguments& d) { d.block.norm_2.gamma = d.vector(1); }},
       {"beta of norm 2", "beta of norm_2", [](arguments& d) { d.block.norm_2.beta = d.vector(7); }},
       {"a negative eps", "eps >= 0; found -1", [](arguments& d) { d.eps = -1; }},
+      {"mixed of another batch", "mixed batch = x batch 2; found 1",
+       [](arguments& d) { d.remainder = d.remainder.slice(0, 0, 1); }},
+      {"mixed of another dim", "mixed dim = x dim 8; found 7",
+       [](arguments& d) { d.remainder = d.remainder.slice(2, 0, 7); }},
+      {"mixed that is out", "separate", [](arguments& d) { d.remainder = d.out_view_; }},
+      {"mixed that is x", "separate", [](arguments& d) { d.x_view = d.remainder; }},
   };
   list.insert(list.end(), more.begin(), more.end());
   check_refusals(
       "encoder_block",
       [](arguments& d) {
-        compiled_layers<float>::encoder_block(d.x_view, d.out_view_, d.block, nothing, {.eps = d.eps}, d.serial);
+        compiled_layers<float>::encoder_block(d.x_view, d.out_view_, d.block, nothing,
+                                              {.eps = d.eps, .mixed = d.remainder}, d.serial);
       },
       list);
 }

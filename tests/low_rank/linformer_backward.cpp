@@ -1,5 +1,5 @@
-// linformer_backward against the reverse pass of its reference: projections for all heads and per head, lengths, shapes,
-// types, lse; what is not asked for, padding, threads, batches.
+// linformer_backward against the reverse pass of its reference: projections for all heads and per head, lengths,
+// shapes, types, lse; what is not asked for, padding, threads, batches.
 #include "support/call_low_rank.hpp"
 #include "support/low_rank_gradient.hpp"
 
@@ -27,15 +27,20 @@ struct form {
     tensor<S> q, k, v, e, f;
 
     memory(const problem& p, double before)
-        : q(filled<S>(p.q, before)), k(filled<S>(p.k, before)), v(filled<S>(p.v, before)),
-          e(filled<S>(p.options.e, before)), f(filled<S>(p.options.f, before)) {}
+        : q(filled<S>(p.q, before)),
+          k(filled<S>(p.k, before)),
+          v(filled<S>(p.v, before)),
+          e(filled<S>(p.options.e, before)),
+          f(filled<S>(p.options.f, before)) {}
     attn::linformer_gradients<S> views() {
       return {.q = view(q), .k = view(k), .v = view(v), .e = heads_view(e), .f = heads_view(f)};
     }
     tensors all() const {
       return {cast<double>(q), cast<double>(k), cast<double>(v), cast<double>(e), cast<double>(f)};
     }
-    static attn::tensor_view<S, 3> heads_view(tensor<S>& x) { return {x.data.data(), {x.heads(), x.length(), x.dim()}}; }
+    static attn::tensor_view<S, 3> heads_view(tensor<S>& x) {
+      return {x.data.data(), {x.heads(), x.length(), x.dim()}};
+    }
   };
   static void keep(attn::linformer_gradients<S>& g, std::size_t n) {
     if (n != 0) g.q = {};
@@ -107,8 +112,8 @@ TEMPLATE_LIST_TEST_CASE("linformer_backward: grouped queries, waves, empty batch
        {std::array<index, 3>{0, 4, 2}, {2, 0, 0}, {1, 1, 1}, {2, 6, 1}, {1, 6, 3}, {3, 3, 3}, {5, 16, 16}})
     for (bool per_head : {false, true}) {
       CAPTURE(batch, heads, kv_heads, per_head);
-      const problem_shape shape{.batch = batch, .heads = heads, .kv_heads = kv_heads, .queries = 9, .keys = 21, .dim = 4,
-                                .value_dim = 3};
+      const problem_shape shape{
+          .batch = batch, .heads = heads, .kv_heads = kv_heads, .queries = 9, .keys = 21, .dim = 4, .value_dim = 3};
       check_form<form<TestType>, TestType>(problem_of(shape, 5, per_head && heads > 0, false));
     }
 }

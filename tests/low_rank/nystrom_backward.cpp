@@ -1,5 +1,5 @@
-// nystrom_backward against the reverse pass of its reference: every inverse, the convolution, lengths, shapes, types; what
-// is not asked for, padding, layouts, threads, batches, memory, refusals.
+// nystrom_backward against the reverse pass of its reference: every inverse, the convolution, lengths, shapes, types;
+// what is not asked for, padding, layouts, threads, batches, memory, refusals.
 #include "support/call_low_rank.hpp"
 #include "support/low_rank_gradient.hpp"
 

@@ -97,8 +97,9 @@ tensor<N> multi_head_around(const tensor<N>& x, const tensor<N>& y, const basic_
 }
 inline tensor<double> multi_head(const tensor<double>& x, const tensor<double>& y, const multi_head_weights& w,
                                  index heads, index kv_heads, const full_softmax_options& options = {}) {
-  return multi_head_around(x, y, w, heads, kv_heads,
-                           [&](const auto& q, const auto& k, const auto& v) { return full_softmax(q, k, v, options).out; });
+  return multi_head_around(x, y, w, heads, kv_heads, [&](const auto& q, const auto& k, const auto& v) {
+    return full_softmax(q, k, v, options).out;
+  });
 }
 
 template <class N>
@@ -116,8 +117,8 @@ struct basic_encoder_block_weights {
 using encoder_block_weights = basic_encoder_block_weights<double>;
 
 template <class N, class Mixer, class F>
-tensor<N> encoder_block(const tensor<N>& x, Mixer&& mix, const basic_encoder_block_weights<N>& w, bool norm_before, F&& f,
-                        double eps) {
+tensor<N> encoder_block(const tensor<N>& x, Mixer&& mix, const basic_encoder_block_weights<N>& w, bool norm_before,
+                        F&& f, double eps) {
   const auto norm_1 = [&](const tensor<N>& s) { return layer_norm(s, w.gamma_1, w.beta_1, eps); };
   const auto norm_2 = [&](const tensor<N>& s) { return layer_norm(s, w.gamma_2, w.beta_2, eps); };
   if (norm_before) {

@@ -64,7 +64,7 @@ template <class N>
 basic_result<N> long_short(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
                            const basic_long_short_options<N>& o) {
   basic_result<N> into = empty_result(q, v);
-  const index group = q.heads() / k.heads();
+  const index group = k.heads() ? q.heads() / k.heads() : 1;
   for (index b = 0; b < q.batch(); ++b)
     for (index h = 0; h < q.heads(); ++h) {
       const index queries = true_length(o.lengths, o.query_lengths, b, q.length());
@@ -80,8 +80,7 @@ basic_result<N> long_short(const tensor<N>& q, const tensor<N>& k, const tensor<
                        normed(row(v, b, kv_head, j), o.local_gamma, o.local_beta, o.norm_eps), j});
 
       // softmax_row takes keys and values as tensors: those of this head alone
-      tensor<N> row_q(1, 1, 1, q.dim()), own_k(1, 1, std::ssize(all), k.dim()),
-          own_v(1, 1, std::ssize(all), v.dim());
+      tensor<N> row_q(1, 1, 1, q.dim()), own_k(1, 1, std::ssize(all), k.dim()), own_v(1, 1, std::ssize(all), v.dim());
       for (index n = 0; n < std::ssize(all); ++n) {
         for (index d = 0; d < k.dim(); ++d)
           own_k(0, 0, n, d) = all[static_cast<std::size_t>(n)].key[static_cast<std::size_t>(d)];

@@ -25,8 +25,9 @@ template <class S>
 using mixer_of = std::function<void(in_sequence<S>, out_sequence<S>, attn::execution&)>;
 
 template <class S>
-using attention_backward_of = std::function<void(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out,
-                                                 out_view<S> dq, out_view<S> dk, out_view<S> dv, attn::execution&)>;
+using attention_backward_of =
+    std::function<void(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> out, in_view<S> d_out, out_view<S> dq,
+                       out_view<S> dk, out_view<S> dv, attn::execution&)>;
 template <class S>
 using mixer_backward_of = std::function<void(in_sequence<S> x, in_sequence<S> out, in_sequence<S> d_out,
                                              out_sequence<S> dx, attn::execution&)>;

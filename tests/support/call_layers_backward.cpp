@@ -28,34 +28,26 @@ void compiled_layers_backward<S>::feed_forward_backward(in_sequence<S> x, const 
 template <class S>
 void compiled_layers_backward<S>::multi_head_backward(in_sequence<S> x, const attn::multi_head_weights<S>& weights,
                                                       const attention_of<S>& op,
-                                                      const attention_backward_of<S>& op_backward,
-                                                      in_sequence<S> d_out,
+                                                      const attention_backward_of<S>& op_backward, in_sequence<S> d_out,
                                                       const attn::multi_head_gradients<S>& gradients,
                                                       const attn::multi_head_options<S>& options, execution& exec) {
   attn::multi_head_backward(x, weights, op, op_backward, d_out, gradients, options, exec);
 }
 
 template <class S>
-void compiled_layers_backward<S>::encoder_block_backward(in_sequence<S> x,
-                                                         const attn::encoder_block_weights<S>& weights,
-                                                         const mixer_of<S>& mix,
-                                                         const mixer_backward_of<S>& mix_backward,
-                                                         in_sequence<S> d_out,
-                                                         const attn::encoder_block_gradients<S>& gradients,
-                                                         const attn::encoder_block_options<S>& options,
-                                                         execution& exec) {
+void compiled_layers_backward<S>::encoder_block_backward(
+    in_sequence<S> x, const attn::encoder_block_weights<S>& weights, const mixer_of<S>& mix,
+    const mixer_backward_of<S>& mix_backward, in_sequence<S> d_out, const attn::encoder_block_gradients<S>& gradients,
+    const attn::encoder_block_options<S>& options, execution& exec) {
   attn::encoder_block_backward(x, weights, mix, mix_backward, d_out, gradients, options, exec);
 }
 
 template <class S>
-void compiled_layers_backward<S>::reversible_block_backward(in_sequence<S> out, out_sequence<S> x,
-                                                            const mixer_of<S>& f, const mixer_of<S>& g,
-                                                            const mixer_backward_of<S>& f_backward,
-                                                            const mixer_backward_of<S>& g_backward,
-                                                            in_sequence<S> d_out,
-                                                            const attn::reversible_block_gradients<S>& gradients,
-                                                            const attn::reversible_block_options<S>& options,
-                                                            execution& exec) {
+void compiled_layers_backward<S>::reversible_block_backward(
+    in_sequence<S> out, out_sequence<S> x, const mixer_of<S>& f, const mixer_of<S>& g,
+    const mixer_backward_of<S>& f_backward, const mixer_backward_of<S>& g_backward, in_sequence<S> d_out,
+    const attn::reversible_block_gradients<S>& gradients, const attn::reversible_block_options<S>& options,
+    execution& exec) {
   attn::reversible_block_backward(out, x, f, g, f_backward, g_backward, d_out, gradients, options, exec);
 }
 

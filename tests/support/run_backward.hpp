@@ -97,6 +97,9 @@ inline void add_input(gradient_case& c, const char* name, const std::vector<doub
 inline void set_input(tensor<variable>& to, const tensor<variable>& from) { to = from; }
 inline void set_input(std::vector<variable>& to, const tensor<variable>& from) { to = from.data; }
 
+}  // namespace detail
+
+// The reference of an operator, by the type of its options.
 template <class N>
 auto reference_of(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
                   const reference::basic_full_softmax_options<N>& o) {
@@ -107,8 +110,6 @@ auto reference_of(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
                   const reference::basic_sliding_window_options<N>& o) {
   return reference::sliding_window(q, k, v, o);
 }
-
-}  // namespace detail
 
 // The results are out, and lse if that has a gradient too.
 template <class Options>
@@ -124,7 +125,7 @@ gradient_case case_of(const problem<Options>& p, bool with_lse, std::string name
       for (std::size_t n = 0; n < names.size(); ++n)
         if (names[n] == of) detail::set_input(to, inputs[n]);
     });
-    auto r = detail::reference_of(x.q, x.k, x.v, x.options);
+    auto r = reference_of(x.q, x.k, x.v, x.options);
     std::vector<tensor<variable>> results{std::move(r.out)};
     if (with_lse) results.push_back(std::move(r.lse));
     return results;
@@ -244,9 +245,9 @@ void check_backward(const problem<Options>& given, bool with_lse = false, const 
   }
 }
 
-// `accumulate` adds once, at the end: to 0.25 what is otherwise written over. The factor of the sum and the addition may
-// be one operation, so the difference is a rounding. The gradient of a bias that is broadcast has no other memory for its
-// sum than where it goes: what is there comes first in it.
+// `accumulate` adds once, at the end: to 0.25 what is otherwise written over, with at most the rounding of that sum to
+// come between. The gradient of a bias that is broadcast has no other memory for its sum than where it goes: what is
+// there comes first in it.
 template <class T, class Options>
 void check_accumulate(const problem<Options>& given, bool with_lse = true) {
   const problem<Options> p = rounded<T>(given);
@@ -259,10 +260,8 @@ void check_accumulate(const problem<Options>& given, bool with_lse = true) {
     INFO("gradient of " << name);
     tensor<double> sum = x;
     for (double& number : sum.data) number = static_cast<double>(T(0.25) + static_cast<T>(number));
-    if (name == "bias")
-      CHECK(relative_error(added.at(name), sum) <= gradient_tolerance<T>::value);
-    else
-      CHECK(relative_error(added.at(name), sum) <= std::numeric_limits<T>::epsilon());
+    const double one_rounding = static_cast<double>(std::numeric_limits<T>::epsilon());
+    CHECK(relative_error(added.at(name), sum) <= (name == "bias" ? gradient_tolerance<T>::value : one_rounding));
   }
 }
 

@@ -51,8 +51,9 @@ void norm_sum(const token_sum<T>& x, const tensor_view<T, 3>& out, const row_nor
   const double numbers = static_cast<double>(to.count) * static_cast<double>(to.dim);
   const auto limit = exec.limit_threads({.operations = 8 * numbers, .bytes = 3 * sizeof(T) * numbers});
   exec.for_each(ceil_div(to.count, tokens_per_task), [&](index task, int worker) {
-    const auto [row, spare] = exec.scratch(
-        worker, [&](arena& memory) { return std::array{memory.allocate<T>(to.dim), memory.allocate<T>(to.dim)}; });
+    const auto [row, spare] = exec.scratch(worker, [&](arena& memory) {
+      return std::array{memory.allocate<T>(to.dim), memory.allocate<T>(to.dim)};
+    });
     for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, to.count); ++n) {
       x.load(n, row, spare);
       norm.apply(row);
@@ -120,7 +121,8 @@ struct encoder_backward_call {
   }
 
   template <class MixerBackward>
-  void mix_backward(const pieces& p, const tensor_view<const S, 3>& input, MixerBackward& mixer, execution& exec) const {
+  void mix_backward(const pieces& p, const tensor_view<const S, 3>& input, MixerBackward& mixer,
+                    execution& exec) const {
     tensor_view<const S, 3> d;
     if constexpr (converts)
       d = p.d_mixed;

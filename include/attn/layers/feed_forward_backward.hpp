@@ -192,8 +192,11 @@ void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,
   const feed_forward_weight_gradients<S> of_weights{gradients.up, gradients.down, gradients.up_bias,
                                                     gradients.down_bias};
   const detail::feed_forward_backward_memory<T> memory(w, of_weights, gradients.accumulate);
-  detail::feed_forward_backward_call<T>{detail::input_tokens<T>(from), detail::input_tokens<T>(d),
-                                        {gradients.x, gradients.accumulate}, memory, given.activation}
+  detail::feed_forward_backward_call<T>{detail::input_tokens<T>(from),
+                                        detail::input_tokens<T>(d),
+                                        {gradients.x, gradients.accumulate},
+                                        memory,
+                                        given.activation}
       .run(detail::execution_of(exec, options));
 }
 

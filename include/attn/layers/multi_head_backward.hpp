@@ -142,8 +142,9 @@ void multi_head_backward(const X& x, const Weights& weights, Operator&& op, Oper
   using out_view = tensor_view<S>;
   static_assert(std::invocable<Operator&, view, view, view, out_view, execution&>,
                 "attn: the operator must be callable as op(q, k, v, out, execution)");
-  static_assert(std::invocable<OperatorBackward&, view, view, view, view, view, out_view, out_view, out_view, execution&>,
-                "attn: the operator's gradient must be callable as op_backward(q, k, v, out, d_out, dq, dk, dv, execution)");
+  static_assert(
+      std::invocable<OperatorBackward&, view, view, view, view, view, out_view, out_view, out_view, execution&>,
+      "attn: the operator's gradient must be callable as op_backward(q, k, v, out, d_out, dq, dk, dv, execution)");
   const auto [from, d] = detail::inputs_of(x, d_out);
   const auto& w = detail::weights_of<multi_head_weights<S>>(weights);
   const auto& given = detail::options_or_default<multi_head_options<S>>(options);

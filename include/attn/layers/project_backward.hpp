@@ -44,10 +44,7 @@ struct projection_gradient {
   template <class S>
   projection_gradient(const tensor_view<const S, 2>& w, const token_sum<T>& d_projected,
                       const tensor_view<S, 2>& d_weight, const tensor_view<S, 1>& d_bias, bool accumulate)
-      : transposed(detail::transposed(w), {}),
-        d(d_projected),
-        weight(d_weight, accumulate),
-        bias(d_bias, accumulate) {}
+      : transposed(detail::transposed(w), {}), d(d_projected), weight(d_weight, accumulate), bias(d_bias, accumulate) {}
   index outputs() const { return transposed.inputs; }
 };
 
@@ -84,8 +81,8 @@ struct projections_backward_call {
     shared_pieces all{};
     auto next = list.begin();
     if (dx.given())
-      all.weights = memory.allocate_list(std::ssize(list),
-                                         [&](arena& m) { return packed_weight<T>(m, (next++)->transposed); });
+      all.weights =
+          memory.allocate_list(std::ssize(list), [&](arena& m) { return packed_weight<T>(m, (next++)->transposed); });
     all.inputs = {memory, x.dim, any_weight() ? chunks : 0};
     next = list.begin();
     all.sums = memory.allocate_list(std::ssize(list), [&](arena& m) {
@@ -139,8 +136,7 @@ struct projections_backward_call {
     if (dx.given()) pack_weights<T>({shared.weights, list.size()}, exec);
     sum_over_tokens<T>(x.count, together, {shared.sums, list.size()}, exec,
                        [&](index first, index rows, const chunk_place& place, int worker) {
-                         const auto block =
-                             exec.scratch(worker, [&](arena& memory) { return layout_block(memory); });
+                         const auto block = exec.scratch(worker, [&](arena& memory) { return layout_block(memory); });
                          run_block(first, rows, place, shared, block);
                        });
   }

@@ -9,14 +9,14 @@
 // out and lse are not read: the softmax runs over few keys and is computed again. Where E and F are one and the same,
 // the gradient of it is the sum of .e and .f, each of which is its own part.
 //
-// Shapes   as the forward call's, d_out as out, d_lse as lse. Gradients have the shapes of what they are of; dk and dv are
-//          summed over the query heads of a group, those of projections over the batch, in order, and, where they
+// Shapes   as the forward call's, d_out as out, d_lse as lse. Gradients have the shapes of what they are of; dk and dv
+//          are summed over the query heads of a group, those of projections over the batch, in order, and, where they
 //          are for all heads, over these. An item of n keys adds nothing to columns of E and F from n on.
 // Cost     2 rank Lq (3 D + 2 Dv) + 6 rank Lk (D + Dv) operations per head. Scratch: what the forward call takes, the
 //          gradients of E and F in the compute type, and, per head, 3 + n times rank (D + Dv) numbers, n = Lq / 2048
 //          from 1 to 16.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input or
-//          one another, before anything is written.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
+//          or one another, before anything is written.
 #pragma once
 
 #include <attn/low_rank/detail/linformer_backward_call.hpp>
@@ -85,18 +85,18 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
   const double pairs = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
   const auto limit = threads.limit_threads({.operations = 2.75 * pairs * s.operations_per_pair()});
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
-  linformer_backward_call<S>{.views = views,
-                             .d_out = d_result,
-                             .d_lse = gradients.d_lse,
-                             .dq = gradients.q,
-                             .accumulate = gradients.accumulate,
-                             .terms = terms_of<T>(given, s.dim),
-                             .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
-                             .values = {.e = by_f, .x = views.v, .heads = heads(by_f)},
-                             .key_gradients = {.e = gradients.e, .x = gradients.k},
-                             .value_gradients = {.e = gradients.f, .x = gradients.v},
-                             .shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() &&
-                                       by_e.strides() == by_f.strides()}
+  linformer_backward_call<S>{
+      .views = views,
+      .d_out = d_result,
+      .d_lse = gradients.d_lse,
+      .dq = gradients.q,
+      .accumulate = gradients.accumulate,
+      .terms = terms_of<T>(given, s.dim),
+      .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
+      .values = {.e = by_f, .x = views.v, .heads = heads(by_f)},
+      .key_gradients = {.e = gradients.e, .x = gradients.k},
+      .value_gradients = {.e = gradients.f, .x = gradients.v},
+      .shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() && by_e.strides() == by_f.strides()}
       .run(threads);
 }
 

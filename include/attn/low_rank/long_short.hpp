@@ -88,6 +88,37 @@ inline void check_window(const validator& check, index left, index right, index 
     check.fail("a segment with causal only", segment);
 }
 
+/// A call without lse, from what is its own among the options; results lie in `out` and lse, if anywhere.
+template <class S>
+long_short_call<S> checked_long_short(const validator& check, const attention_views<S>& views,
+                                      const tensor_view<const S>& logits, const long_short_options<S>& given,
+                                      const memory_layout& out) {
+  using T = compute_type<S>;
+  const attention_shape& s = views.shape;
+  check_window(check, given.left, given.right, given.block, given.causal, given.segment);
+  check_compression(check, s, logits, out, given.lse);
+  if (!(given.norm_eps >= 0 && std::isfinite(given.norm_eps)))
+    check.fail("a finite norm_eps >= 0", static_cast<double>(given.norm_eps));
+  const auto norm = [&](const char* gamma, std::span<const T> scales, const char* beta, std::span<const T> shifts) {
+    return check_norm<T>(check, gamma, scales, beta, shifts, given.norm_eps, s, out, given.lse);
+  };
+  const key_norm<T> local = norm("local_gamma", given.local_gamma, "local_beta", given.local_beta);
+  const key_norm<T> global = norm("global_gamma", given.global_gamma, "global_beta", given.global_beta);
+  const index all = s.queries + s.keys;
+  return {.views = views,
+          .logits = logits,
+          .sinks = given.sinks,
+          .lse = {},
+          .terms = terms_of<T>(given, s.dim),
+          .local = local,
+          .global = global,
+          .causal = given.causal,
+          .causal_segment = given.segment,
+          .left = std::min(given.left, all),
+          .right = given.causal ? 0 : std::min(given.right, all),
+          .block = std::min(given.block, all)};
+}
+
 }  // namespace detail
 
 /// Long-short attention. See the top of the file.
@@ -97,7 +128,6 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
                 execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  using T = compute_type<S>;
   using namespace detail;
   static_assert(std::same_as<element_of<const L&>, S>, "attn: logits must have the element type of q, k and v");
   const tensor_view<const S> weights = as_view(logits);
@@ -107,27 +137,11 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
   const auto views = check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
   const attention_shape& s = views.shape;
   check_softmax_options(check, s, given, views.q, views.k, views.v, views.out);
-  check_window(check, given.left, given.right, given.block, given.causal, given.segment);
-  check_compression(check, s, weights, views.out, given.lse);
-  if (!(given.norm_eps >= 0 && std::isfinite(given.norm_eps)))
-    check.fail("a finite norm_eps >= 0", static_cast<double>(given.norm_eps));
-  const auto norm = [&](const char* gamma, std::span<const T> scales, const char* beta, std::span<const T> shifts) {
-    return check_norm<T>(check, gamma, scales, beta, shifts, given.norm_eps, s, views.out, given.lse);
-  };
-  const key_norm<T> local = norm("local_gamma", given.local_gamma, "local_beta", given.local_beta);
-  const key_norm<T> global = norm("global_gamma", given.global_gamma, "global_beta", given.global_beta);
-
-  const index all = s.queries + s.keys, left = std::min(given.left, all), block = std::min(given.block, all);
-  const index right = given.causal ? 0 : std::min(given.right, all), rank = weights.extent(3);
   execution& threads = execution_of(exec, options);
-  const double pairs = static_cast<double>(rank) * static_cast<double>(s.keys) +
-                       static_cast<double>(s.queries) * static_cast<double>(std::min(left + right + block, s.keys) + rank);
-  const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
-  long_short_call<S>{.views = views, .logits = weights, .sinks = given.sinks, .lse = given.lse,
-                     .terms = terms_of<T>(given, s.dim), .local = local, .global = global,
-                     .causal = given.causal, .causal_segment = given.segment,
-                     .left = left, .right = right, .block = block}
-      .run(threads);
+  long_short_call<S> call = checked_long_short<S>(check, views, weights, given, views.out);
+  call.lse = given.lse;
+  const auto limit = threads.limit_threads({.operations = call.pairs() * s.operations_per_pair()});
+  call.run(threads);
 }
 
 }  // namespace attn::inline ATTN_ISA

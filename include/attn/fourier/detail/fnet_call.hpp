@@ -134,8 +134,10 @@ struct channel_transform {
           transpose<T>(square);
           for (index i = part; i < std::min<index>(part + w, count); ++i) {
             S* const at = to.row(tokens[mirrored][i]) + c0 * to.col_stride;
-            // No hardware looks ahead in so many rows at once; any address may be fetched.
-            if constexpr (adds) __builtin_prefetch(at + 4 * w * to.col_stride);
+            if constexpr (adds) {
+              if (!mirrored && tokens[0][i] == tokens[1][i]) continue;  // its own image: written twice, but added once
+              __builtin_prefetch(at + 4 * w * to.col_stride);  // no hardware looks ahead in so many rows at once
+            }
             store_part<T, adds>(at, to.col_stride, dim() - c0, square[i - part]);
           }
         }

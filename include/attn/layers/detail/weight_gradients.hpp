@@ -81,8 +81,9 @@ void add_sequences(const token_sum<T>& sum, const gradient_memory<T>& to, execut
   const auto limit =
       exec.limit_threads({.bytes = 3 * sizeof(T) * static_cast<double>(count) * static_cast<double>(dim)});
   exec.for_each(ceil_div(count, tokens_per_task), [&](index task, int worker) {
-    const auto [row, spare] = exec.scratch(
-        worker, [&](arena& memory) { return std::array{memory.allocate<T>(dim), memory.allocate<T>(dim)}; });
+    const auto [row, spare] = exec.scratch(worker, [&](arena& memory) {
+      return std::array{memory.allocate<T>(dim), memory.allocate<T>(dim)};
+    });
     for (index n = task * tokens_per_task; n < std::min((task + 1) * tokens_per_task, count); ++n) {
       sum.load(n, row, spare);
       to.put(n, 0, dim, row);

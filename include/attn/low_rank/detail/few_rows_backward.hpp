@@ -19,8 +19,8 @@ namespace attn::inline ATTN_ISA::detail {
 inline constexpr index few_rows_block = 128;                 // tokens taken at a time, a multiple of the panel width
 inline constexpr int few_rows_stride = few_rows_block + 16;  // rows of a tile fall into different cache sets
 
-/// to[r] = sum over k < depth of left(r, k) b(k, .) for r < rows, or to[r] += that. b lies in panels of `capacity` rows;
-/// rows of `to` are whole packets.
+/// to[r] = sum over k < depth of left(r, k) b(k, .) for r < rows, or to[r] += that. b lies in panels of `capacity`
+/// rows; rows of `to` are whole packets.
 template <class T, class Left>
 [[gnu::noinline]] void block_product(const Left& left, index rows, const T* b, index capacity, index cols, index depth,
                                      T* to, index stride, bool accumulate) {
@@ -128,8 +128,8 @@ template <class T>
   }
 }
 
-/// Rows of scores become weights 2^(s - maximum), and d, unless it is null, weights times (dP - delta): what divides the
-/// weights by their sum is in the rows that d_out's tiles hold, and in delta.
+/// Rows of scores become weights 2^(s - maximum), and d, unless it is null, weights times (dP - delta): what divides
+/// the weights by their sum is in the rows that d_out's tiles hold, and in delta.
 template <class T>
 [[gnu::noinline]] void softmax_rows(T* s, T* d, index rows, index tokens, const T* maximum, const T* delta) {
   for (index r = 0; r < rows; ++r, s += few_rows_stride, d = d ? d + few_rows_stride : d) {
@@ -192,8 +192,8 @@ void backward_of_queries(const matrix_view<const S>& q, const matrix_view<const 
   if (to.values) s.y.add_mix(s.weights, values.count, to.values, to.stride_v);
 }
 
-/// Few queries that have attended to many keys: their tiles hold them times the scale in base 2, d_out is divided by the
-/// sum of their weights, and delta with it.
+/// Few queries that have attended to many keys: their tiles hold them times the scale in base 2, d_out is divided by
+/// the sum of their weights, and delta with it.
 template <class T>
 struct attended_rows {
   few_rows<T> queries, d_out;

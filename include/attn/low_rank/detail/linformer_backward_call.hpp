@@ -15,9 +15,9 @@ struct projected_rows {
   sums_in_parts<T>* sums = nullptr;  // [query heads that attend to them], by pieces of the queries
 
   static projected_rows layout(arena& memory, index rank, index dim, index query_heads, index pieces) {
-    return {few_rows<T>::layout(memory, rank, dim), few_rows<T>::layout(memory, rank, dim),
-            memory.allocate_list(query_heads,
-                                 [&](arena& m) { return sums_in_parts<T>::layout(m, pieces, rank, dim); })};
+    return {
+        few_rows<T>::layout(memory, rank, dim), few_rows<T>::layout(memory, rank, dim),
+        memory.allocate_list(query_heads, [&](arena& m) { return sums_in_parts<T>::layout(m, pieces, rank, dim); })};
   }
 };
 
@@ -97,7 +97,7 @@ struct linformer_backward_call {
   /// The queries of one piece.
   void queries_back(const item& one, index b, index h, index piece, execution& exec, int worker) const {
     const projected_rows<T>&to_keys = one.key_heads[result_head(keys, h)],
-                       &to_values = one.value_heads[result_head(values, h)];
+          &to_values = one.value_heads[result_head(values, h)];
     const sums_in_parts<T>&d_keys = to_keys.sums[place(keys, h)], &d_values = to_values.sums[place(values, h)];
     const index queries = views.lengths.queries(b), stride = sums_stride<T>(shape().dim);
     struct {
@@ -120,7 +120,8 @@ struct linformer_backward_call {
                              {.queries = dq ? block.dq : nullptr,
                               .keys = key_gradients.any() ? d_keys.part(piece) : nullptr,
                               .values = value_gradients.any() ? d_values.part(piece) : nullptr,
-                              .stride = stride, .stride_v = sums_stride<T>(shape().dim_v)});
+                              .stride = stride,
+                              .stride_v = sums_stride<T>(shape().dim_v)});
       if (dq)
         store_gradient_rows(block.dq, stride, terms.scale, rows_from(head_of(dq, b, h), at), 0, count, count,
                             accumulate);
@@ -163,7 +164,8 @@ struct linformer_backward_call {
     for (index n = 0; n < w.count; ++n)
       for (index kv = 0; kv < shape().kv_heads; ++kv) {
         const index b = w.first + n, real = std::min(end, views.lengths.keys(b)), count = real - begin;
-        const projected_rows<T>* const heads = (second ? w.scratch[n].value_heads : w.scratch[n].key_heads) + kv * group;
+        const projected_rows<T>* const heads =
+            (second ? w.scratch[n].value_heads : w.scratch[n].key_heads) + kv * group;
         if (count > 0 && to.e) block.x.pack(head_of(side.x, b, kv), begin, count, true, false);
         for (index g = 0; g < group && count > 0; ++g) {
           const few_rows<T> gradient = gradient_of(heads[g]);
@@ -203,8 +205,7 @@ struct linformer_backward_call {
   void load_projection(const sequence_projection<S>& side, index head, index begin, index count, T* to) const {
     for (index r = 0; r < rank(); ++r)
       for (index j = 0; j < count; j += width<T>)
-        store<T>(to + r * few_rows_stride + j,
-                 load_part<T>(&side.e(head, r, begin + j), side.e.stride(2), count - j));
+        store<T>(to + r * few_rows_stride + j, load_part<T>(&side.e(head, r, begin + j), side.e.stride(2), count - j));
   }
 
   void run_wave(const wave<item>& w) const {

@@ -75,6 +75,12 @@ struct long_short_call {
   const attention_shape& shape() const { return views.shape; }
   index length(index b) const { return views.lengths.keys(b); }
   index rank() const { return logits.extent(3); }
+  /// Pairs of query and key that are seen, and of token and compressed key, of one head; roughly.
+  double pairs() const {
+    const index seen = std::min(left + right + block, shape().keys) + rank();
+    return static_cast<double>(rank()) * static_cast<double>(shape().keys) +
+           static_cast<double>(shape().queries) * static_cast<double>(seen);
+  }
   /// Queries a task takes.
   index chunk() const {
     return round_up(std::clamp<index>(left + right + block, 4 * max_rows, 20 * max_rows), max_rows);

@@ -108,8 +108,8 @@ struct nystrom_member {
     landmarks.d_out.pack(matrix_view<const T>{d_out, rows, w.cols, stride, 1}, rows, T(1));
   }
 
-  /// From the gradient of A^+ W: that of W goes to `d_w` [m][stride], that of A, where `through_a`, to d_weights. Returns
-  /// what the start of the iteration passes on to the norms, negative and times each of them.
+  /// From the gradient of A^+ W: that of W goes to `d_w` [m][stride], that of A, where `through_a`, to d_weights.
+  /// Returns what the start of the iteration passes on to the norms, negative and times each of them.
   [[gnu::noinline]] T invert_back(const online_softmax<T>& w, index first, const inverse_kind<T>& kind, bool through_a,
                                   T* d_w, index stride, execution& exec, int worker) {
     if (kind.exact) {

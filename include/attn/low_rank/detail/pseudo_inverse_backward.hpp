@@ -3,7 +3,8 @@
 // With Y = A Z, T1 = 7 - Y, U1 = 15 - Y T1, T2 = 13 - Y U1, a step is Z' = Z T2 / 4, and on the way back from dZ'
 //   dT2 = Z^T dZ' / 4,  dU1 = -Y^T dT2,  dT1 = -Y^T dU1,  dY = -dT2 U1^T - dU1 T1^T - dT1,
 //   dA += dY Z^T,  dZ = dZ' T2^T / 4 + A^T dY.
-// All of Z, Y, T1, U1, T2 enter transposed: the iteration is run transposed, and every product is one of plain matrices.
+// All of Z, Y, T1, U1, T2 enter transposed: the iteration is run transposed, and every product is one of plain
+// matrices.
 #pragma once
 
 #include <attn/low_rank/detail/pseudo_inverse.hpp>
@@ -115,8 +116,8 @@ struct iterative_inverse_backward {
   }
 };
 
-/// The gradient of A through H = K A^T, K the inverse of B = (1 - c^2) A^T A + c^2 S^2, S the largest singular value and
-/// c the cutoff: with X = K dH, M = X H^T and the singular vectors u, v of S,
+/// The gradient of A through H = K A^T, K the inverse of B = (1 - c^2) A^T A + c^2 S^2, S the largest singular value
+/// and c the cutoff: with X = K dH, M = X H^T and the singular vectors u, v of S,
 ///   dA = X^T - (1 - c^2) A (M + M^T) - 2 c^2 S tr(M) u v^T.
 /// Where c is 0 and singular values are, K is the pseudo-inverse of B, and dA has H^T H dH^T (1 - H A) too.
 struct exact_inverse_backward {

@@ -65,21 +65,28 @@ struct token_sums {
     }
   }
 
+  /// The sum of the weights of row `row`, [segment][rank], relative to the maximum of its logits; 0 where every logit
+  /// is -infinity.
+  T total(index row, index segment, T& highest) const {
+    const index first = row / rank * parts(segment) * rank + row % rank, end = first + parts(segment) * rank;
+    T all = 0;
+    highest = -std::numeric_limits<T>::infinity();
+    for (index n = first; n < end; n += rank)
+      highest = maximum[n] > highest || maximum[n] != maximum[n] ? maximum[n] : highest;  // NaN stays
+    for (index n = first; n < end && highest != -std::numeric_limits<T>::infinity(); n += rank)
+      all += sum[n] * std::exp(maximum[n] - highest);
+    return all;
+  }
+
   /// Merges the parts of one segment: keys(n, c) and values(n, c) are what was sought.
   void merge(index n, index segment) const {
     const index begin = n * parts(segment), end = begin + parts(segment);
     for (index c = 0; c < rank; ++c) {
-      constexpr T nothing = -std::numeric_limits<T>::infinity();
-      T highest = nothing, total = 0;
-      for (index p = begin; p < end; ++p) {
-        const T t = maximum[p * rank + c];
-        highest = t > highest || t != t ? t : highest;  // NaN stays
-      }
-      for (index row = begin * rank + c; row < end * rank && highest != nothing; row += rank)
-        total += sum[row] * std::exp(maximum[row] - highest);
+      T highest;
+      const T all = total(n * rank + c, segment, highest);
       for (index p = begin; p < end; ++p) {
         const index row = p * rank + c;
-        const T factor = highest == nothing ? T(0) : std::exp(maximum[row] - highest) / total;
+        const T factor = all == T(0) ? T(0) : std::exp(maximum[row] - highest) / all;
         add_scaled(keys(n, c), part_keys + row * padded(), dim, factor, p == begin);
         add_scaled(values(n, c), part_values + row * padded_v(), dim_v, factor, p == begin);
       }
@@ -127,4 +134,4 @@ struct token_sums {
   }
 };
 
-}  // namespace attn::detail
+}  // namespace attn::inline ATTN_ISA::detail

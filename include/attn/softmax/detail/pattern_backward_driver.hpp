@@ -26,6 +26,7 @@ struct pattern_backward_driver {
   index stride_k() const { return backward_keys<T>::stride(shape.dim); }
   index stride_v() const { return backward_keys<T>::stride(shape.dim_v); }
   index slots() const { return round_up(shape.keys, panel_width<T>); }
+  index pack_steps() const { return ceil_div(shape.keys, plan.pack_step); }
   bool joined() const { return plan.patterns.size() > 1; }
 
   matrix_view<const S> key(const pattern_shape& s) const { return head_of(in.k, s.batch, s.head / shape.group()); }
@@ -36,6 +37,7 @@ struct pattern_backward_driver {
     backward_keys<T> keys;  // where keys are packed once for all query sets
     bool* needed;           // per pack_step keys
     T *d_keys, *d_values;   // [parts][slots][stride]: sums of each part; null: not wanted
+    bool* begun;            // [parts][pack_steps]: are sums of these keys under way? Else they are 0, and not written
     T* dq;                  // [Lq][stride_k], for joined patterns: sums of those that are done
     T* slopes;              // [parts]: their sums of the gradient of the slope
   };
@@ -44,11 +46,12 @@ struct pattern_backward_driver {
     pair_scratch pair{};
     if (plan.shared) {
       pair.keys = layout_keys(memory, shape.keys);
-      pair.needed = memory.allocate<bool>(ceil_div(shape.keys, plan.pack_step));
+      pair.needed = memory.allocate<bool>(pack_steps());
     }
     if (in.dk) pair.d_keys = memory.allocate<T>(parts * slots() * stride_k());
     if (in.dv) pair.d_values = memory.allocate<T>(parts * slots() * stride_v());
     if (in.dq && joined()) pair.dq = memory.allocate<T>(shape.queries * stride_k());
+    pair.begun = memory.allocate<bool>(parts * pack_steps());
     pair.slopes = memory.allocate<T>(parts);
     return pair;
   }
@@ -85,7 +88,8 @@ struct pattern_backward_driver {
     bool first, last;  // of joined patterns
     pattern_shape shape;
     index number;
-    backward_keys<T> shared;  // with the sums, those of all keys of the head
+    backward_keys<T> shared;  // with the sums of all keys of the head
+    bool* begun;
     T* dq;
   };
 
@@ -120,6 +124,16 @@ struct pattern_backward_driver {
     });
   }
 
+  /// Before sums of keys [begin, end) of the head are added to.
+  void begin_sums(const query_set& set, index begin, index end) const {
+    for (index step = begin / plan.pack_step; step * plan.pack_step < end; ++step)
+      if (!std::exchange(set.begun[step], true)) clear_step(set.shared, step);
+  }
+  void clear_step(const backward_keys<T>& sums, index step) const {
+    const index begin = step * plan.pack_step;
+    sums.clear(begin, std::min(begin + plan.pack_step, slots()));
+  }
+
   /// Adds gathered sums to those of all keys.
   void scatter(const T* sums, index stride, const key_set& keys, T* to) const {
     for (index n = 0; sums && n < keys.count; ++n) {
@@ -137,7 +151,8 @@ struct pattern_backward_driver {
     if (count == 0) return;
     for_each_key_set(set, scratch.gathered, [&](packed_set keys, const query_range&) {
       if (keys.gathered) keys.keys.fill(key(s), value(s), 0, keys.gathered);
-      if (!keys.given.contiguous()) keys.keys.clear(0, keys.gathered);
+      if (!keys.given.contiguous()) return keys.keys.clear(0, keys.gathered);
+      begin_sums(set, keys.given.positions.first, keys.given.positions.first + keys.given.count);
     });
 
     const index step = round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows);
@@ -159,6 +174,8 @@ struct pattern_backward_driver {
     }
     for_each_key_set(set, scratch.gathered, [&](const packed_set& keys, const query_range&) {
       if (keys.given.contiguous()) return;
+      for (index n = 0; n < keys.given.count; ++n)
+        begin_sums(set, keys.given.positions[n], keys.given.positions[n] + 1);
       scatter(keys.keys.d_keys, stride_k(), keys.given, set.shared.d_keys);
       scatter(keys.keys.d_values, stride_v(), keys.given, set.shared.d_values);
     });
@@ -179,46 +196,55 @@ struct pattern_backward_driver {
     store_gradient_rows(dq, stride_k(), in.terms().scale, to, 0, rows, rows, in.accumulate);
   }
 
-  /// One part of the query sets of a pattern, for one head: every parts-th, which spreads those that see most.
+  /// One part of the query sets of a pattern, for one head: some in a row, which share keys, in turns with the other
+  /// parts, as those that see most come first.
   void differentiate_part(const pattern_ref& pattern, const pattern_shape& s, const pair_scratch& pair, index part,
                           int worker) const {
     const bool first = &pattern == &plan.patterns.front(), last = &pattern == &plan.patterns.back();
     backward_keys<T> keys = pair.keys;
+    keys.keys.dim = shape.dim, keys.values.dim = shape.dim_v;
     if (in.dk) keys.d_keys = pair.d_keys + part * slots() * stride_k();
     if (in.dv) keys.d_values = pair.d_values + part * slots() * stride_v();
-    if (first && s.head % shape.group() == 0) clear_sums(keys, s.keys);
+    bool* const begun = pair.begun + part * pack_steps();
+    if (first && s.head % shape.group() == 0) std::fill_n(begun, pack_steps(), false);
     if (first) pair.slopes[part] = T(0);
     auto head_terms = in.terms().for_head(s.batch, s.head, s.first_position());
     auto back = in.back(head_terms);
     const thread_scratch own = scratch(worker);
     const index sets = pattern.query_sets(s), parts = backward_parts(s.queries);
-    for (index n = part; n < sets; n += parts)
-      differentiate_set({pattern, first, last, s, n, keys, pair.dq}, own, head_terms, back);
+    const index turn = std::max<index>(1, sets / (4 * parts));
+    for (index from = part * turn; from < sets; from += parts * turn)
+      for (index n = from; n < std::min(from + turn, sets); ++n)
+        differentiate_set({pattern, first, last, s, n, keys, begun, pair.dq}, own, head_terms, back);
     pair.slopes[part] += back.d_slope;
   }
-  void clear_sums(const backward_keys<T>& keys, index count) const {
-    const index padded = round_up(count, panel_width<T>);
-    if (keys.d_keys) std::fill_n(keys.d_keys, padded * stride_k(), T(0));
-    if (keys.d_values) std::fill_n(keys.d_values, padded * stride_v(), T(0));
-  }
 
-  /// Rows [begin, end) of a gradient from the sums of all parts.
-  void store_sums(T* sums, index stride, T factor, const tensor_view<S>& to, index b, index kv, index begin,
-                  index end) const {
-    if (!to) return;
-    const index keys = plan.lengths.keys(b), real = std::min(end, keys), size = slots() * stride;
-    for (index part = 1; part < backward_parts(plan.lengths.queries(b)); ++part)
-      for (index x = begin * stride; x < real * stride; x += width<T>)
-        store<T>(sums + x, add(load<T>(sums + x), load<T>(sums + part * size + x)));
-    store_gradient_rows(sums, stride, factor, head_of(to, b, kv), begin, end, keys, in.accumulate);
+  /// Stores step `step` of the keys' gradients, from the sums of all parts.
+  void store_step(const pair_scratch& pair, index b, index kv, index step) const {
+    const index keys = plan.lengths.keys(b), begin = step * plan.pack_step,
+                end = std::min(begin + plan.pack_step, shape.keys), real = std::min(end, keys);
+    const backward_keys<T> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
+                                .d_keys = pair.d_keys, .d_values = pair.d_values};
+    if (!pair.begun[step]) clear_step(sums, step);
+    for (index part = 1; part < backward_parts(plan.lengths.queries(b)); ++part) {
+      if (!pair.begun[part * pack_steps() + step]) continue;
+      add_numbers(sums.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
+      add_numbers(sums.d_values, part * slots() * stride_v(), begin * stride_v(), real * stride_v());
+    }
+    sums.store(in.dk, in.dv, b, kv, begin, end, keys, in.terms().scale, in.accumulate);
+  }
+  /// sums[x] += sums[offset + x]
+  static void add_numbers(T* sums, index offset, index begin, index end) {
+    for (index x = begin; sums && x < end; x += width<T>)
+      store<T>(sums + x, add(load<T>(sums + x), load<T>(sums + offset + x)));
   }
 
   /// A wave of pairs of batch item and key head.
   void differentiate_pairs(const wave<pair_scratch>& pairs) const {
-    const index group = shape.group(), pack_steps = ceil_div(shape.keys, plan.pack_step);
+    const index group = shape.group();
     if (plan.shared) {
       for (index n = 0; n < pairs.count; ++n) plan.mark_needed(pairs.first + n, pairs.scratch[n].needed);
-      pairs.for_each(pack_steps, [&](index pair, const pair_scratch& p, index step, int) {
+      pairs.for_each(pack_steps(), [&](index pair, const pair_scratch& p, index step, int) {
         const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads;
         const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
         backward_keys<T> keys = p.keys;
@@ -237,11 +263,8 @@ struct pattern_backward_driver {
           in.slope_sums[x] += pairs.scratch[n].slopes[part];
       }
     }
-    pairs.for_each(pack_steps, [&](index pair, const pair_scratch& p, index step, int) {
-      const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads, begin = step * plan.pack_step;
-      const index end = std::min(begin + plan.pack_step, shape.keys);
-      store_sums(p.d_keys, stride_k(), in.terms().scale, in.dk, b, kv, begin, end);
-      store_sums(p.d_values, stride_v(), T(1), in.dv, b, kv, begin, end);
+    pairs.for_each(pack_steps(), [&](index pair, const pair_scratch& p, index step, int) {
+      store_step(p, pair / shape.kv_heads, pair % shape.kv_heads, step);
     });
   }
 

@@ -1,0 +1,362 @@
+// attn: the driver of long_short_backward: keys are compressed again, queries pass gradients to their windows and to
+// the compressed keys piece by piece, and the compressed keys pass theirs to tokens and logits.
+//
+// A piece is a range of queries of all heads of a key head, with sums of its own for the keys of its windows and for
+// the compressed keys; at most 8 of them, cut by shape alone.
+#pragma once
+
+#include <attn/low_rank/detail/long_short_pair.hpp>
+#include <attn/softmax/detail/softmax_backward_call.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class S, class Call>
+struct long_short_backward_call {
+  using T = compute_type<S>;
+  using pair = long_short_pair<T>;
+  using member = long_short_member<T>;
+
+  const Call& in;
+  const long_short_call<S>& forward;
+  const long_short_wanted<S>& wanted;
+  T *local_sums = nullptr, *global_sums = nullptr;  // of gamma and beta: [pairs][2 dim], [heads of all items][2 dim]
+
+  const attention_shape& shape() const { return in.shape; }
+  index keys(index b) const { return forward.length(b); }
+  index stride() const { return sums_stride<T>(shape().dim); }
+  index stride_v() const { return sums_stride<T>(shape().dim_v); }
+  index shift(index b) const { return keys(b) - in.lengths().queries(b); }
+  index pieces() const {
+    const index reach = forward.left + forward.right + 2 * forward.block;
+    return std::clamp<index>(shape().queries / std::max<index>(2048, 4 * reach), 1, 8);
+  }
+  /// Keys a piece may see.
+  index piece_keys() const {
+    return std::min(shape().keys,
+                    ceil_div(shape().queries, pieces()) + forward.left + forward.right + 2 * forward.block);
+  }
+  index most_rows() const { return forward.finished(shape().keys, shape().keys) * forward.rank(); }
+  index compressed_rows(index b) const { return forward.segments(b) * forward.rank(); }
+  index key_blocks() const { return ceil_div(shape().keys, part_size); }
+
+  // Scratch -----------------------------------------------------------------------------------------------------------
+
+  member member_layout(arena& memory) const {
+    const index dim = shape().dim, dim_v = shape().dim_v, rows = most_rows();
+    member m;
+    m.sums = token_sums<T>::layout(memory, forward.finished(shape().keys, shape().keys), forward.segment(shape().keys),
+                                   forward.rank(), dim, dim_v);
+    m.compressed = backward_keys<T>::layout(memory, rows, dim, dim_v, false, false);
+    m.normed_keys = memory.allocate<T>(forward.global ? rows * m.sums.padded() : 0);
+    m.normed_values = memory.allocate<T>(forward.global ? rows * m.sums.padded_v() : 0);
+    m.maximum = memory.allocate<T>(rows), m.share = memory.allocate<T>(rows), m.delta = memory.allocate<T>(rows);
+    const index padded = round_up(rows, panel_width<T>);
+    m.d_keys = sums_in_parts<T>::layout(memory, pieces(), wanted.compressed_keys() ? padded : 0, dim);
+    m.d_values = sums_in_parts<T>::layout(memory, pieces(), wanted.compressed_values() ? padded : 0, dim_v);
+    return m;
+  }
+  pair layout(arena& memory) const {
+    pair p;
+    p.members = memory.allocate_list(shape().group(), [&](arena& m) { return member_layout(m); });
+    const index rows = piece_keys() + panel_width<T>;
+    p.pieces = memory.allocate_list(pieces(), [&](arena& m) {
+      long_short_piece<T> piece;
+      if (wanted.window_keys()) piece.d_keys = m.allocate<T>(rows * stride());
+      if (wanted.window_values()) piece.d_values = m.allocate<T>(rows * stride_v());
+      return piece;
+    });
+    if (wanted.window_keys()) p.d_keys = memory.allocate<T>(shape().keys * stride());
+    if (wanted.window_values()) p.d_values = memory.allocate<T>(shape().keys * stride_v());
+    if (forward.local && (p.d_keys || p.d_values || wanted.any()))
+      p.local = memory.allocate_list(key_blocks(), [&](arena& m) {
+        T* const sums = m.allocate<T>(norm_sums<T>::size(shape().dim));
+        return norm_sums<T>{sums, shape().dim};
+      });
+    return p;
+  }
+  struct query_scratch {
+    backward_scratch<T> block;
+    backward_rows<T> rows;
+    backward_keys<T> window;
+    T *dq, *keys, *values;  // [max_rows][stride]; normed keys of the window
+  };
+  query_scratch queries_layout(arena& memory) const {
+    const index dim = shape().dim, dim_v = shape().dim_v, normed = forward.local ? forward.slots() : 0;
+    query_scratch s;
+    s.block = in.layout_scratch(memory);
+    s.rows = backward_rows<T>::layout(memory, max_rows, dim, dim_v);
+    s.window = backward_keys<T>::layout(memory, forward.slots(), dim, dim_v, false, false);
+    s.dq = memory.allocate<T>(max_rows * stride());
+    s.keys = memory.allocate<T>(normed * dim), s.values = memory.allocate<T>(normed * dim_v);
+    return s;
+  }
+
+  // Compressed keys ---------------------------------------------------------------------------------------------------
+
+  void add_part(const pair& p, index b, index kv, index g, index part, execution& exec, int worker) const {
+    if (part >= forward.parts(b)) return;
+    const auto scratch = exec.scratch(
+        worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
+    p.members[g].sums.add_part(part, forward.segment(keys(b)), head_of(forward.logits, b, kv * shape().group() + g),
+                               head_of(in.k, b, kv), head_of(in.v, b, kv), scratch);
+  }
+  /// Merges the sums, and packs them as keys and values.
+  void pack_compressed(const pair& p, index b, index g) const {
+    member& m = p.members[g];
+    const index rows = compressed_rows(b), padded = m.sums.padded(), padded_v = m.sums.padded_v();
+    for (index n = 0; n < forward.segments(b); ++n) m.sums.merge(n, forward.segment(keys(b)));
+    for (index r = 0; r < rows; ++r) {
+      const T all = m.sums.total(r, forward.segment(keys(b)), m.maximum[r]);
+      m.share[r] = all == T(0) ? T(0) : T(1) / all;
+      if (all == T(0)) m.maximum[r] = T(0);
+    }
+    if (rows == 0) return;
+    const T *from_keys = m.sums.all_keys, *from_values = m.sums.all_values;
+    if (forward.global) {
+      std::copy_n(from_keys, rows * padded, m.normed_keys);
+      std::copy_n(from_values, rows * padded_v, m.normed_values);
+      for (index r = 0; r < rows; ++r) {
+        forward.global.apply(m.normed_keys + r * padded, shape().dim);
+        forward.global.apply(m.normed_values + r * padded_v, shape().dim_v);
+      }
+      from_keys = m.normed_keys, from_values = m.normed_values;
+    }
+    m.compressed.fill(matrix_view<const T>{from_keys, rows, shape().dim, padded, 1},
+                      matrix_view<const T>{from_values, rows, shape().dim_v, padded_v, 1}, 0, rows);
+  }
+
+  // Queries -----------------------------------------------------------------------------------------------------------
+
+  /// Queries [begin, end): a chunk of one piece.
+  void chunk_back(const pair& p, index b, index kv, index n, index begin, index end, query_scratch& s) const {
+    const index length = keys(b), at = shift(b);
+    const auto key = head_of(in.k, b, kv), value = head_of(in.v, b, kv);
+    const index first = forward.window(begin + at, length).begin;
+    const index count = forward.window(end - 1 + at, length).end - first;
+    s.window.keys.positions = {forward.local ? 0 : first, 1, nullptr};
+    if (count > 0 && forward.local) {
+      forward.local.apply(key, first, count, s.keys);
+      forward.local.apply(value, first, count, s.values);
+      s.window.fill(matrix_view<const T>{s.keys, count, shape().dim, shape().dim, 1},
+                    matrix_view<const T>{s.values, count, shape().dim_v, shape().dim_v, 1}, 0, count);
+    } else if (count > 0) {
+      s.window.fill(key, value, 0, count);
+    }
+    const long_short_piece<T>& piece = p.pieces[n];
+    s.window.d_keys = piece.d_keys ? piece.d_keys + (first - piece.first) * stride() : nullptr;
+    s.window.d_values = piece.d_values ? piece.d_values + (first - piece.first) * stride_v() : nullptr;
+    T* const dq = in.dq ? s.dq : nullptr;
+    key_range ranges[max_rows];
+    for (index g = 0; g < shape().group(); ++g) {
+      const index h = kv * shape().group() + g;
+      const auto terms = in.terms().for_head(b, h, at);
+      auto back = in.back(terms);
+      backward_keys<T> compressed = p.members[g].compressed;
+      compressed.d_keys = wanted.compressed_keys() ? p.members[g].d_keys.part(n) : nullptr;
+      compressed.d_values = wanted.compressed_values() ? p.members[g].d_values.part(n) : nullptr;
+      for (index i = begin; i < end; i += max_rows) {
+        const index rows = std::min(max_rows, end - i);
+        const index_map which{i, 1, nullptr};
+        in.pack_rows(s.rows, b, h, head_of(in.q, b, h), which, rows);
+        if (dq) std::fill_n(dq, max_rows * stride(), T(0));
+        for (index r = 0; r < rows; ++r) {
+          const key_range seen = forward.window(i + r + at, length);
+          ranges[r] = {seen.begin - first, seen.end - first};
+        }
+        differentiate(s.rows, rows, ranges, which, s.window, terms, s.block, dq, stride(), back);
+        for (index r = 0; r < rows; ++r)
+          ranges[r] = {0, forward.rank() * forward.finished(length, forward.causal ? i + r + at + 1 : length)};
+        differentiate(s.rows, rows, ranges, which, compressed, terms, s.block, dq, stride(), back);
+        for (index r = 0; dq && r < rows; ++r)
+          store_gradient_row(dq + r * stride(), terms.scale, head_of(in.dq, b, h), i + r, in.accumulate);
+      }
+    }
+  }
+  void piece_back(const pair& p, index b, index kv, index n, execution& exec, int worker) const {
+    const index queries = in.lengths().queries(b);
+    const index begin = segment_begin(n, queries, pieces()), end = segment_begin(n + 1, queries, pieces());
+    long_short_piece<T>& piece = p.pieces[n];
+    piece.first = piece.end = 0;
+    if (begin < end) {
+      piece.first = forward.window(begin + shift(b), keys(b)).begin;
+      piece.end = forward.window(end - 1 + shift(b), keys(b)).end;
+    }
+    const index rows = piece.end - piece.first + panel_width<T>;
+    if (piece.d_keys) std::fill_n(piece.d_keys, rows * stride(), T(0));
+    if (piece.d_values) std::fill_n(piece.d_values, rows * stride_v(), T(0));
+    for (index g = 0; g < shape().group(); ++g) p.members[g].d_keys.clear(n), p.members[g].d_values.clear(n);
+    auto scratch = exec.scratch(worker, [&](arena& memory) { return queries_layout(memory); });
+    for (index at = begin; at < end; at += forward.chunk())
+      chunk_back(p, b, kv, n, at, std::min(at + forward.chunk(), end), scratch);
+  }
+  /// Rows of padding of one head.
+  void clear_queries(index b, index h) const {
+    for (index i = in.lengths().queries(b); i < shape().queries; ++i)
+      store_gradient_row(static_cast<const T*>(nullptr), T(0), head_of(in.dq, b, h), i, in.accumulate);
+  }
+
+  // Keys --------------------------------------------------------------------------------------------------------------
+
+  /// What all pieces pass to a block of keys by their windows, through the local norm.
+  void gather_windows(const pair& p, index b, index kv, index block, execution& exec, int worker) const {
+    const index begin = block * part_size, end = std::min(begin + part_size, keys(b));
+    T* const x = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(shape().dim); });
+    if (p.local) p.local[block].clear();
+    const auto gather = [&](const matrix_view<const S>& from, T* long_short_piece<T>::*part, T* to, index row_stride,
+                            T factor) {
+      for (index j = begin; j < end; ++j) {
+        T* const row = to + j * row_stride;
+        std::fill_n(row, row_stride, T(0));
+        for (index n = 0; n < pieces(); ++n) {
+          const long_short_piece<T>& piece = p.pieces[n];
+          if (j < piece.first || j >= piece.end) continue;
+          const T* const sums = piece.*part + (j - piece.first) * row_stride;
+          for (index d = 0; d < row_stride; ++d) row[d] += sums[d] * factor;
+        }
+        if (!forward.local) continue;
+        for (index d = 0; d < from.cols; ++d) x[d] = static_cast<T>(from.row(j)[d * from.col_stride]);
+        norm_back(forward.local, x, from.cols, row, p.local[block]);
+      }
+    };
+    if (p.d_keys) gather(head_of(in.k, b, kv), &long_short_piece<T>::d_keys, p.d_keys, stride(), in.terms().scale);
+    if (p.d_values) gather(head_of(in.v, b, kv), &long_short_piece<T>::d_values, p.d_values, stride_v(), T(1));
+  }
+
+  /// The gradients of the compressed rows of one head, through the global norm, and what the softmax over tokens takes
+  /// from them.
+  void compressed_back(const pair& p, index b, index h, index g) const {
+    member& m = p.members[g];
+    const index rows = compressed_rows(b), dim = shape().dim, dim_v = shape().dim_v;
+    const norm_sums<T> norm{global_sums + (b * shape().heads + h) * norm_sums<T>::size(dim), dim};
+    if (m.d_keys.rows > 0) m.d_keys.merge(in.terms().scale);
+    if (m.d_values.rows > 0) m.d_values.merge(T(1));
+    for (index r = 0; r < rows; ++r) {
+      const auto back = [&](const T* x, const sums_in_parts<T>& sums, index cols) {
+        if (sums.rows == 0) return T(0);
+        if (forward.global) norm_back(forward.global, x, cols, sums.row(r), norm);
+        T dot = T(0);
+        for (index d = 0; d < cols; ++d) dot += x[d] * sums.row(r)[d];
+        return dot;
+      };
+      m.delta[r] = back(m.sums.all_keys + r * m.sums.padded(), m.d_keys, dim);
+      m.delta[r] += back(m.sums.all_values + r * m.sums.padded_v(), m.d_values, dim_v);
+    }
+  }
+
+  index segment_blocks(index b) const { return ceil_div(forward.segment(keys(b)), few_rows_block); }
+  /// Blocks of tokens of the longest sequence's segments.
+  index token_blocks() const {
+    return forward.causal ? shape().keys / forward.causal_segment * ceil_div(forward.causal_segment, few_rows_block)
+                          : ceil_div(shape().keys, few_rows_block);
+  }
+
+  /// A block of tokens of one segment.
+  void tokens_back(const pair& p, index b, index kv, index block, execution& exec, int worker) const {
+    const index segment = block / segment_blocks(b), size = forward.segment(keys(b)), rank = forward.rank();
+    if (segment >= forward.segments(b)) return;
+    const index begin = segment * size + block % segment_blocks(b) * few_rows_block;
+    const index count = std::min(few_rows_block, (segment + 1) * size - begin);
+    auto s = exec.scratch(
+        worker, [&](arena& memory) { return compressed_tokens<T>::layout(memory, rank, shape().dim, shape().dim_v); });
+    if (wanted.logits) {
+      s.block.x.pack(head_of(in.k, b, kv), begin, count, true, false);
+      s.block.y.pack(head_of(in.v, b, kv), begin, count, true, false);
+    }
+    for (index g = 0; g < shape().group(); ++g) {
+      const member& m = p.members[g];
+      const index h = kv * shape().group() + g, row = segment * rank;
+      const auto rows = [&](const sums_in_parts<T>& sums, index cols) {
+        return matrix_view<const T>{sums.row(row), rank, cols, sums.stride, 1};
+      };
+      if (m.d_keys.rows > 0) s.keys.pack(rows(m.d_keys, shape().dim), rank, T(1));
+      if (m.d_values.rows > 0) s.values.pack(rows(m.d_values, shape().dim_v), rank, T(1));
+      s.weigh(head_of(forward.logits, b, h), begin, count, m.maximum + row, m.share + row);
+      if (wanted.k) s.keys.mix(s.block.weights, count, p.d_keys + begin * stride(), stride(), true);
+      if (wanted.v) s.values.mix(s.block.weights, count, p.d_values + begin * stride_v(), stride_v(), true);
+      if (!wanted.logits) continue;
+      s.keys.scores(s.block.x.columns, count, s.block.d_scores);
+      s.values.scores(s.block.y.columns, count, s.block.d_scores, few_rows_stride, true);
+      s.store_logits(head_of(wanted.logits, b, h), begin, count, m.delta + row, in.accumulate);
+    }
+    store_tokens(p, b, kv, begin, begin + count);
+  }
+  /// Tokens of no finished segment, and those of padding.
+  void rest_back(const pair& p, index b, index kv) const {
+    const index begin = forward.segments(b) * forward.segment(keys(b));
+    store_tokens(p, b, kv, begin, shape().keys);
+    for (index g = 0; wanted.logits && !in.accumulate && g < shape().group(); ++g)
+      clear_rows(head_of(wanted.logits, b, kv * shape().group() + g), begin, shape().keys);
+  }
+  void store_tokens(const pair& p, index b, index kv, index begin, index end) const {
+    if (wanted.k)
+      store_gradient_rows(p.d_keys, stride(), T(1), head_of(wanted.k, b, kv), begin, end, keys(b), in.accumulate);
+    if (wanted.v)
+      store_gradient_rows(p.d_values, stride_v(), T(1), head_of(wanted.v, b, kv), begin, end, keys(b), in.accumulate);
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+
+  /// Pairs of batch item and key head.
+  void run_wave(const wave<pair>& w) const {
+    const index heads = shape().kv_heads, group = shape().group();
+    index most_parts = 0;
+    for (index b = 0; b < shape().batch; ++b) most_parts = std::max(most_parts, forward.parts(b));
+    for_each_head(w, heads, group * most_parts, [&](const pair& p, index b, index kv, index step, int worker) {
+      add_part(p, b, kv, step / most_parts, step % most_parts, w.exec, worker);
+    });
+    for_each_head(w, heads, group, [&](const pair& p, index b, index, index g, int) { pack_compressed(p, b, g); });
+    for_each_head(w, heads, pieces(), [&](const pair& p, index b, index kv, index n, int worker) {
+      piece_back(p, b, kv, n, w.exec, worker);
+    });
+    for_each_head(w, heads, in.dq ? group : 0,
+                  [&](const pair&, index b, index kv, index g, int) { clear_queries(b, kv * group + g); });
+    if (!wanted.any()) return;
+    for_each_head(w, heads, key_blocks(), [&](const pair& p, index b, index kv, index n, int worker) {
+      gather_windows(p, b, kv, n, w.exec, worker);
+    });
+    for_each_head(w, heads, group,
+                  [&](const pair& p, index b, index kv, index g, int) { compressed_back(p, b, kv * group + g, g); });
+    for_each_head(w, heads, 1, [&](const pair& p, index b, index kv, index, int) {
+      const norm_sums<T> sums{local_sums + (b * heads + kv) * norm_sums<T>::size(shape().dim), shape().dim};
+      for (index n = 0; p.local && n < key_blocks(); ++n) sums.add(p.local[n]);
+    });
+    if (!wanted.k && !wanted.v && !wanted.logits) return;
+    for_each_head(w, heads, token_blocks(), [&](const pair& p, index b, index kv, index n, int worker) {
+      tokens_back(p, b, kv, n, w.exec, worker);
+    });
+    for_each_head(w, heads, 1, [&](const pair& p, index b, index kv, index, int) { rest_back(p, b, kv); });
+  }
+
+  /// gamma and beta: what heads and items pass on, in order.
+  void store_norm(const T* sums, index count, const tensor_view<T, 1>& gamma, const tensor_view<T, 1>& beta) const {
+    const index dim = shape().dim;
+    const auto store = [&](const tensor_view<T, 1>& to, const T* from) {
+      for (index d = 0; d < to.extent(0); ++d) {
+        T sum = T(0);
+        for (index n = 0; n < count; ++n) sum += from[n * norm_sums<T>::size(dim) + d];
+        store_gradient(to(d), sum, in.accumulate);
+      }
+    };
+    store(gamma, sums);
+    store(beta, sums + dim);
+  }
+
+  void run(execution& exec) {
+    if (!in.dq && !wanted.any()) return;
+    const index pairs = shape().batch * shape().kv_heads, heads = shape().batch * shape().heads;
+    const index size = norm_sums<T>::size(shape().dim);
+    const auto sums = exec.workspace([&](arena& memory) {
+      T* const local = memory.allocate<T>(pairs * size);
+      return std::array{local, memory.allocate<T>(heads * size)};
+    });
+    local_sums = (*sums)[0], global_sums = (*sums)[1];
+    std::fill_n(local_sums, pairs * size, T(0));
+    std::fill_n(global_sums, heads * size, T(0));
+    for_each_wave(
+        exec, pairs, [&](arena& memory) { return layout(memory); }, [&](const wave<pair>& w) { run_wave(w); });
+    store_norm(local_sums, pairs, wanted.local_gamma, wanted.local_beta);
+    store_norm(global_sums, heads, wanted.global_gamma, wanted.global_beta);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,107 @@
+// attn: what the backward pass of long_short knows of one query head, of the heads that share keys, and of a block of
+// tokens that go into compressed keys.
+#pragma once
+
+#include <attn/low_rank/detail/few_rows_backward.hpp>
+#include <attn/low_rank/detail/key_norm_backward.hpp>
+#include <attn/softmax/detail/blockwise_backward.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The gradients of a call; what is not asked for is null.
+template <class S>
+struct long_short_wanted {
+  using T = compute_type<S>;
+
+  tensor_view<S> k, v, logits;
+  tensor_view<T, 1> local_gamma, local_beta, global_gamma, global_beta;
+
+  bool local_norm() const { return local_gamma || local_beta; }
+  bool global_norm() const { return global_gamma || global_beta; }
+  bool window_keys() const { return k || local_norm(); }
+  bool window_values() const { return v || local_norm(); }
+  bool compressed_keys() const { return k || logits || global_norm(); }
+  bool compressed_values() const { return v || logits || global_norm(); }
+  bool any() const { return k || v || logits || local_norm() || global_norm(); }
+};
+
+/// One query head: its keys compressed, and their gradients.
+template <class T>
+struct long_short_member {
+  token_sums<T> sums;
+  backward_keys<T> compressed;                         // normed, packed
+  T *normed_keys = nullptr, *normed_values = nullptr;  // [row][padded], where there is a global norm
+  sums_in_parts<T> d_keys, d_values;                   // of compressed rows, by pieces
+  T *maximum = nullptr, *share = nullptr;              // per row: of the logits, and 1 / the sum of weights
+  T* delta = nullptr;                                  // per row: the sum over tokens of weights and their gradients
+};
+
+/// What a piece adds to the keys of its windows, rows [first, ...) of the sequence.
+template <class T>
+struct long_short_piece {
+  T *d_keys = nullptr, *d_values = nullptr;
+  index first = 0, end = 0;
+};
+
+/// A batch item and key head.
+template <class T>
+struct long_short_pair {
+  long_short_member<T>* members = nullptr;  // [group]
+  long_short_piece<T>* pieces = nullptr;
+  T *d_keys = nullptr, *d_values = nullptr;  // [Lk][]: what the windows pass on
+  norm_sums<T>* local = nullptr;             // [blocks of keys]
+};
+
+/// Scratch of one worker: a block of tokens, and the gradients of the compressed keys and values they go into.
+template <class T>
+struct compressed_tokens {
+  few_rows_scratch<T> block;
+  few_rows<T> keys, values;
+  index rank = 0;
+  T *logits = nullptr, *d_logits = nullptr;  // panels across: [token panel][rank][], [rank panel][token][]
+
+  static compressed_tokens layout(arena& memory, index rank, index dim, index dim_v) {
+    compressed_tokens s;
+    s.block = few_rows_scratch<T>::layout(memory, rank, dim, dim_v);
+    s.keys = few_rows<T>::layout(memory, rank, dim), s.values = few_rows<T>::layout(memory, rank, dim_v);
+    s.rank = rank;
+    s.logits = memory.allocate<T>(few_rows_block * rank);
+    s.d_logits = memory.allocate<T>(few_rows_block * round_up(rank, panel_width<T>));
+    return s;
+  }
+
+  /// Weights of tokens [begin, begin + count): e^(logit - maximum) times share, of every compressed key.
+  template <class S>
+  [[gnu::noinline]] void weigh(const matrix_view<const S>& from, index begin, index count, const T* maximum,
+                               const T* share) const {
+    constexpr index wide = panel_width<T>;
+    if (rank == 0) return;
+    pack_panels_across<T>([&](index t) { return from.row(begin + t); }, count, rank, from.col_stride, logits);
+    for (index c = 0; c < rank; ++c)
+      for (index t = 0; t < count; t += width<T>) {
+        const packet<T> x = load<T>(logits + t / wide * wide * rank + c * wide + t % wide);
+        store<T>(block.weights + c * few_rows_stride + t,
+                 mul(exp_weight<T>(sub(x, broadcast<T>(maximum[c]))), broadcast<T>(share[c])));
+      }
+  }
+  /// The gradients of their logits, from the weights and the gradients of these.
+  template <class S>
+  [[gnu::noinline]] void store_logits(const matrix_view<S>& to, index begin, index count, const T* delta,
+                                      bool accumulate) const {
+    constexpr index wide = panel_width<T>;
+    if (rank == 0) return;
+    for (index c = 0; c < rank; ++c)
+      for (index t = 0; t < count; t += width<T>) {
+        T* const d = block.d_scores + c * few_rows_stride + t;
+        store<T>(d, mul(load<T>(block.weights + c * few_rows_stride + t), sub(load<T>(d), broadcast<T>(delta[c]))));
+      }
+    const T* const rows = block.d_scores;
+    pack_panels_across<T>([&](index c) { return rows + c * few_rows_stride; }, rank, count, 1, d_logits);
+    for (index t = 0; t < count; ++t)
+      for (index c = 0; c < rank; ++c)
+        store_gradient(to.row(begin + t)[c * to.col_stride], d_logits[(c / wide * count + t) * wide + c % wide],
+                       accumulate);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,213 @@
+// multi_head_backward against the reverse pass of its reference, with full softmax as the operator.
+#include "layers/gradients.hpp"
+#include "support/pairwise.hpp"
+
+namespace testing {
+namespace {
+
+struct heads_case {
+  index batch = 2, queries = 21, keys = 17, model = 10, model_kv = 7, heads = 4, kv_heads = 4, dim = 3, dim_v = 5,
+        out = 9;
+  bool context = false, key = true, output = true, causal = false, attended = false;
+  int biases = 15;  // of query, value, key, output
+  std::vector<index> lengths{};
+};
+
+std::string name_of(const heads_case& a) {
+  return "queries " + std::to_string(a.queries) + ", keys " + std::to_string(a.keys) + ", kv_heads " +
+         std::to_string(a.kv_heads) + ", context " + std::to_string(a.context) + ", key " + std::to_string(a.key) +
+         ", output " + std::to_string(a.output) + ", causal " + std::to_string(a.causal) + ", attended " +
+         std::to_string(a.attended) + ", biases " + std::to_string(a.biases);
+}
+
+// The arguments of a call: all of them, given or not, in the order of the case's inputs.
+template <class T>
+struct arguments {
+  T x, context, query, value, key, output, query_bias, value_bias, key_bias, output_bias;
+
+  arguments(const heads_case& a, const std::vector<T>& all) {
+    next_of<T> next(all);
+    x = next(), context = next(a.context), query = next(), value = next();
+    key = next(a.key), output = next(a.output);
+    query_bias = next(a.biases & 1), value_bias = next(a.biases & 2);
+    key_bias = next(a.key && (a.biases & 4)), output_bias = next(a.output && (a.biases & 8));
+  }
+};
+
+template <class S>
+attn::multi_head_weights<S> weights_of(const arguments<tensor<S>>& in) {
+  return {.query = matrix(in.query),
+          .key = matrix(in.key),
+          .value = matrix(in.value),
+          .output = matrix(in.output),
+          .query_bias = vector(in.query_bias),
+          .key_bias = vector(in.key_bias),
+          .value_bias = vector(in.value_bias),
+          .output_bias = vector(in.output_bias)};
+}
+
+template <class S>
+layer_backward_case<S> case_of(heads_case a) {
+  if (sizeof(S) == 2) a.biases &= ~4;  // in the gradient of the key bias most of what the keys add cancels
+  layer_backward_case<S> c;
+  auto& r = c.reference;
+  r.name = name_of(a);
+  const index model_kv = a.context ? a.model_kv : a.model;
+  add(r, "x", random_sequence(1, a.batch, a.queries, a.model));
+  if (a.context) add(r, "context", random_sequence(2, a.batch, a.keys, model_kv));
+  add(r, "query", random_weight(3, a.heads * a.dim, a.model));
+  add(r, "value", random_weight(4, a.kv_heads * a.dim_v, model_kv));
+  if (a.key) add(r, "key", random_weight(5, a.kv_heads * a.dim, model_kv));
+  if (a.output) add(r, "output", random_weight(6, a.out, a.heads * a.dim_v));
+  if (a.biases & 1) add(r, "query_bias", random_vector(7, a.heads * a.dim));
+  if (a.biases & 2) add(r, "value_bias", random_vector(8, a.kv_heads * a.dim_v));
+  if (a.key && (a.biases & 4)) add(r, "key_bias", random_vector(9, a.kv_heads * a.dim));
+  if (a.output && (a.biases & 8)) add(r, "output_bias", random_vector(10, a.out));
+  const attention_pair<S> attention{.heads = a.heads, .causal = a.causal, .lengths = a.lengths};
+  r.forward = [a, attention](const std::vector<tensor<variable>>& all) {
+    const arguments<tensor<variable>> in(a, all);
+    const reference::basic_multi_head_weights<variable> w{in.query,      in.key,      in.value,      in.output,
+                                                          in.query_bias, in.key_bias, in.value_bias, in.output_bias};
+    return std::vector{reference::multi_head_around(
+        in.x, a.context ? in.context : in.x, w, a.heads, a.kv_heads,
+        [&](const auto& q, const auto& k, const auto& v) { return attention.reference(q, k, v); })};
+  };
+  c.run = [a, attention](const std::vector<tensor<S>>& all, const tensor<S>& d_out,
+                         const std::vector<tensor<S>*>& gradients, bool accumulate, attn::execution& exec) {
+    const arguments<tensor<S>> in(a, all);
+    const arguments<tensor<S>*> g(a, gradients);
+    attn::multi_head_options<S> options{.heads = a.heads, .kv_heads = a.kv_heads};
+    if (a.context) options.context = sequence(in.context);
+    tensor<S> attended(a.batch, 1, a.queries, a.heads * a.dim_v), out = d_out;
+    if (a.attended) {  // what the forward call leaves
+      if (a.output) options.attended = sequence(attended);
+      compiled_layers<S>::multi_head(sequence(in.x), sequence(out), weights_of(in), attention.forward(), options, exec);
+      options.attended = a.output ? sequence(attended) : sequence(out);
+    }
+    compiled_layers<S>::multi_head_backward(
+        sequence(in.x), weights_of(in),
+        a.attended ? [](auto&&...) { FAIL("the operator was called"); } : attention.forward(), attention.backward(),
+        sequence(d_out),
+        {.x = sequence_or_none(g.x),
+         .context = sequence_or_none(g.context),
+         .query = matrix_or_none(g.query),
+         .key = matrix_or_none(g.key),
+         .value = matrix_or_none(g.value),
+         .output = matrix_or_none(g.output),
+         .query_bias = vector_or_none(g.query_bias),
+         .key_bias = vector_or_none(g.key_bias),
+         .value_bias = vector_or_none(g.value_bias),
+         .output_bias = vector_or_none(g.output_bias),
+         .accumulate = accumulate},
+        options, exec);
+  };
+  return c;
+}
+
+// Projections, operator and output in a row, each of which rounds what it gives; scores' gradients are differences.
+template <class S>
+constexpr double factor = sizeof(S) == 2 ? 8 : 2;
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("multi_head_backward: options", "[multi_head_backward]", all_types) {
+  std::vector<heads_case> all;
+  for (int bits = 0; bits < 32; ++bits)
+    for (index kv_heads : {1, 2, 4})
+      for (int biases : {0, 5, 10, 15}) {
+        heads_case c{.kv_heads = kv_heads};
+        c.context = bits & 1, c.key = bits & 2, c.output = bits & 4, c.causal = bits & 8, c.attended = bits & 16;
+        c.biases = biases;
+        if (!c.key && kv_heads != 4) continue;
+        if (!c.key) c.keys = c.queries;
+        all.push_back(c);
+      }
+  for (const auto& chosen : selected(
+           all,
+           [](const heads_case& c) {
+             return std::array{+c.context, +c.key, +c.output, +c.causal, +c.attended, int(c.kv_heads), c.biases};
+           },
+           true))
+    check_layer_backward(case_of<TestType>(chosen), factor<TestType>);
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head_backward: lengths", "[multi_head_backward]", all_types) {
+  for (index length : {0, 1, 2, 48, 65})
+    for (bool context : {false, true})
+      check_layer_backward(case_of<TestType>({.queries = length, .keys = length / 2, .context = context}),
+                           factor<TestType>);
+}
+
+TEMPLATE_LIST_TEST_CASE("multi_head_backward: several chunks of tokens", "[multi_head_backward]", exact_types) {
+  check_layer_backward(case_of<TestType>({.batch = 20, .queries = 30, .model = 4, .heads = 2, .kv_heads = 1, .dim = 2}),
+                       factor<TestType>);
+}
+
+// With true lengths the operator leaves zeros in padding; what lies there, NaN too, reaches no gradient.
+TEMPLATE_LIST_TEST_CASE("multi_head_backward: padding", "[multi_head_backward]", all_types) {
+  using S = TestType;
+  const heads_case a{.kv_heads = 2, .causal = true, .lengths = {13, 21}};
+  const auto c = case_of<S>(a);
+  check_layer_backward(c, factor<S>);
+  std::vector<tensor<S>> inputs;
+  for (const auto& x : c.reference.inputs) inputs.push_back(cast<S>(x));
+  tensor<S> d_out = cast<S>(random_sequence(70, a.batch, a.queries, a.out));
+  for (index i = 13; i < 21; ++i)
+    for (index d = 0; d < a.out; ++d) d_out(0, 0, i, d) = S(0);
+  attn::execution serial;
+  const auto clean = all_gradients(c, inputs, d_out, serial);
+  for (index i = 13; i < 21; ++i)
+    for (index d = 0; d < a.model; ++d) {
+      CHECK(clean[0](0, 0, i, d) == S(0));
+      inputs[0](0, 0, i, d) = std::numeric_limits<S>::quiet_NaN();
+    }
+  CHECK(all_gradients(c, inputs, d_out, serial) == clean);
+}
+
+TEST_CASE("multi_head_backward: the reverse pass against central differences", "[multi_head_backward]") {
+  check_central_differences(case_of<double>({.queries = 6, .keys = 5, .kv_heads = 2, .context = true}).reference);
+  check_central_differences(case_of<double>({.queries = 6, .key = false, .causal = true}).reference);
+}
+
+TEST_CASE("multi_head_backward: the operator's callables see views of what was projected", "[multi_head_backward]") {
+  const auto c = case_of<float>({.kv_heads = 2});
+  std::vector<tensor<float>> inputs;
+  for (const auto& x : c.reference.inputs) inputs.push_back(cast<float>(x));
+  const arguments<tensor<float>> in({.kv_heads = 2}, inputs);
+  const tensor<float> d_out = cast<float>(random_sequence(1, 2, 21, 9));
+  tensor<float> dx = in.x;
+  attn::execution serial;
+  int calls = 0;
+  const auto op = [&](auto, auto, auto, auto out, attn::execution& exec) {
+    CHECK(calls++ == 0);
+    CHECK(&exec == &serial);
+    for (index n = 0; n < 2 * 21 * 20; ++n) out.data()[n] = static_cast<float>(n);
+  };
+  const auto op_backward = [&](auto q, auto k, auto v, auto out, auto d, auto dq, auto dk, auto dv, attn::execution&) {
+    CHECK(calls++ == 1);
+    CHECK(q.extents() == std::array<index, 4>{2, 4, 21, 3});
+    CHECK(k.extents() == std::array<index, 4>{2, 2, 21, 3});
+    CHECK(v.extents() == std::array<index, 4>{2, 2, 21, 5});
+    CHECK(out.extents() == std::array<index, 4>{2, 4, 21, 5});
+    CHECK(out.strides() == std::array<index, 4>{21 * 20, 5, 20, 1});
+    CHECK(out.data()[100] == 100);
+    CHECK(d.extents() == out.extents());
+    CHECK(dq.extents() == q.extents());
+    CHECK(dk.extents() == k.extents());
+    CHECK(dv.extents() == v.extents());
+    for (const auto& g : {dq, dk, dv})
+      for (index n = 0; n < g.size(); ++n) g.data()[n] = 0;
+  };
+  attn::multi_head_backward(sequence(in.x), weights_of(in), op, op_backward, sequence(d_out), {.x = sequence(dx)},
+                            {.heads = 4, .kv_heads = 2}, serial);
+  CHECK(calls == 2);
+  CHECK(std::all_of(dx.data.begin(), dx.data.end(), [](float value) { return value == 0; }));
+  // The output weight alone asks for no more than the heads' output.
+  tensor<float> dw = in.output;
+  calls = 0;
+  attn::multi_head_backward(sequence(in.x), weights_of(in), op, op_backward, sequence(d_out),
+                            {.output = matrix_or_none(&dw)}, {.heads = 4, .kv_heads = 2}, serial);
+  CHECK(calls == 1);
+}
+
+}  // namespace testing
