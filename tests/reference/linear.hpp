@@ -10,16 +10,18 @@ struct linear_options : kernel_options {
   linear_feature feature = linear_feature::elu_plus_one;
 };
 
-inline features linear_features(linear_feature kind, const tensor<double>& x, index b, index h, index i) {
-  features phi;
+template <class N>
+features_of_numbers<N> linear_features(linear_feature kind, const tensor<N>& x, index b, index h, index i) {
+  using std::exp;
+  features_of_numbers<N> phi;
   for (index d = 0; d < x.dim(); ++d) {
-    const double number = x(b, h, i, d);
+    const N number = x(b, h, i, d);
     switch (kind) {
       case linear_feature::elu_plus_one:
-        phi.push_back(number > 0 ? number + 1 : std::exp(number));
+        phi.push_back(number > 0 ? number + 1 : exp(number));
         break;
       case linear_feature::relu:
-        phi.push_back(number > 0 ? number : 0);
+        phi.push_back(number > 0 ? number : N(0));
         break;
       case linear_feature::identity:
         phi.push_back(number);
@@ -28,7 +30,7 @@ inline features linear_features(linear_feature kind, const tensor<double>& x, in
         phi.push_back(number * number);
         break;
       case linear_feature::pairs:  // (1 + x)², (1 + x)(1 + next): more features than numbers
-        const double next = x(b, h, i, (d + 1) % x.dim());
+        const N next = x(b, h, i, (d + 1) % x.dim());
         phi.push_back((1 + number) * (1 + number));
         phi.push_back((1 + number) * (1 + next));
     }
@@ -36,12 +38,18 @@ inline features linear_features(linear_feature kind, const tensor<double>& x, in
   return phi;
 }
 
-inline result linear(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
-                     const linear_options& options) {
+template <class N>
+tensor<N> linear(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const tensor<N>& gate,
+                 const linear_options& options) {
   const index group = k.heads() ? q.heads() / k.heads() : 1;
   return kernel_attention(
-      q, k, v, options, [&](index b, index h, index i) { return linear_features(options.feature, q, b, h, i); },
+      q, k, v, gate, options, [&](index b, index h, index i) { return linear_features(options.feature, q, b, h, i); },
       [&](index b, index h, index j) { return linear_features(options.feature, k, b, h / group, j); });
+}
+
+inline result linear(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
+                     const linear_options& options) {
+  return {linear(q, k, v, options.gate, options), {}};
 }
 
 }  // namespace reference

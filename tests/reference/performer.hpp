@@ -14,19 +14,22 @@ struct performer_options : kernel_options {
 };
 
 // W x̃ of one token, x̃ = √scale (x - centre).
-inline features projected(const performer_options& options, const tensor<double>& x, index b, index x_head, index head,
-                          index heads, index i, const features& centre, long double& half_square) {
-  const tensor<double>& w = options.features;
+template <class N>
+features_of_numbers<N> projected(const performer_options& options, const tensor<N>& w, const tensor<N>& x, index b,
+                                 index x_head, index head, index heads, index i, const features_of_numbers<N>& centre,
+                                 wide<N>& half_square) {
+  using number = wide<N>;
   const long double root =
       std::sqrt(static_cast<long double>(options.scale.value_or(1 / std::sqrt(static_cast<double>(x.dim())))));
-  const auto at = [&](index d) {
-    return root * (x(b, x_head, i, d) - (centre.empty() ? 0 : centre[static_cast<std::size_t>(d)]));
+  const auto at = [&](index d) -> number {
+    return static_cast<number>(static_cast<std::conditional_t<std::is_same_v<N, double>, long double, double>>(root)) *
+           (x(b, x_head, i, d) - (centre.empty() ? number(0) : centre[static_cast<std::size_t>(d)]));
   };
   half_square = 0;
   for (index d = 0; d < x.dim(); ++d) half_square += at(d) * at(d) / 2;
-  features u;
+  features_of_numbers<N> u;
   for (index r = 0; r < w.length(); ++r) {
-    long double sum = 0;
+    number sum = 0;
     for (index d = 0; d < x.dim(); ++d) sum += w(0, head / (heads / w.heads()), r, d) * at(d);
     u.push_back(sum);
   }
@@ -34,70 +37,85 @@ inline features projected(const performer_options& options, const tensor<double>
 }
 
 // `top` is given where ε is added as published: the maximum that is subtracted.
-inline features performer_features(const performer_options& options, const features& u, long double half_square,
-                                   std::optional<long double> top) {
-  const auto m = static_cast<long double>(u.size());
+template <class number>
+std::vector<number> performer_features(const performer_options& options, const std::vector<number>& u,
+                                       number half_square, std::optional<number> top) {
+  using std::cos, std::exp, std::sin, std::sqrt;
+  const number m = static_cast<double>(u.size()), root = sqrt(m), double_root = sqrt(2 * m);
   const double eps = options.feature_eps.value_or(0);
-  features phi;
+  std::vector<number> phi;
   switch (options.kernel) {
     case performer_kernel::positive:
-      for (auto x : u)
-        phi.push_back((top ? std::exp(x - half_square - *top) + eps : std::exp(x - half_square)) / std::sqrt(m));
+      for (auto x : u) phi.push_back((top ? exp(x - half_square - *top) + eps : exp(x - half_square)) / root);
       break;
     case performer_kernel::hyperbolic:
-      for (auto x : u) phi.push_back(std::exp(x - half_square) / std::sqrt(2 * m));
-      for (auto x : u) phi.push_back(std::exp(-x - half_square) / std::sqrt(2 * m));
+      for (auto x : u) phi.push_back(exp(x - half_square) / double_root);
+      for (auto x : u) phi.push_back(exp(-x - half_square) / double_root);
       break;
     case performer_kernel::trigonometric:
-      for (auto x : u) phi.push_back(std::exp(half_square) * std::sin(x) / std::sqrt(m));
-      for (auto x : u) phi.push_back(std::exp(half_square) * std::cos(x) / std::sqrt(m));
+      for (auto x : u) phi.push_back(exp(half_square) * sin(x) / root);
+      for (auto x : u) phi.push_back(exp(half_square) * cos(x) / root);
       break;
     case performer_kernel::relu:
-      for (auto x : u) phi.push_back((x > 0 ? x : 0) + options.feature_eps.value_or(1e-3));
+      for (auto x : u) phi.push_back((x > 0 ? x : number(0)) + options.feature_eps.value_or(1e-3));
   }
   return phi;
 }
 
-inline result performer(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
-                        const performer_options& options) {
+// `w` as options.features.
+template <class N>
+tensor<N> performer(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const tensor<N>& w,
+                    const performer_options& options) {
+  using number = wide<N>;
+  using numbers = features_of_numbers<N>;
   const index group = k.heads() ? q.heads() / k.heads() : 1;
   const bool published = options.kernel == performer_kernel::positive && options.feature_eps.value_or(0) > 0;
   // Of one head's keys: their mean, and the largest W x̃ of all; both stay until another head is asked for.
   struct {
     index b = -1, h = -1;
-    features centre;
-    long double top = 0;
+    numbers centre;
+    number top = 0;
   } known;
-  const auto key = [&](index b, index h, index j, long double& half_square) {
-    return projected(options, k, b, h / group, h, q.heads(), j, known.centre, half_square);
+  const auto key = [&](index b, index h, index j, number& half_square) {
+    return projected(options, w, k, b, h / group, h, q.heads(), j, known.centre, half_square);
   };
-  const auto largest = [](const features& u) { return *std::max_element(u.begin(), u.end()); };
+  const auto largest = [](const numbers& u) { return *std::max_element(u.begin(), u.end()); };
   const auto learn = [&](index b, index h) {
     if (known.b == b && known.h == h) return;
     known.b = b, known.h = h;
     known.centre.clear();
     const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
     for (index d = 0; options.center_keys && d < k.dim(); ++d) {
-      known.centre.push_back(0);
-      for (index j = 0; j < keys; ++j) known.centre.back() += k(b, h / group, j, d) / static_cast<long double>(keys);
+      number mean = 0;
+      for (index j = 0; j < keys; ++j) mean += k(b, h / group, j, d) / static_cast<number>(static_cast<double>(keys));
+      known.centre.push_back(mean);  // after the last is there, all are: keys before it are not centred yet
     }
-    known.top = -static_cast<long double>(infinity);
-    long double unused = 0;
-    for (index j = 0; published && j < keys; ++j) known.top = std::max(known.top, largest(key(b, h, j, unused)));
+    number unused = 0;
+    for (index j = 0; published && j < keys; ++j) {
+      const number here = largest(key(b, h, j, unused));
+      if (j == 0 || here > known.top) known.top = here;
+    }
   };
   return kernel_attention(
-      q, k, v, options,
+      q, k, v, tensor<N>(), options,
       [&](index b, index h, index i) {
-        long double half_square = 0;
-        const features u = projected(options, q, b, h, h, q.heads(), i, {}, half_square);
-        return performer_features(options, u, half_square, published ? std::optional(largest(u)) : std::nullopt);
+        number half_square = 0;
+        const numbers u = projected(options, w, q, b, h, h, q.heads(), i, numbers(), half_square);
+        return performer_features<number>(options, u, half_square,
+                                          published ? std::optional<number>(largest(u)) : std::nullopt);
       },
       [&](index b, index h, index j) {
-        long double half_square = 0;
+        number half_square = 0;
         learn(b, h);
-        const features u = key(b, h, j, half_square);
-        return performer_features(options, u, half_square, published ? std::optional(known.top) : std::nullopt);
+        const numbers u = key(b, h, j, half_square);
+        return performer_features<number>(options, u, half_square,
+                                          published ? std::optional<number>(known.top) : std::nullopt);
       });
+}
+
+inline result performer(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
+                        const performer_options& options) {
+  return {performer(q, k, v, options.features, options), {}};
 }
 
 }  // namespace reference

@@ -9,28 +9,38 @@ struct rfa_options : kernel_options {
   tensor<double> features;  // [1, H, Hkv or 1, m, D]
 };
 
-inline result rfa(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v, rfa_options options) {
-  options.complement = !options.gate.empty();
+// `gate` and `w` as options.gate and options.features.
+template <class N>
+tensor<N> rfa(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const tensor<N>& gate, const tensor<N>& w,
+              rfa_options options) {
+  using std::cos, std::sin, std::sqrt;
+  using number = wide<N>;
+  options.complement = !gate.empty();
   const index group = k.heads() ? q.heads() / k.heads() : 1;
-  const tensor<double>& w = options.features;
-  const auto phi = [&](const tensor<double>& x, index b, index x_head, index h, index i) {
-    long double norm = 0;
-    for (index d = 0; d < x.dim(); ++d) norm += static_cast<long double>(x(b, x_head, i, d)) * x(b, x_head, i, d);
-    norm = std::sqrt(norm) + options.norm_eps;
-    features sines, cosines;
+  const auto phi = [&](const tensor<N>& x, index b, index x_head, index h, index i) {
+    number norm = 0;
+    for (index d = 0; d < x.dim(); ++d) norm += static_cast<number>(x(b, x_head, i, d)) * x(b, x_head, i, d);
+    norm = sqrt(norm) + static_cast<number>(options.norm_eps);
+    features_of_numbers<N> sines, cosines;
     for (index r = 0; r < w.length(); ++r) {
-      long double sum = 0;
-      for (index d = 0; d < x.dim(); ++d) sum += w(0, h / (q.heads() / w.heads()), r, d) * x(b, x_head, i, d);
-      const long double angle = norm == 0 ? 0 : sum / norm;
-      sines.push_back(std::sin(angle));
-      cosines.push_back(std::cos(angle));
+      number sum = 0;
+      for (index d = 0; d < x.dim(); ++d)
+        sum += static_cast<number>(w(0, h / (q.heads() / w.heads()), r, d)) * x(b, x_head, i, d);
+      const number angle = norm == 0 ? number(0) : sum / norm;
+      sines.push_back(sin(angle));
+      cosines.push_back(cos(angle));
     }
     sines.insert(sines.end(), cosines.begin(), cosines.end());
     return sines;
   };
   return kernel_attention(
-      q, k, v, options, [&](index b, index h, index i) { return phi(q, b, h, h, i); },
+      q, k, v, gate, options, [&](index b, index h, index i) { return phi(q, b, h, h, i); },
       [&](index b, index h, index j) { return phi(k, b, h / group, h, j); });
+}
+
+inline result rfa(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
+                  const rfa_options& options) {
+  return {rfa(q, k, v, options.gate, options.features, options), {}};
 }
 
 }  // namespace reference

@@ -24,23 +24,29 @@ namespace attn::inline ATTN_ISA::detail {
 /// Rows fetched while one tile is computed: as many as let all rows of the next chunk come in time.
 inline constexpr index rows_per_tile = 6;
 
-/// Step 4. sums = decay * sums + features^T values of `count` tokens; decay[r] of feature r. Lanes from `count` to the
-/// next whole vector must be 0.
+/// z = decay z + sum over `count` tokens of features, each times its entry of `ones` where given; decay[r] of feature r.
+/// Lanes from `count` to the next whole vector must be 0.
 template <class T>
-void add_keys(kernel_sums<T>& sums, const T* features, const T* values, index count, const T* decay,
-              row_prefetcher<>& prefetch) {
+void add_weights(kernel_sums<T>& sums, const T* features, const T* ones, index count, const T* decay) {
   constexpr int w = width<T>;
   for (index r = 0; r < sums.features; r += w) {
     packet<T> totals[w];
     for (int i = 0; i < w; ++i) {
       const T* row = features + std::min(r + i, sums.features - 1) * kernel_chunk;
-      packet<T> sum = load<T>(row);
-      for (index t = w; t < count; t += w) sum = add(sum, load<T>(row + t));
+      packet<T> sum = ones ? mul(load<T>(row), load<T>(ones)) : load<T>(row);
+      for (index t = w; t < count; t += w)
+        sum = ones ? fma(load<T>(row + t), load<T>(ones + t), sum) : add(sum, load<T>(row + t));
       totals[i] = sum;
     }
     T* const z = sums.weights + r;
     store<T>(z, fma(load<T>(z), load<T>(decay + r), sums_across<T>(totals)));
   }
+}
+
+/// S = decay S + features^T values of `count` tokens.
+template <class T>
+void add_values(kernel_sums<T>& sums, const T* features, const T* values, index count, const T* decay,
+                row_prefetcher<>& prefetch) {
   for (index r = 0; r < sums.features; r += tile_rows)
     for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
       prefetch.next(rows_per_tile);
@@ -54,6 +60,14 @@ void add_keys(kernel_sums<T>& sums, const T* features, const T* values, index co
       });
     }
   sums.empty = sums.empty && count == 0;
+}
+
+/// Step 4.
+template <class T>
+void add_keys(kernel_sums<T>& sums, const T* features, const T* values, index count, const T* decay,
+              row_prefetcher<>& prefetch) {
+  add_weights<T>(sums, features, nullptr, count, decay);
+  add_values(sums, features, values, count, decay, prefetch);
 }
 
 /// A smaller denominator counts as 0, and the row is 0: it has lost its digits, and its inverse could overflow.

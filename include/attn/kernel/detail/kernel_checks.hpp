@@ -89,15 +89,14 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
   if (!(x >= 0) || x == std::numeric_limits<double>::infinity()) check.fail(text({what, " >= 0, and finite"}), x);
 }
 
-/// Checks what all operators of kernel attention check, and fills in all of the call but its map. With `complement`,
-/// keys enter with 1 - gate.
+/// Checks the options and parameters of a call of this shape, and fills in all of the call but its map. With
+/// `complement`, keys enter with 1 - gate.
 template <bool takes_features, class S, class Options, class T = compute_type<S>>
-kernel_call<T> check_kernel(const validator& check, const kernel_views<S>& x, const Options& options,
-                            const state_step<T>& step, const tensor_view<const T, 3>& gate = {},
-                            bool complement = false) {
-  const memory_layout out = x.out;
-  kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out, .shape = check_attention(check, x.q, x.k, x.v, out),
-                      .causal = options.causal, .eps = options.eps, .gate = gate, .complement = complement};
+kernel_call<T> check_parameters(const validator& check, const attention_shape& shape, const memory_layout& out,
+                                const kernel_views<S>& x, const Options& options, const state_step<T>& step,
+                                const tensor_view<const T, 3>& gate, bool complement) {
+  kernel_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out, .shape = shape, .causal = options.causal,
+                      .eps = options.eps, .gate = gate, .complement = complement};
   call.lengths = check_lengths(check, call.shape, options);
   // Tokens appended without queries have as many query heads as the state.
   attention_shape s = call.shape;
@@ -121,6 +120,16 @@ kernel_call<T> check_kernel(const validator& check, const kernel_views<S>& x, co
     own_sums(gate.extent(1));
   }
   return call;
+}
+
+/// Checks what all operators of kernel attention check.
+template <bool takes_features, class S, class Options, class T = compute_type<S>>
+kernel_call<T> check_kernel(const validator& check, const kernel_views<S>& x, const Options& options,
+                            const state_step<T>& step, const tensor_view<const T, 3>& gate = {},
+                            bool complement = false) {
+  const memory_layout out = x.out;
+  return check_parameters<takes_features>(check, check_attention(check, x.q, x.k, x.v, out), out, x, options, step,
+                                          gate, complement);
 }
 
 /// Runs a checked call.

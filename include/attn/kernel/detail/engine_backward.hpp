@@ -1,0 +1,258 @@
+// attn: the engine of kernel attention on the way back.
+//
+// Bidirectional: 1. keys are summed up as in the forward pass: S, z   2. blocks of queries read them and are summed up in
+// turn: R, y   3. chunks of keys read those. Causal: 1. keys are summed up, keeping the sums before every segment
+// 2. segments, last first: the sums before each of their chunks are made again, then chunks are attended from the last to
+// the first, with the sums before them and those of the queries after them. Segments have sums of their own, as in the
+// forward pass, and for the same reasons. One task is one key head: a batch of heads gives what each head alone gives.
+#pragma once
+
+#include <attn/kernel/detail/block_backward.hpp>
+#include <attn/kernel/detail/gate_gradients.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class T>
+struct backward_engine {
+  using sums_type = kernel_sums<T>;
+
+  const kernel_backward<T>& in;
+  const kernel_call<T>& call = in.call;
+  const attention_shape& shape = call.shape;
+  sums_type* feature_sums = nullptr;  // [batch * heads]: of each pair, the gradient of its features
+
+  static constexpr index chunks = kernel_segment / kernel_chunk;
+
+  struct worker_scratch {
+    backward_scratch<T> x;
+    sums_type own, own_queries, after, later;  // a segment's own; those after it; both
+    sums_type *before, *seen;                  // [segments], [chunks]: of the keys before each
+    T *dk, *dv, *gates;                        // of all keys of a head, where several pairs add to it
+  };
+
+  index segments(index keys) const { return ceil_div(keys, kernel_segment); }
+  index pairs_per_head() const { return call.heads / shape.kv_heads; }
+  bool keep_dk() const { return in.dk && (pairs_per_head() > 1 || in.map.finishes_keys); }
+  bool keep_dv() const { return in.dv && pairs_per_head() > 1; }
+
+  worker_scratch layout(arena& memory) const {
+    const index m = call.map->features;
+    const bool log_scaled = call.log_scaled();
+    const auto sums = [&] { return sums_type::layout(memory, m, shape.dim_v, log_scaled); };
+    const auto list = [&](index count) {
+      return memory.allocate_list(count, [&](arena&) { return sums(); });
+    };
+    worker_scratch w;
+    const auto forward = kernel_scratch<T>::layout(memory, m, shape.dim_v,
+                                                   std::max(call.map->scratch_size, in.map.scratch_size), log_scaled);
+    w.x = backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated());
+    w.own = sums(), w.own_queries = sums(), w.after = sums(), w.later = sums();
+    w.before = list(call.causal ? segments(shape.keys) : 0);
+    w.seen = list(call.causal ? std::min(chunks, ceil_div(shape.keys, kernel_chunk)) : 0);
+    w.dk = memory.allocate<T>(keep_dk() ? shape.keys * shape.dim : 0);
+    w.dv = memory.allocate<T>(keep_dv() ? shape.keys * shape.dim_v : 0);
+    w.gates = memory.allocate<T>(in.of_gates() ? shape.keys : 0);
+    return w;
+  }
+
+  /// Where one pair puts the gradients of its keys.
+  struct pair_target {
+    stored_gradient_head<T> k, v;
+    sums_type* features;
+  };
+
+  static void add_segment(sums_type& sums, T decay, sums_type& own, const kernel_scratch<T>& s) {
+    kernel_call<T>::add_segment(sums, decay, own, s);
+  }
+  static void scale(sums_type& sums, T factor) {
+    if (factor == T(1) || sums.empty) return;
+    for (index n = 0; n < sums_type::value_count(sums.features, sums.dim_v); ++n) sums.values[n] *= factor;
+    for (index r = 0; r < sums.features; ++r) sums.weights[r] *= factor;
+  }
+  /// into = factor a + b, of which a may be empty.
+  static void join(const sums_type& a, T factor, const sums_type& b, sums_type& into, T* scratch) {
+    if (a.empty)
+      kernel_call<T>::copy(b, into);
+    else
+      combine(a, factor, b, into, scratch);
+  }
+
+  /// Bidirectional.
+  void run_both(index b, index h, worker_scratch& w, const pair_target& to) const {
+    const auto& s = w.x.forward;
+    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b);
+    sums_type &sums = w.later, &after = w.after;
+    sums.empty = after.empty = true;
+    for (index begin = 0; begin < keys; begin += kernel_segment) {
+      call.sum_up(b, h, begin, std::min(begin + kernel_segment, keys), s, w.own);
+      add_segment(sums, T(1), w.own, s);
+    }
+    for (index begin = 0; begin < queries; begin += kernel_segment) {
+      w.own_queries.clear();
+      for (index i = begin; i < std::min(begin + kernel_segment, queries); i += kernel_chunk)
+        for (index g = 0; g < call.group(); ++g)
+          in.attend_block({b, h, h * call.group() + g, i, 0, std::min<index>(kernel_chunk, queries - i), 0}, &sums,
+                          in.reverse() ? &w.own_queries : nullptr, T(1), w.x, to.features);
+      if (in.reverse()) add_segment(after, T(1), w.own_queries, s);
+    }
+    for (index j = 0; j < keys && in.reverse(); j += kernel_chunk) {
+      const index count = std::min<index>(kernel_chunk, keys - j);
+      in.load_chunk(b, h, j, count, false, w.x);
+      in.from_later(&after, count, w.x);
+      in.store_chunk(b, h, j, count, to.k, to.v, to.features, w.x);
+    }
+  }
+
+  void run_causal(index b, index h, worker_scratch& w, const pair_target& to) const {
+    const auto& s = w.x.forward;
+    const index keys = call.lengths.keys(b), all = segments(keys);
+    w.before[0].empty = w.after.empty = true;
+    for (index n = 0; n + 1 < all; ++n) {
+      const T decay = call.sum_up(b, h, n * kernel_segment, (n + 1) * kernel_segment, s, w.own);
+      join(w.before[n], decay, w.own, w.before[n + 1], s.factors);
+    }
+    for (index n = all - 1; n >= 0; --n) {
+      const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, keys);
+      sum_before(b, h, begin, end, w.before[n], w);
+      T decay = T(1);
+      w.own_queries.clear();
+      for (index c = ceil_div(end - begin, kernel_chunk) - 1; c >= 0; --c)
+        decay *= attend_chunk(b, h, begin + c * kernel_chunk, std::min(begin + (c + 1) * kernel_chunk, end), w.seen[c],
+                              decay, w, to);
+      if (w.own_queries.empty)
+        scale(w.after, decay);
+      else
+        add_segment(w.after, decay, w.own_queries, s);
+    }
+  }
+
+  /// The sums of the keys before every chunk of a segment.
+  void sum_before(index b, index h, index begin, index end, const sums_type& before, worker_scratch& w) const {
+    const auto& s = w.x.forward;
+    const index offset = call.lengths.keys(b) - call.lengths.queries(b);  // position of query 0
+    T decay = T(1);
+    w.own.clear();
+    for (index c = begin, n = 0; c < end; c += kernel_chunk, ++n) {
+      if (c == begin)
+        kernel_call<T>::copy(before, w.seen[n]);
+      else if (c + kernel_chunk > offset || in.of_gates())  // it has queries
+        join(before, decay, w.own, w.seen[n], s.factors);
+      if (c + kernel_chunk >= end) continue;
+      call.load_keys(b, h, c, kernel_chunk, s, s.k_phi);
+      row_prefetcher<> prefetch = call.prefetch_keys(b, h, c + kernel_chunk);
+      decay *= call.prepare_gates(b, h, c, kernel_chunk, s);
+      if (call.log_scaled()) call.map->scaling->keys_for_sums(s.k_phi, w.own.log_scale, s);
+      call.add_chunk(s, w.own, kernel_chunk, prefetch);
+    }
+  }
+
+  /// Keys [begin, end) and the queries at their positions; `decay` is the product of the gates after them in the segment.
+  /// Returns that of their own.
+  T attend_chunk(index b, index h, index begin, index end, const sums_type& seen, T decay, worker_scratch& w,
+                 const pair_target& to) const {
+    const auto& x = w.x;
+    const auto& s = x.forward;
+    const index offset = call.lengths.keys(b) - call.lengths.queries(b), count = end - begin;
+    const index first = std::max(offset - begin, index(0));  // lane of the first query in the chunk
+    const bool queries = first < count;
+    in.load_chunk(b, h, begin, count, queries, x);
+    const T own_decay = call.gated() ? s.decay[count - 1] : T(1);
+    const sums_type* later = w.own_queries.empty ? &w.after : w.after.empty ? &w.own_queries : &w.later;
+    if (later == &w.later) combine(w.after, decay, w.own_queries, w.later, s.factors);
+    if (later == &w.after && decay != T(1) && !w.after.empty) {  // no queries in the chunks between
+      kernel_call<T>::copy(w.after, w.later);
+      scale(w.later, decay);
+      later = &w.later;
+    }
+    if (later->empty) later = nullptr;
+    const sums_type* before = queries && !seen.empty ? &seen : nullptr;
+    in.from_later(later, count, x);
+    if (in.of_gates()) {
+      std::fill_n(x.gate_pairs, kernel_chunk * kernel_chunk, T(0));
+      std::fill_n(x.gate_queries, kernel_chunk, T(0));
+    }
+    const T of_sums = in.of_gates() && later && !seen.empty ? dot_sums(seen, *later) : T(0);
+    for (index g = 0; g < call.group() && queries; ++g)
+      in.attend_block({b, h, h * call.group() + g, begin - offset, first, count, count}, before,
+                      in.reverse() ? &w.own_queries : nullptr, g == 0 ? own_decay : T(1), x, to.features);
+    if (!queries) scale(w.own_queries, own_decay);
+    if (in.of_gates()) {
+      transpose_pairs(x.gate_pairs, count, x.turned);
+      gate_chunk<T>{count, call.complement, s.gates, s.decay, s.pair_factor, x.turned, x.gate_queries, x.gate_keys,
+                    of_sums}
+          .add_to(w.gates + begin);
+    }
+    if (in.of_keys() || in.dv) in.store_chunk(b, h, begin, count, to.k, to.v, to.features, x);
+    return own_decay;
+  }
+
+  /// One key head of a batch item.
+  void run_head(index b, index kv_head, worker_scratch& w) const {
+    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = pairs_per_head();
+    const bool empty = keys == 0 || queries == 0;
+    const auto to_k = in.dk.head(b, kv_head), to_v = in.dv.head(b, kv_head);
+    if (in.of_gates()) std::fill_n(w.gates, shape.keys, T(0));
+    for (index n = 0; n < each; ++n) {
+      const index h = kv_head * each + n, pair = b * call.heads + h;
+      sums_type* const features = in.d_features ? feature_sums + pair : nullptr;
+      if (features) features->clear();
+      if (!empty) {
+        const pair_target to{keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
+                             keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v, features};
+        if (call.causal)
+          run_causal(b, h, w, to);
+        else
+          run_both(b, h, w, to);
+        if (in.map.finishes_keys && in.of_keys())
+          in.map.finish_pair(pair, in.dk ? w.dk : nullptr, features, w.x.forward.map);
+      }
+      if (in.of_gates() && in.d_gate.extent(1) == call.heads) {
+        store_gates(b, h, w.gates);
+        std::fill_n(w.gates, shape.keys, T(0));
+      }
+    }
+    if (in.of_gates() && in.d_gate.extent(1) != call.heads) store_gates(b, kv_head, w.gates);
+    if (keep_dk() && !empty) {
+      if (in.map.finishes_keys) in.map.finish_keys(w.dk, keys);
+      to_k.store_rows(w.dk, shape.dim, 0, keys);
+    }
+    if (keep_dv() && !empty) to_v.store_rows(w.dv, shape.dim_v, 0, keys);
+    if (to_k) to_k.clear_rows(empty ? 0 : keys, shape.keys);
+    if (to_v) to_v.clear_rows(empty ? 0 : keys, shape.keys);
+    const index group = shape.group();
+    for (index g = kv_head * group; g < (kv_head + 1) * group && in.dq; ++g) {
+      const auto to_q = in.dq.head(b, g);
+      to_q.clear_rows(0, keys == 0 ? queries : call.causal ? std::max<index>(queries - keys, 0) : 0);
+      to_q.clear_rows(queries, shape.queries);
+    }
+  }
+
+  void store_gates(index b, index h, const T* sums) const {
+    for (index t = 0; t < shape.keys; ++t) store_gradient(in.d_gate(b, h, t), sums[t], in.accumulate);
+  }
+
+  /// `then` is called when all is done, with the sums of the gradients of the features of every pair.
+  template <class Then>
+  void run(execution& exec, index feature_rows, Then&& then) {
+    auto work = call.work();
+    work.operations *= 3, work.bytes *= 3;
+    const auto limit = exec.limit_threads(work);
+    const index pairs = shape.batch * call.heads;
+    feature_sums = exec.shared_scratch([&](arena& memory) {
+      call.map->layout(memory, pairs);
+      in.map.layout(memory, pairs);
+      return memory.allocate_list(in.d_features ? pairs : 0, [&](arena& m) {
+        return sums_type::layout(m, feature_rows, shape.dim, false);
+      });
+    });
+    call.map->prepare(exec);
+    in.map.prepare(exec);
+    exec.for_each(shape.batch * shape.kv_heads, [&](index n, int worker) {
+      auto w = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      run_head(n / shape.kv_heads, n % shape.kv_heads, w);
+    });
+    then(feature_sums);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,46 @@
+// attn: the way back through a feature map, as the backward engine calls it: once a chunk.
+#pragma once
+
+#include <attn/kernel/detail/log_scales.hpp>
+#include <attn/kernel/detail/stored_gradients.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The tokens of a chunk on the way back through the map that made their features.
+template <class T>
+struct tokens_back {
+  token_rows<T> rows;
+  index pair;      // as for feature_map
+  bool of_keys;
+  index first;     // lanes before it are no tokens
+  index position;  // of lane 0 among the real tokens of its sequence
+  const T* phi;    // as the map made them: features, or raw ones where it has a scaling
+  T* d;            // [feature][chunk]: the gradients of features; of their natural logarithms where they are logarithms;
+                   // of the raw numbers, times their scale, where those are signed. May be overwritten.
+};
+
+template <class T>
+struct feature_map_backward {
+  /// Where features have log scales, as feature_map::scaling.
+  const exponential_scaling<T>* exponential = nullptr;
+  index scratch_size = 0;     // numbers of scratch memory a worker needs, the forward map's included
+  bool finishes_keys = false;  // gradients of keys depend on all keys
+
+  feature_map_backward() = default;
+  feature_map_backward(const feature_map_backward&) = delete;
+
+  /// Shared memory of the call, and what fills it, after the map's own.
+  virtual void layout(arena&, index /*pairs*/) {}
+  virtual void prepare(execution&) {}
+  /// dx [dim][chunk] from x.d, where dx is given; adds to dw, sums of rows of W [row][dim], where given.
+  virtual void back(const tokens_back<T>& x, T* dx, kernel_sums<T>* dw, T* scratch) const = 0;
+  /// Of all `count` keys of a pair: what back() left out, into rows [count][dim] (where given) and dw.
+  virtual void finish_pair(index /*pair*/, T* /*rows*/, kernel_sums<T>* /*dw*/, T* /*scratch*/) const {}
+  /// Of all keys of a key head, when every pair has been added.
+  virtual void finish_keys(T* /*rows*/, index /*count*/) const {}
+
+ protected:
+  ~feature_map_backward() = default;
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,80 @@
+// attn: a backward call of kernel attention: its views, what all operators of the family check alike, and how it is run.
+#pragma once
+
+#include <attn/core/detail/gradients.hpp>
+#include <attn/kernel/detail/engine_backward.hpp>
+#include <attn/kernel/detail/kernel_checks.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The arguments of a backward call as views; `gate` is named `gate_name`.
+template <class S, class T = compute_type<S>>
+struct kernel_backward_views {
+  kernel_views<S> x;  // without out
+  tensor_view<const S> d_out;
+  tensor_view<S> dq, dk, dv;
+  tensor_view<S, 3> d_features{};
+  const char* gate_name = "";
+  tensor_view<const T, 3> gate{};
+  tensor_view<T, 3> d_gate{};
+  bool accumulate = false;
+};
+
+template <class S, class Q, class K, class V, class D, class Gradients>
+kernel_backward_views<S> backward_views_of(const Q& q, const K& k, const V& v, const D& d_out, const Gradients& g) {
+  require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
+  require_one_element_type<const D&, const D&, const D&, tensor_view<S>>();
+  return {.x = {as_view(q), as_view(k), as_view(v), {}}, .d_out = as_view(d_out), .dq = g.q, .dk = g.k, .dv = g.v,
+          .accumulate = g.accumulate};
+}
+
+/// The forward call of a checked backward call.
+template <bool takes_features, class S, class Options, class T = compute_type<S>>
+kernel_call<T> check_kernel_backward(const validator& check, const kernel_backward_views<S>& a, const Options& options,
+                                     bool complement = false) {
+  const kernel_views<S>& x = a.x;
+  backward_views views;
+  views.gradient("the gradient of q", a.dq, "q", x.q);
+  views.gradient("the gradient of k", a.dk, "k", x.k);
+  views.gradient("the gradient of v", a.dv, "v", x.v);
+  if constexpr (takes_features) views.gradient("the gradient of features", a.d_features, "features", x.features);
+  const std::string of_gate = std::string("the gradient of ") + a.gate_name;
+  if (*a.gate_name) views.gradient(of_gate.c_str(), a.d_gate, a.gate_name, a.gate);
+  views.read("d_out", a.d_out);
+  views.check(check);
+  memory_layout out = x.q;  // of the shape out has
+  out.extents[3] = x.v.extent(3);
+  const attention_shape s = check_attention_extents(check, x.q, x.k, x.v, out);
+  check.extents({{"d_out batch = query batch", s.batch, a.d_out.extent(0)},
+                 {"d_out heads = query heads", s.heads, a.d_out.extent(1)},
+                 {"d_out length = query length", s.queries, a.d_out.extent(2)},
+                 {"d_out dim = value dim", s.dim_v, a.d_out.extent(3)}});
+  return check_parameters<takes_features>(check, s, {}, x, options, state_step<T>{}, a.gate, complement);
+}
+
+/// Runs a checked call.
+template <class S, class T = compute_type<S>>
+void run_kernel_backward(const kernel_backward_views<S>& a, kernel_call<T>& call, feature_map<T>& map,
+                         feature_map_backward<T>& back, execution& exec) {
+  call.map = &map;
+  const kernel_backward<T> one{.call = call, .map = back, .d_out = a.d_out, .dq = {a.dq, a.accumulate},
+                               .dk = {a.dk, a.accumulate}, .dv = {a.dv, a.accumulate}, .d_gate = a.d_gate,
+                               .d_features = bool(a.d_features), .accumulate = a.accumulate};
+  if (!one.of_queries() && !one.reverse()) return;
+  const auto& w = a.x.features;
+  backward_engine<T>{one}.run(exec, w.extent(1), [&](const kernel_sums<T>* sums) {
+    if (!one.d_features) return;
+    // Of all pairs that share a matrix, in order.
+    const index each = call.heads > 0 ? call.heads / w.extent(0) : 0;
+    for (index h = 0; h < w.extent(0); ++h)
+      for (index r = 0; r < w.extent(1); ++r)
+        for (index d = 0; d < w.extent(2); ++d) {
+          T sum = T(0);
+          for (index b = 0; b < call.shape.batch; ++b)
+            for (index n = 0; n < each; ++n) sum += sums[b * call.heads + h * each + n].value(r, d);
+          store_gradient(a.d_features(h, r, d), sum, a.accumulate);
+        }
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

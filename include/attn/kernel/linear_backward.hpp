@@ -1,0 +1,157 @@
+// attn: the gradients of linear attention.
+//
+//   attn::linear_backward(q, k, v, d_out, {.q = dq, .k = dk, .v = dv}, {.causal = true}, threads);
+//   attn::linear_backward(q, k, v, d_out, {.q = dq, .decay = dg}, {.causal = true, .decay = g});
+//   attn::linear_backward(q, k, v, d_out, {.q = dq}, {}, attn::feature_maps::relu{});
+//   attn::linear_backward(q, k, v, d_out, {.q = dq}, {}, [](float x) { return x * x; },
+//                         [](float x, float d) { return 2 * x * d; });                     // own map and its derivative
+//
+// With n_i = 1 / (phi(q_i)^T z + eps), D_i = d_out_i . out_i and the sums S, z of the keys a query sees (linear.hpp):
+//   d phi(q_i) = n_i (S d_out_i - D_i z),   R = sum_i phi(q_i) n_i d_out_i^T,   y = - sum_i phi(q_i) n_i D_i,
+//   d phi(k_j) = R v_j + y,   dv_j = R^T phi(k_j),   causal: R, y over i >= j;   d g_t = <dL/dS_t, S_(t-1)>
+//                                    Katharopoulos et al. 2020, appendix; decay: by the chain rule, nothing divided by it
+//
+// A number map gives its derivative as map_backward(x, d) = d map'(x); a map of tokens as map_backward(token, d_phi,
+// d_token) on spans, which writes d_token. Those of feature_maps need none.
+//
+// Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor anything else of the forward
+//          call is needed. Gradients have the shapes of what they are of; dk and dv are summed over grouped queries.
+// Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: as the forward call's,
+//          causal one state of (D + 1) Dv numbers per 1024 tokens and 16 more; where decay is per query head and keys
+//          are shared, Lk (D + Dv) numbers.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written.
+#pragma once
+
+#include <attn/kernel/detail/kernel_backward_call.hpp>
+#include <attn/kernel/linear.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients linear_backward computes: those given. S is the element type of the call.
+template <class S>
+struct linear_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  tensor_view<real, 3> decay{};  // as decay: [B, H or Hkv, Lk]
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+/// In the place of the derivative of a map that needs none.
+struct own_derivative {};
+
+template <class B, class T>
+concept number_map_backward = requires(const B& f, T x, T d) {
+  { f(x, d) } -> std::convertible_to<T>;
+};
+
+template <class B, class T>
+concept token_map_backward =
+    requires(const B& f, std::span<const T> token, std::span<const T> d_phi, std::span<T> d_token) {
+      f(token, d_phi, d_token);
+    };
+
+template <class F>
+concept differentiable_map = std::same_as<F, feature_maps::elu_plus_one> || std::same_as<F, feature_maps::relu> ||
+                             std::same_as<F, feature_maps::identity>;
+
+template <class F, class B, class T>
+constexpr bool require_map_backward() {
+  constexpr bool fits = std::same_as<B, own_derivative>
+                            ? differentiable_map<F>
+                            : (token_map<F, T> ? token_map_backward<B, T> : number_map_backward<B, T>);
+  static_assert(fits,
+                "attn: the gradients of a feature map of yours need its derivative, after the map: callable as "
+                "map_backward(x, d), which returns d map'(x), or for a map of tokens as map_backward(token, d_phi, "
+                "d_token) on spans, which writes d_token");
+  return fits;
+}
+
+/// The way back through a map, of the caller or of ours.
+template <class S, class F, class B>
+struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
+  using T = compute_type<S>;
+
+  const B& map_backward;
+  index dim, features;
+
+  mapped_features_backward(const B& f, index d, index count) : map_backward(f), dim(d), features(count) {
+    if constexpr (!differentiable_map<F>) this->scratch_size = dim * kernel_chunk + 2 * dim + count;
+  }
+
+  void back(const tokens_back<T>& x, T* dx, kernel_sums<T>*, T* work) const override {
+    if (!dx) return;
+    [[maybe_unused]] const packet<T> one = broadcast<T>(T(1));
+    [[maybe_unused]] const auto each = [&](auto&& derivative) {
+      for (index r = 0; r < dim; ++r)
+        for (index t = 0; t < x.rows.lanes; t += width<T>) {
+          const index n = r * kernel_chunk + t;
+          store<T>(dx + n, derivative(load<T>(x.phi + n), load<T>(x.d + n)));
+        }
+    };
+    if constexpr (std::same_as<F, feature_maps::elu_plus_one>) {  // e^x below 0, where it is less than 1
+      each([&](const packet<T>& phi, const packet<T>& d) { return mul(d, min(phi, one)); });
+    } else if constexpr (std::same_as<F, feature_maps::relu>) {
+      each([&](const packet<T>& phi, const packet<T>& d) { return if_less(zero<T>(), phi, d, zero<T>()); });
+    } else if constexpr (std::same_as<F, feature_maps::identity>) {
+      each([&](const packet<T>&, const packet<T>& d) { return d; });
+    } else {
+      T *const columns = work, *const token = work + dim * kernel_chunk, *const d_token = token + dim;
+      access_to<S, T>.pack_columns(x.rows, dim, columns);
+      if constexpr (token_map<F, T>) {
+        T* const d_phi = d_token + dim;
+        for (index t = x.first; t < x.rows.count; ++t) {
+          for (index d = 0; d < dim; ++d) token[d] = columns[d * kernel_chunk + t];
+          for (index r = 0; r < features; ++r) d_phi[r] = x.d[r * kernel_chunk + t];
+          map_backward(std::span<const T>(token, static_cast<std::size_t>(dim)),
+                       std::span<const T>(d_phi, static_cast<std::size_t>(features)),
+                       std::span<T>(d_token, static_cast<std::size_t>(dim)));
+          for (index d = 0; d < dim; ++d) dx[d * kernel_chunk + t] = d_token[d];
+        }
+      } else {
+        for (index d = 0; d < dim; ++d)
+          for (index n = d * kernel_chunk + x.first; n < d * kernel_chunk + x.rows.count; ++n)
+            dx[n] = static_cast<T>(map_backward(columns[n], x.d[n]));
+      }
+    }
+  }
+};
+
+template <class S, class F, class B, class T = compute_type<S>>
+void run_linear_backward(const kernel_backward_views<S>& views, const linear_options<S>& options, const F& map,
+                         const B& map_backward, execution& exec) {
+  if constexpr (require_feature_map<F, T>() && require_map_backward<F, B, T>()) {
+    const validator check("linear_backward");
+    kernel_call<T> call = check_kernel_backward<false>(check, views, options);
+    call.normalise = options.normalise;
+    const index count = features_of(map, call.shape.dim);
+    check_feature_count(check, count, call.shape);
+    mapped_features<S, F> features(map, call.shape.dim, count);
+    mapped_features_backward<S, F, B> back(map_backward, call.shape.dim, count);
+    run_kernel_backward(views, call, features, back, exec);
+  }
+}
+
+}  // namespace detail
+
+/// The gradients of linear; options, feature map, its derivative and execution may each be left out. See the top of the
+/// file.
+template <viewable Q, viewable K, viewable V, viewable D, class Options = linear_options<element_of<const Q&>>,
+          class Map = feature_maps::elu_plus_one, class MapBackward = detail::own_derivative>
+void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
+                     const linear_gradients<element_of<const Q&>>& gradients, Options&& options = {}, Map&& map = {},
+                     MapBackward&& map_backward = {}, execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<linear_options<S>>(options);
+  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
+  views.gate_name = "decay", views.gate = given.decay, views.d_gate = gradients.decay;
+  detail::run_linear_backward<S>(views, given, detail::callable_or_default<feature_maps::elu_plus_one>(map),
+                                 detail::callable_or_default<detail::own_derivative>(map_backward),
+                                 detail::execution_of(exec, options, map, map_backward));
+}
+
+}  // namespace attn::inline ATTN_ISA
