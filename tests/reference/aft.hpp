@@ -1,6 +1,7 @@
 #pragma once
 // What the oracles of the attention-free family share: a softmax over tokens for every channel on its own, in double,
-// with plain loops and no code of the library; padding and masked keys are never read.
+// with plain loops and no code of the library; padding and masked keys are never read. N is double, or variable
+// (reference/variable.hpp) for gradients.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -20,14 +21,18 @@ struct aft_options {
 };
 
 // (head, row, key) -> what is added to the key
-using aft_bias = std::function<double(index, index, index)>;
+template <class N>
+using aft_bias = std::function<N(index, index, index)>;
 
-inline tensor<double> aft(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
-                          const aft_options& options, const aft_bias& bias) {
+template <class N>
+tensor<N> aft(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const aft_options& options,
+              const aft_bias<N>& bias) {
+  using std::exp;
   constexpr double masked = -std::numeric_limits<double>::infinity();
-  tensor<double> out(q.batch(), q.heads(), q.length(), q.dim());
+  tensor<N> out(q.batch(), q.heads(), q.length(), q.dim());
   const auto at = [](index d) { return static_cast<std::size_t>(d); };
-  std::vector<double> largest(at(q.dim())), num(at(q.dim())), den(at(q.dim())), biases;
+  std::vector<double> largest(at(q.dim()));  // it only stabilises
+  std::vector<N> num(at(q.dim())), den(at(q.dim())), biases;
   for (index b = 0; b < q.batch(); ++b)
     for (index h = 0; h < q.heads(); ++h) {
       const index length = options.lengths.empty() ? q.length() : options.lengths[at(b)];
@@ -38,21 +43,23 @@ inline tensor<double> aft(const tensor<double>& q, const tensor<double>& k, cons
         // f(key plus bias, j, d) for what row t sees; channels side by side, which is quicker than one by one
         const auto for_each_seen = [&](auto&& f) {
           for (index j = 0; j < keys; ++j)
-            for (index d = 0; d < q.dim() && biases[at(j)] != masked; ++d)
+            for (index d = 0; d < q.dim() && static_cast<double>(biases[at(j)]) != masked; ++d)
               f(k(b, h, j, k.dim() == 1 ? 0 : d) + biases[at(j)], j, d);
         };
         std::fill(largest.begin(), largest.end(), masked);
-        std::fill(num.begin(), num.end(), 0.0), std::fill(den.begin(), den.end(), 0.0);
-        for_each_seen([&](double x, index, index d) { largest[at(d)] = std::max(largest[at(d)], x); });
-        for_each_seen([&](double x, index j, index d) {
+        std::fill(num.begin(), num.end(), N(0)), std::fill(den.begin(), den.end(), N(0));
+        for_each_seen([&](const N& x, index, index d) {
+          largest[at(d)] = std::max(largest[at(d)], static_cast<double>(x));
+        });
+        for_each_seen([&](const N& x, index j, index d) {
           if (largest[at(d)] == masked) return;
-          const double weight = std::exp(x - largest[at(d)]);
+          const N weight = exp(x - N(largest[at(d)]));
           num[at(d)] += weight * v(b, h, j, d);
           den[at(d)] += weight;
         });
         for (index d = 0; d < q.dim(); ++d)
           if (largest[at(d)] != masked)
-            out(b, h, t, d) = num[at(d)] / den[at(d)] * (options.gate ? 1 / (1 + std::exp(-q(b, h, t, d))) : 1);
+            out(b, h, t, d) = num[at(d)] / den[at(d)] * (options.gate ? N(1) / (N(1) + exp(-q(b, h, t, d))) : N(1));
       }
     }
   return out;

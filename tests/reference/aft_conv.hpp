@@ -4,18 +4,20 @@
 
 namespace reference {
 
-struct aft_conv_options : aft_options {
-  tensor<double> w;
+template <class N>
+struct aft_conv_options_of : aft_options {
+  tensor<N> w;
   index columns = 0;  // of an image; 0: one line
 };
+using aft_conv_options = aft_conv_options_of<double>;
 
-inline tensor<double> aft_conv(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
-                               const aft_conv_options& options) {
+template <class N>
+tensor<N> aft_conv(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const aft_conv_options_of<N>& options) {
   const index up = options.w.length() / 2, side = options.w.dim() / 2;
   const index columns = options.columns > 0 ? options.columns : q.length();
-  return aft(q, k, v, options, [=, &options](index h, index t, index j) {
+  return aft<N>(q, k, v, options, [=, &options](index h, index t, index j) {
     const index down = j / columns - t / columns, right = j % columns - t % columns;
-    if (std::abs(down) > up || std::abs(right) > side) return 0.0;
+    if (std::abs(down) > up || std::abs(right) > side) return N(0);
     return options.w(0, options.w.heads() == 1 ? 0 : h, down + up, right + side);
   });
 }

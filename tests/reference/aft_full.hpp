@@ -4,13 +4,15 @@
 
 namespace reference {
 
-struct aft_full_options : aft_options {
-  tensor<double> w;
+template <class N>
+struct aft_full_options_of : aft_options {
+  tensor<N> w;
 };
+using aft_full_options = aft_full_options_of<double>;
 
-inline tensor<double> aft_full(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
-                               const aft_full_options& options) {
-  return aft(q, k, v, options, [&](index h, index t, index j) { return options.w.broadcast(0, h, t, j); });
+template <class N>
+tensor<N> aft_full(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const aft_full_options_of<N>& options) {
+  return aft<N>(q, k, v, options, [&](index h, index t, index j) { return options.w.broadcast(0, h, t, j); });
 }
 
 }  // namespace reference

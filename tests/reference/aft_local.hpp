@@ -4,16 +4,18 @@
 
 namespace reference {
 
-struct aft_local_options : aft_options {
-  tensor<double> w;
+template <class N>
+struct aft_local_options_of : aft_options {
+  tensor<N> w;
   index window = 128;
   bool band = false;
 };
+using aft_local_options = aft_local_options_of<double>;
 
-inline tensor<double> aft_local(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
-                                const aft_local_options& options) {
-  return aft(q, k, v, options, [&](index h, index t, index j) {
-    if (std::abs(t - j) >= options.window) return 0.0;
+template <class N>
+tensor<N> aft_local(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v, const aft_local_options_of<N>& options) {
+  return aft<N>(q, k, v, options, [&](index h, index t, index j) {
+    if (std::abs(t - j) >= options.window) return N(0);
     // not broadcast(): a w of one row is one of length 1
     return options.w(0, options.w.heads() == 1 ? 0 : h, t, options.band ? j - t + options.window - 1 : j);
   });

@@ -6,9 +6,10 @@ namespace reference {
 
 struct aft_simple_options : aft_options {};
 
-inline tensor<double> aft_simple(const tensor<double>& q, const tensor<double>& k, const tensor<double>& v,
-                                 const aft_simple_options& options = {}) {
-  return aft(q, k, v, options, [](index, index, index) { return 0.0; });
+template <class N>
+tensor<N> aft_simple(const tensor<N>& q, const tensor<N>& k, const tensor<N>& v,
+                     const aft_simple_options& options = {}) {
+  return aft<N>(q, k, v, options, [](index, index, index) { return N(0); });
 }
 
 }  // namespace reference

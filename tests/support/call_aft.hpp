@@ -1,8 +1,12 @@
 #pragma once
 // The attention-free operators, compiled once for all tests, and their references.
+#include <attn/aft/aft_conv_backward.hpp>
 #include <attn/aft/aft_conv_step.hpp>
+#include <attn/aft/aft_full_backward.hpp>
 #include <attn/aft/aft_full_step.hpp>
+#include <attn/aft/aft_local_backward.hpp>
 #include <attn/aft/aft_local_step.hpp>
+#include <attn/aft/aft_simple_backward.hpp>
 #include <attn/aft/aft_simple_step.hpp>
 
 #include "reference/aft_conv.hpp"
@@ -19,6 +23,8 @@ struct compiled_aft_full {
   using options = attn::aft_full_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const options&,
                    attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> w, in_view<S> d_out,
+                       const attn::aft_full_gradients<S>&, const options&, attn::execution&);
   static void step(attn::kv_cache<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
                    const attn::aft_step_options&, attn::execution&);
 };
@@ -27,6 +33,8 @@ struct compiled_aft_local {
   using options = attn::aft_local_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const options&,
                    attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> w, in_view<S> d_out,
+                       const attn::aft_local_gradients<S>&, const options&, attn::execution&);
   static void step(attn::aft_local_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
                    const attn::aft_local_step_options&, attn::execution&);
 };
@@ -35,6 +43,8 @@ struct compiled_aft_conv {
   using options = attn::aft_conv_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w, const options&,
                    attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> w, in_view<S> d_out,
+                       const attn::aft_conv_gradients<S>&, const options&, attn::execution&);
   static void step(attn::aft_conv_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, in_view<S> w,
                    const attn::aft_step_options&, attn::execution&);
 };
@@ -42,6 +52,8 @@ template <class S>
 struct compiled_aft_simple {
   using options = attn::aft_simple_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, attn::execution&);
+  static void backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> d_out,
+                       const attn::aft_simple_gradients<S>&, const options&, attn::execution&);
   static void step(attn::aft_simple_state<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out,
                    const attn::aft_step_options&, attn::execution&);
 };

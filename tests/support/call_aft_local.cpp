@@ -9,6 +9,13 @@ void compiled_aft_local<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_v
 }
 
 template <class S>
+void compiled_aft_local<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_view<S> w, in_view<S> d_out,
+                                     const attn::aft_local_gradients<S>& gradients, const options& chosen,
+                                     attn::execution& execution) {
+  attn::aft_local_backward(q, k, v, w, d_out, gradients, chosen, execution);
+}
+
+template <class S>
 void compiled_aft_local<S>::step(attn::aft_local_state<S>& state, in_view<S> q, in_view<S> k, in_view<S> v,
                                  out_view<S> out, in_view<S> w, const attn::aft_local_step_options& chosen,
                                  attn::execution& execution) {

@@ -53,47 +53,65 @@ struct full_bias {
 };
 
 template <class T>
+void check_full_biases(const validator& check, const aft_tensors<T>& x) {
+  check_biases(check, x);
+  check.extents({{"w rows = length", x.length, x.w.extents[2]}, {"w columns = length", x.length, x.w.extents[3]}});
+}
+
+template <class T>
 struct aft_full_call {
   const aft_tensors<T>& x;
+  head_bundles<T> bundles{};
+  packed_piece<T>* packed = nullptr;
 
-  void run(execution& exec) const {
-    const auto limit = exec.limit_threads(x.work(static_cast<double>(x.length) * static_cast<double>(x.length)));
-    // A causal block of rows sees whole pieces only if those end where blocks end.
-    const index piece = x.causal ? block_rows : product_keys, pieces = (x.length + piece - 1) / piece;
-    const index parts = x.parts(), blocks = (x.length + block_rows - 1) / block_rows;
-    packed_piece<T>* packed = nullptr;
-    const auto bundles = exec.shared_scratch([&](arena& memory) {
-      const auto b = head_bundles<T>::make(x, memory);
-      packed = memory.allocate_list(pieces, [&](auto& m) { return packed_piece<T>::layout(m, b.most * parts, piece); });
-      return b;
+  work_estimate work() const { return x.work(static_cast<double>(x.length) * static_cast<double>(x.length)); }
+  // A causal block of rows sees whole pieces only if those end where blocks end.
+  index piece() const { return x.causal ? block_rows : product_keys; }
+
+  void allocate(arena& memory) {
+    bundles = head_bundles<T>::make(x, memory);
+    packed = memory.allocate_list(ceil_div(x.length, piece()), [&](auto& m) {
+      return packed_piece<T>::layout(m, bundles.most * x.parts(), piece());
     });
+  }
+
+  /// The sums of all rows of a bundle; finish(rows, keys) is called for each block of them.
+  template <class Finish>
+  void attend(const head_bundle& bundle, execution& exec, Finish&& finish) const {
+    const index parts = x.parts(), length = bundle[0].length, members = std::ssize(bundle);
+    exec.for_each(ceil_div(length, piece()) * members, [&](index task, int) {
+      const index n = task / members, head = task % members, begin = n * piece();
+      packed[n].pack(*x.elements, bundle.data()[head], head * parts, begin, std::min(piece(), length - begin));
+    });
+    const index blocks = ceil_div(length, block_rows);
+    exec.for_each(blocks, [&](index task, int worker) {
+      const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, length);
+      auto block = exec.scratch(
+          worker, [&](arena& memory) { return aft_block<T>::layout(memory, bundles.most * parts, x.causal); });
+      block.packets = members * parts;
+      block.begin(end - first);
+      const full_bias<T> bias{
+          .w = bundle[0].w, .elements = *x.elements, .first = first, .keys = length, .causal = x.causal};
+      const aft_rows<T, full_bias<T>> rows{.block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
+                                           .first = first, .parts = parts, .outside = nullptr, .gate = x.gate};
+      rows.find_row_exponents();
+      const index keys = x.causal ? first : length;
+      for (index begin = 0; begin < keys; begin += piece())
+        rows.add_piece(packed[begin / piece()], begin, std::min(piece(), keys - begin));
+      finish(rows, keys);
+    });
+  }
+
+  void run(execution& exec) {
+    const auto limit = exec.limit_threads(work());
+    exec.shared_scratch([&](arena& memory) { return allocate(memory), 0; });
     for (index b = 0; b < bundles.count; ++b) {
-      const head_bundle bundle = bundles.list[b];
-      const index length = bundle[0].length, members = std::ssize(bundle);
-      exec.for_each(pieces * members, [&](index task, int) {
-        const index n = task / members, head = task % members, begin = n * piece;
-        if (begin < length)
-          packed[n].pack(*x.elements, bundle.data()[head], head * parts, begin, std::min(piece, length - begin));
-      });
-      exec.for_each(blocks, [&](index task, int worker) {
-        const index first = (blocks - 1 - task) * block_rows, end = std::min(first + block_rows, length);
-        if (first < end) {
-          auto block = exec.scratch(
-              worker, [&](arena& memory) { return aft_block<T>::layout(memory, bundles.most * parts, x.causal); });
-          block.packets = members * parts;
-          block.begin(end - first);
-          const full_bias<T> bias{
-              .w = bundle[0].w, .elements = *x.elements, .first = first, .keys = length, .causal = x.causal};
-          const aft_rows<T, full_bias<T>> rows{.block = block, .elements = *x.elements, .heads = bundle, .bias = bias,
-                                               .first = first, .parts = parts, .outside = nullptr, .gate = x.gate};
-          rows.find_row_exponents();
-          const index keys = x.causal ? first : length;
-          for (index begin = 0; begin < keys; begin += piece)
-            rows.add_piece(packed[begin / piece], begin, std::min(piece, keys - begin));
-          rows.finish(keys);
-        }
-        for (const auto& head : bundle)
-          x.elements->clear(head, std::max(first, length), std::min(first + block_rows, x.length));
+      const head_bundle& bundle = bundles.list[b];
+      attend(bundle, exec, [](const auto& rows, index keys) { rows.finish(keys); });
+      if (bundle[0].length == x.length) continue;
+      exec.for_each(std::ssize(bundle), [&](index n, int) {
+        const aft_head& head = bundle.data()[n];
+        x.elements->clear(head, head.length, x.length);
       });
     }
   }
@@ -111,8 +129,7 @@ void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
   const detail::validator check("aft_full");
   auto x = detail::tensors_of(given, q, k, v, out, w);
   detail::check_aft(check, x);
-  detail::check_biases(check, x);
-  check.extents({{"w rows = length", x.length, x.w.extents[2]}, {"w columns = length", x.length, x.w.extents[3]}});
+  detail::check_full_biases(check, x);
   detail::aft_full_call<compute_type<S>>{x}.run(detail::execution_of(exec, options));
 }
 

@@ -229,6 +229,13 @@ struct aft_rows {
   /// After all pieces: adds the diagonal and the keys outside, tests, divides and writes. Returns how many rows of
   /// packets needed recomputation.
   index finish(index keys) const {
+    return finish(keys, [&](index p, const key_sums<T>* totals) {
+      elements.write(heads.data()[p / parts], gate, p % parts * width<T>, first, block.rows, totals);
+    });
+  }
+  /// The same; write(p, totals) takes the sums of packet p in every row.
+  template <class Write>
+  index finish(index keys, Write&& write) const {
     for (index r = 0; bias.has_diagonal() && r < block.rows; ++r) {
       const auto row = block.diagonal.row(r);
       bias.fill(r, bias.diagonal(), r + 1, row.factor);
@@ -244,9 +251,7 @@ struct aft_rows {
       for (index n = 0; n < count; ++n) underflowed += combine(p, n, keys);
       if (underflowed > 0) recompute(p, count, keys);
       recomputed += underflowed;
-      for (index n = 0; n < count; ++n)
-        elements.write(heads.data()[p / parts], gate, (p + n) % parts * width<T>, first, block.rows,
-                       block.totals + n * block_rows);
+      for (index n = 0; n < count; ++n) write(p + n, block.totals + n * block_rows);
     }
     return recomputed;
   }
@@ -305,6 +310,7 @@ struct aft_rows {
       const packet<T> bound = sum_lower_bound<T>(fast.num, fast.den, block.seen[p + n / block_rows].smallest);
       exact.num = if_less(bound, enough, exact.num, fast.num);
       exact.den = if_less(bound, enough, exact.den, fast.den);
+      exact.exponent = if_less(bound, enough, exact.exponent, fast.exponent);
     }
   }
 };

@@ -12,6 +12,7 @@ struct aft_head {
   matrix_view<void> out;
   matrix_view<const void> w{};
   index length = 0;
+  index number = 0, bias_head = 0;  // batch item * heads + head; the head of w that is its own
 };
 
 template <class S, class Void>

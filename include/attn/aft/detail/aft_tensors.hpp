@@ -41,7 +41,8 @@ struct aft_tensors {
     return {.q = head_of(q, b, h), .k = head_of(k, b, h), .v = head_of(v, b, h),
             .out = {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride},
             .w = head_of(w, 0, shares_biases() ? 0 : h),
-            .length = lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]};
+            .length = lengths.empty() ? length : lengths[static_cast<std::size_t>(b)],
+            .number = n, .bias_head = shares_biases() ? 0 : h};
   }
   bool shares_biases() const { return w.extents[1] == 1; }
   /// Packets of channels per head.
@@ -66,10 +67,9 @@ auto tensors_of(const Options& options, const Q& q, const K& k, const V& v, O& o
   return x;
 }
 
-/// Checks the views against one another, and sets the extents.
+/// Checks the views against one another, and sets the extents; `out` is the name of x.out.
 template <class T>
-void check_aft(const validator& check, aft_tensors<T>& x) {
-  check.memory({{"out", x.out}}, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"w", x.w}});
+void check_aft_shapes(const validator& check, aft_tensors<T>& x, const char* out_name) {
   const auto& [batch, heads, length, dim] = x.q.extents;
   x.batch = batch, x.heads = heads, x.length = length, x.dim = dim;
   if (x.one_key && x.k.extents[3] != dim) {
@@ -80,10 +80,17 @@ void check_aft(const validator& check, aft_tensors<T>& x) {
   check.extents({{"key batch = query batch", batch, k[0]}, {"key heads = query heads", heads, k[1]},
                  {"key length = query length", length, k[2]}, {"key dim = query dim", dim, k[3]},
                  {"value batch = query batch", batch, v[0]}, {"value heads = query heads", heads, v[1]},
-                 {"value length = query length", length, v[2]}, {"value dim = query dim", dim, v[3]},
-                 {"out batch = query batch", batch, out[0]}, {"out heads = query heads", heads, out[1]},
-                 {"out length = query length", length, out[2]}, {"out dim = query dim", dim, out[3]}});
+                 {"value length = query length", length, v[2]}, {"value dim = query dim", dim, v[3]}});
+  constexpr const char* axes[] = {"batch", "heads", "length", "dim"};
+  for (int n = 0; n < 4; ++n)
+    if (out[n] != x.q.extents[n]) check.equal(text({out_name, " ", axes[n], " = query ", axes[n]}).c_str(), x.q.extents[n], out[n]);
   check_length_list(check, "lengths", x.lengths, batch, length);
+}
+
+template <class T>
+void check_aft(const validator& check, aft_tensors<T>& x) {
+  check.memory({{"out", x.out}}, {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"w", x.w}});
+  check_aft_shapes(check, x, "out");
 }
 
 /// Checks the leading extents of biases w [rows, columns] or [H, rows, columns].
@@ -128,7 +135,7 @@ struct head_bundles {
     for (index n = 0, first = 0; n < all; ++n) {
       g.heads[n] = x.shares_biases() ? x.head(n) : x.head(n % x.batch * x.heads + n / x.batch);
       const aft_head &here = g.heads[n], &start = g.heads[first];
-      const bool joins = n > 0 && n < first + g.most && here.length == start.length && here.w.data == start.w.data;
+      const bool joins = n > 0 && n < first + g.most && here.length == start.length && here.bias_head == start.bias_head;
       if (!joins) first = n, ++g.count;
       g.list[g.count - 1] = {g.heads + first, static_cast<std::size_t>(n - first + 1)};
     }

@@ -10,21 +10,25 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Tokens in `lines` lines of `columns`, row by row; a window reaches `up` lines and `side` columns to each side.
+/// Tokens in `lines` lines of `columns`, row by row; a window reaches `up` lines and `side` columns to each side. On the
+/// way back blocks are of keys, and what they have biases for are rows.
 struct aft_window_grid {
   index lines = 1, columns = 0, up = 0, side = 0;
   bool causal = false;  // of one line
+  bool of_keys = false;
 
   index blocks() const { return (columns + block_rows - 1) / block_rows; }  // a line
   /// Columns of line r, where the first n tokens are real.
   index columns_of(index r, index n) const { return std::clamp(n - r * columns, index(0), columns); }
   index first_line(index r) const { return std::max<index>(r - up, 0); }
   index end_line(index r) const { return std::min(r + up + 1, lines); }
+  bool sees_before() const { return !causal || !of_keys; }
+  bool sees_after() const { return !causal || of_keys; }
   /// Columns [from, to) of a line of `all` columns that block i may have a bias for; before them and after them it has
-  /// none. A causal block ends there.
-  index from(index i, index all) const { return std::clamp(i * block_rows - side, index(0), all); }
+  /// none. A causal block of rows ends there, one of keys begins there.
+  index from(index i, index all) const { return std::clamp(i * block_rows - (sees_before() ? side : 0), index(0), all); }
   index to(index i, index all) const {
-    return causal ? std::min(i * block_rows, all) : std::clamp((i + 1) * block_rows + side, index(0), all);
+    return std::clamp(sees_after() ? (i + 1) * block_rows + side : i * block_rows, index(0), all);
   }
 };
 
@@ -44,6 +48,12 @@ struct aft_window_bias {
   aft_window_grid grid;
   index keys, r, i;
 
+  /// May a row see a key without a bias? Where it could, that counts.
+  bool sees_beyond(index row) const {
+    const index column = i * block_rows + row;
+    return grid.first_line(r) > 0 || grid.end_line(r) < grid.lines || column > grid.side ||
+           (!grid.causal && column + grid.side + 1 < grid.columns);
+  }
   bool has_diagonal() const { return grid.causal; }
   index diagonal() const { return i * block_rows; }
 
@@ -54,43 +64,51 @@ struct aft_window_bias {
       if (from < to) f(line * grid.columns + from, line * grid.columns + to);
     }
   }
-  void fill(index row, index begin, index count, T* to) const {
+  /// Where the biases of a row towards some keys of one line lie: those of keys [low, high), from w(row, column) on.
+  struct place {
+    index low, high, row, column;
+  };
+  place find(index row, index begin, index count) const {
     const index column = i * block_rows + row, line = begin / grid.columns, first = begin - line * grid.columns;
-    const index low = std::clamp(column - grid.side - first, index(0), count);
-    const index high = std::clamp(column + grid.side + 1 - first, low, count);
+    const index low = std::clamp(column - grid.side - first, index(0), count), t = first + low;
+    const index w_row = layout == aft_window_layout::kernel ? line - r + grid.up : column;
+    return {low, std::clamp(column + grid.side + 1 - first, low, count), w_row,
+            layout == aft_window_layout::square ? t : t - column + grid.side};
+  }
+  void fill(index row, index begin, index count, T* to) const {
+    const auto [low, high, w_row, w_column] = find(row, begin, count);
     std::fill(to, to + low, T(0));
     std::fill(to + high, to + count, T(0));
-    if (low == high) return;
-    const index t = first + low, w_row = layout == aft_window_layout::kernel ? line - r + grid.up : column;
-    const index w_column = layout == aft_window_layout::square ? t : t - column + grid.side;
-    elements.copy(elements.at(w, w_row, w_column), w.col_stride, high - low, to + low);
+    if (low < high) elements.copy(elements.at(w, w_row, w_column), w.col_stride, high - low, to + low);
   }
 };
 
-/// One call whose biases are 0 beyond a window.
+/// The sums over what lies beside a block of some line in its line (`beside`; `after` is for work), and over the lines
+/// beyond the reach of a line (`beyond`). Entries count by head and line, `beside` also by block.
 template <class T>
-struct aft_window_call {
-  const aft_tensors<T>& x;
+struct aft_window_sums {
   aft_window_grid grid;
-  aft_window_layout layout;
-  add_rows_function<T> add_rows;
+  sums_array<T> beside{}, after{}, lines{}, beyond{};
 
-  index place(index head, index r, index i) const { return (head * grid.lines + r) * grid.blocks() + i; }
+  static aft_window_sums layout(arena& memory, const aft_window_grid& grid, index heads, index parts) {
+    const index all = heads * grid.lines * grid.blocks(), by_line = grid.lines > 1 ? heads * grid.lines : 0;
+    aft_window_sums s{.grid = grid};
+    s.beside = sums_array<T>::layout(memory, all, parts), s.after = sums_array<T>::layout(memory, all, parts);
+    s.lines = sums_array<T>::layout(memory, by_line, parts), s.beyond = sums_array<T>::layout(memory, by_line, parts);
+    return s;
+  }
 
-  /// The sums over what lies beside block i of line r in its line (`beside`; `after` is for work), and over the lines
-  /// beyond the reach of line r (`beyond`). Entries count by head and line, `beside` also by block.
-  void sum_outside(const head_bundles<T>& bundles, const sums_array<T>& beside, const sums_array<T>& after,
-                   const sums_array<T>& lines, const sums_array<T>& beyond, execution& exec) const {
-    const index heads = x.batch * x.heads, blocks = grid.blocks(), parts = x.parts();
+  /// add(head, begin, end, sums) adds tokens [begin, end) of a head; length_of(head) are its true tokens.
+  template <class Add, class Length>
+  void sum(index heads, execution& exec, Add&& add, Length&& length_of) const {
+    const index blocks = grid.blocks();
     exec.for_each(heads * grid.lines * blocks, [&](index task, int) {
       const index head = task / blocks / grid.lines, r = task / blocks % grid.lines, i = task % blocks;
-      const index all = grid.columns_of(r, bundles.heads[head].length), at = r * grid.columns;
-      const auto add = [&](index from, index to, key_sums<T>* sums) {
-        add_rows(bundles.heads[head], at + from, at + to, parts, sums);
-      };
+      const index all = grid.columns_of(r, length_of(head)), at = r * grid.columns;
       beside.clear(task), after.clear(task);
-      if (i > 0) add(grid.from(i - 1, all), grid.from(i, all), beside.at(task));
-      if (!grid.causal) add(grid.to(i, all), i + 1 < blocks ? grid.to(i + 1, all) : all, after.at(task));
+      if (grid.sees_before() && i > 0) add(head, at + grid.from(i - 1, all), at + grid.from(i, all), beside.at(task));
+      if (grid.sees_after())
+        add(head, at + grid.to(i, all), at + (i + 1 < blocks ? grid.to(i + 1, all) : all), after.at(task));
     });
     exec.for_each(heads * grid.lines, [&](index task, int) {
       const index first = task * blocks;
@@ -100,7 +118,7 @@ struct aft_window_call {
       if (grid.lines == 1) return;
       const index head = task / grid.lines, r = task % grid.lines, at = r * grid.columns;
       lines.clear(task);
-      add_rows(bundles.heads[head], at, at + grid.columns_of(r, bundles.heads[head].length), parts, lines.at(task));
+      add(head, at, at + grid.columns_of(r, length_of(head)), lines.at(task));
     });
     if (grid.lines == 1) return;
     exec.for_each(heads, [&](index head, int) {
@@ -118,26 +136,56 @@ struct aft_window_call {
     });
   }
 
-  void run(execution& exec) const {
+  /// Of one head: the sum over what block i of line r has no bias for.
+  void outside(index head, index r, index i, const sums_array<T>& to, index n) const {
+    const auto place = [&](index line) { return (head * grid.lines + line) * grid.blocks() + i; };
+    std::copy_n(beside.at(place(r)), beside.parts, to.at(n));
+    if (grid.lines == 1) return;
+    to.merge(n, beyond.at(head * grid.lines + r));
+    for (index line = grid.first_line(r); line < grid.end_line(r); ++line)
+      if (line != r) to.merge(n, beside.at(place(line)));
+  }
+};
+
+/// One call whose biases are 0 beyond a window.
+template <class T>
+struct aft_window_call {
+  const aft_tensors<T>& x;
+  aft_window_grid grid;
+  aft_window_layout layout;
+  add_rows_function<T> add_rows;
+  head_bundles<T> bundles{};
+  aft_window_sums<T> sums{};
+
+  work_estimate work() const {
     const double window = static_cast<double>(std::min(2 * grid.side + 94, grid.columns));
     const double lines_seen = static_cast<double>(std::min(2 * grid.up + 1, grid.lines));
-    const auto limit = exec.limit_threads(x.work(static_cast<double>(x.length) * window * lines_seen));
-    const index heads = x.batch * x.heads, blocks = grid.blocks(), parts = x.parts();
-    sums_array<T> beside, after, lines, beyond;
-    const auto bundles = exec.shared_scratch([&](arena& memory) {
-      beside = sums_array<T>::layout(memory, heads * grid.lines * blocks, parts);
-      after = sums_array<T>::layout(memory, heads * grid.lines * blocks, parts);
-      lines = sums_array<T>::layout(memory, grid.lines > 1 ? heads * grid.lines : 0, parts);
-      beyond = sums_array<T>::layout(memory, grid.lines > 1 ? heads * grid.lines : 0, parts);
-      return head_bundles<T>::make(x, memory);
-    });
-    sum_outside(bundles, beside, after, lines, beyond, exec);
-    exec.for_each(bundles.count * grid.lines * blocks, [&](index task, int worker) {
-      const head_bundle bundle = bundles.list[task / blocks / grid.lines];
+    return x.work(static_cast<double>(x.length) * window * lines_seen);
+  }
+
+  void allocate(arena& memory) {
+    sums = aft_window_sums<T>::layout(memory, grid, x.batch * x.heads, x.parts());
+    bundles = head_bundles<T>::make(x, memory);
+  }
+
+  void sum_outside(execution& exec) const {
+    sums.sum(
+        x.batch * x.heads, exec,
+        [&](index head, index begin, index end, key_sums<T>* to) {
+          add_rows(bundles.heads[head], begin, end, x.parts(), to);
+        },
+        [&](index head) { return bundles.heads[head].length; });
+  }
+
+  /// The sums of rows of bundles [first_bundle, end_bundle); finish(rows, keys) is called for each block of them.
+  template <class Finish>
+  void attend(index first_bundle, index end_bundle, execution& exec, Finish&& finish) const {
+    const index blocks = grid.blocks(), parts = x.parts();
+    exec.for_each((end_bundle - first_bundle) * grid.lines * blocks, [&](index task, int worker) {
+      const head_bundle bundle = bundles.list[first_bundle + task / blocks / grid.lines];
       const index r = task / blocks % grid.lines, i = task % blocks, at = r * grid.columns;
       const index first = i * block_rows, end = std::min(first + block_rows, grid.columns);
       const index length = bundle[0].length, real = std::clamp(grid.columns_of(r, length), first, end);
-      for (const auto& head : bundle) x.elements->clear(head, at + real, at + end);
       if (first == real) return;
       sums_array<T> outside;
       packed_piece<T> piece;
@@ -146,14 +194,8 @@ struct aft_window_call {
         piece = packed_piece<T>::layout(memory, bundles.most * parts, product_keys);
         return aft_block<T>::layout(memory, bundles.most * parts, grid.causal);
       });
-      for (index n = 0; n < std::ssize(bundle); ++n) {
-        const index head = bundle.data() + n - bundles.heads;
-        std::copy_n(beside.at(place(head, r, i)), parts, outside.at(n));
-        if (grid.lines == 1) continue;
-        outside.merge(n, beyond.at(head * grid.lines + r));
-        for (index line = grid.first_line(r); line < grid.end_line(r); ++line)
-          if (line != r) outside.merge(n, beside.at(place(head, line, i)));
-      }
+      for (index n = 0; n < std::ssize(bundle); ++n)
+        sums.outside(bundle.data() + n - bundles.heads, r, i, outside, n);
       block.packets = std::ssize(bundle) * parts;
       block.begin(real - first);
       const aft_window_bias<T> bias{.w = bundle[0].w, .elements = *x.elements, .layout = layout,
@@ -171,7 +213,18 @@ struct aft_window_call {
           rows.add_piece(piece, j, count);
         }
       });
-      rows.finish(keys);
+      finish(rows, keys);
+    });
+  }
+
+  void run(execution& exec) {
+    const auto limit = exec.limit_threads(work());
+    exec.shared_scratch([&](arena& memory) { return allocate(memory), 0; });
+    sum_outside(exec);
+    attend(0, bundles.count, exec, [](const auto& rows, index keys) { rows.finish(keys); });
+    if (x.lengths.empty()) return;
+    exec.for_each(x.batch * x.heads, [&](index n, int) {
+      x.elements->clear(bundles.heads[n], bundles.heads[n].length, x.length);
     });
   }
 };

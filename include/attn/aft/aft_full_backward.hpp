@@ -1,0 +1,122 @@
+// attn: the gradients of aft_full.
+//
+//   y_t = sum_t' p_tt' v_t'      p_tt' = e^(k_t' + w_tt') / den_t      dy_t = d_out_t sigma(q_t)
+//   dq_t = d_out_t y_t sigma'(q_t)      dv_t' = sum_t p_tt' dy_t      dk_t' = sum_t p_tt' (v_t' - y_t) dy_t
+//   dw_tt' = sum of p_tt' (v_t' - y_t) dy_t over the channels and heads that share w
+//                                                                  Zhai et al. 2021, "An attention free transformer"
+//
+//   attn::aft_full(q, k, v, out, w, {.causal = true}, threads);
+//   attn::aft_full_backward(q, k, v, w, d_out, {.q = dq, .k = dk, .v = dv, .w = dw}, {.causal = true}, threads);
+//
+// What the forward call wrote is not needed. k and w may be of any size, as for aft_full: nothing overflows, and what the
+// products would lose is computed again. Without a gate the gradient of q is 0; that of a masked bias is 0.
+//
+// Shapes   q, k, v, w, the options: as the forward call's; d_out as out. Gradients have the shapes of what they are of;
+//          that of w is summed over the heads that share it.
+// Cost     Three times the forward call: its own work again, as much for k and v, as much for w. Rows that need
+//          recomputation cost their keys several times, as in the forward call. Scratch: 7 L numbers a channel, of 512
+//          channels at a time, 3 of them touched only where rows need recomputation; 3000 numbers a channel of 512 and
+//          thread; L^2 numbers where more than 512 channels share w.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input or
+//          one another, before anything is written.
+#pragma once
+
+#include <attn/aft/aft_full.hpp>
+#include <attn/aft/detail/aft_key_block.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients aft_full_backward computes: those given. S is the element type of the call.
+template <class S>
+struct aft_full_gradients {
+  tensor_view<S> q{}, k{}, v{}, w{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+/// The biases of all rows towards a block of keys, and their gradient.
+template <class T>
+struct full_key_bias {
+  matrix_view<const void> w;
+  const aft_elements<T>& elements;
+  const aft_bias_sink<T>& gradient;
+  bool causal;
+
+  void fill(index t, index begin, index count, T* to) const {
+    const index seen = causal ? std::clamp(t + 1 - begin, index(0), count) : count;
+    if (seen > 0) elements.copy(elements.at(w, t, begin), w.col_stride, seen, to);
+    std::fill(to + seen, to + count, -std::numeric_limits<T>::infinity());
+  }
+  void add_gradient(index t, index begin, index count, const T* values) const {
+    gradient.add(t, begin, causal ? std::clamp(t + 1 - begin, index(0), count) : count, values);
+  }
+};
+
+template <class T>
+struct aft_full_backward_call {
+  const aft_backward_tensors<T>& x;
+  const aft_gradient_elements<T>& elements;
+
+  void run(execution& exec) const {
+    aft_full_call<T> forward{x};
+    auto work = forward.work();
+    work.operations *= 3;
+    const auto limit = exec.limit_threads(work);
+    const bool biased = x.wants(x.dw), keys_too = biased || x.wants(x.dk) || x.wants(x.dv);
+    const index parts = x.parts();
+    aft_stored_rows<T> rows;
+    aft_bias_gradients<T> biases;
+    exec.shared_scratch([&](arena& memory) {
+      forward.allocate(memory);
+      rows = aft_stored_rows<T>::layout(memory, x.batch * x.heads, parts, x.length, forward.bundles.most * parts);
+      biases = aft_bias_gradients<T>::layout(memory, x, elements, forward.bundles.most, false);
+      return 0;
+    });
+    if (x.causal || !x.lengths.empty() || forward.bundles.count == 0) biases.clear(exec);
+    rows.find_highest(x, elements, exec);
+    for (index b = 0; b < forward.bundles.count; ++b) {
+      const head_bundle bundle = forward.bundles.list[b];
+      const index length = bundle[0].length;
+      forward.attend(bundle, exec, [&](const auto& block, index keys) {
+        rows.add(x, elements, block, keys, [](index) { return false; });
+      });
+      biases.begin(forward.bundles, b, exec);
+      exec.for_each(keys_too ? ceil_div(length, block_rows) : 0, [&](index task, int worker) {
+        const index begin = task * block_rows, count = std::min(block_rows, length - begin);
+        const auto block = exec.scratch(worker, [&](arena& memory) {
+          return aft_key_block<T>::layout(memory, forward.bundles.most * parts, biased);
+        });
+        const full_key_bias<T> bias{bundle[0].w, *x.elements, biases.sink, x.causal};
+        const aft_key_gradients<T, full_key_bias<T>> keys{block, x, elements, rows, bundle, bias, begin, count, biased};
+        keys.start();
+        const index first = x.causal ? begin : 0;
+        keys.add_rows(first, length - first);
+        keys.finish(nullptr);
+      });
+      biases.end(forward.bundles, b, exec);
+    }
+    clear_all_padding(x, elements, exec);
+  }
+};
+
+}  // namespace detail
+
+/// The gradients of aft_full. See the top of the file. Options and an execution may be left out.
+template <viewable Q, viewable K, viewable V, viewable W, viewable D,
+          class Options = aft_full_options<element_of<const Q&>>>
+void aft_full_backward(const Q& q, const K& k, const V& v, const W& w, const D& d_out,
+                       const aft_full_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                       execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<aft_full_options<S>>(options);
+  const detail::validator check("aft_full_backward");
+  auto x = detail::backward_tensors_of(given, gradients, q, k, v, d_out, w);
+  detail::check_aft_backward(check, x);
+  detail::check_full_biases(check, x);
+  detail::aft_full_backward_call<compute_type<S>>{x, detail::gradient_elements_of<S>}.run(
+      detail::execution_of(exec, options));
+}
+
+}  // namespace attn::inline ATTN_ISA

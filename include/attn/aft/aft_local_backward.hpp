@@ -1,0 +1,16 @@
+#pragma once
+
+#include <attn/aft/aft_local.hpp>
+#include <attn/aft/detail/aft_gradients.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients aft_local_backward computes: those given. S is the element type of the call.
+template <class S>
+struct aft_local_gradients {
+  tensor_view<S> q{}, k{}, v{}, w{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,297 @@
+// attn: the gradients of aft_simple.
+//
+//   y_t = sum_t' p_tt' v_t'      p_tt' = e^(k_t') / sum e^(k)      dy_t = d_out_t sigma(q_t)
+//   dq_t = d_out_t y_t sigma'(q_t)      dv_t' = sum_t p_tt' dy_t      dk_t' = sum_t p_tt' (v_t' - y_t) dy_t
+//                                                                  Zhai et al. 2021, "An attention free transformer"
+//
+//   attn::aft_simple(q, k, v, out, {.causal = true}, threads);
+//   attn::aft_simple_backward(q, k, v, d_out, {.q = dq, .k = dk, .v = dv}, {.causal = true}, threads);
+//
+// What the forward call wrote is not needed. k may be of any size, as for aft_simple: nothing overflows. Without a gate
+// the gradient of q is 0.
+//
+// Shapes   q, k, v, the options: as the forward call's; d_out as out. Gradients have the shapes of what they are of.
+// Cost     Two passes over memory: k, v, q and d_out, then all of it again and the gradients (causal: k and v, then all).
+//          Scratch: 4 D numbers for every 128 tokens (causal: 6 D); causal, 4 D numbers for 128 tokens a thread.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input or
+//          one another, before anything is written.
+#pragma once
+
+#include <attn/aft/aft_simple.hpp>
+#include <attn/aft/detail/aft_gradients.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients aft_simple_backward computes: those given. S is the element type of the call.
+template <class S>
+struct aft_simple_gradients {
+  tensor_view<S> q{}, k{}, v{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+/// Rows of one head on the way back.
+template <class T>
+struct simple_backward_rows {
+  aft_head head;
+  aft_head_gradients to;
+  bool gate, accumulate;
+  index begin, end;
+};
+
+/// Adds dy of the rows to the sums of C packets.
+template <class T, class S, int C>
+void add_gated(const simple_backward_rows<T>& rows, index c, packet<T>* total) {
+  read_backward<T, S, C>(rows.head, rows.to.d_out, c, [&](const auto& x) {
+    packet<T> sum[C];
+    unroll<C>([&](auto n) { sum[n] = total[n]; });
+    for (index t = rows.begin; t < rows.end; ++t)
+      unroll<C>([&](auto n) {
+        sum[n] = rows.gate ? fma(x.d_out(t, n), gate_slopes<T>(x.q(t, n)).value, sum[n]) : add(x.d_out(t, n), sum[n]);
+      });
+    unroll<C>([&](auto n) { total[n] = sum[n]; });
+  });
+}
+
+/// The gradients of rows that all have the same mean, from the sums of all keys and of all dy.
+template <class T, class S, int C>
+void simple_backward_shared(const simple_backward_rows<T>& rows, index c, const key_sums<T>* sums,
+                            const packet<T>* gated) {
+  const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, rows.accumulate}, dk{typed<S>(rows.to.k), c, rows.accumulate},
+      dv{typed<S>(rows.to.v), c, rows.accumulate};
+  packet<T> mean[C], share[C], negated[C];
+  unroll<C>([&](auto n) {
+    const packet<T> den = sums[n].den;
+    mean[n] = if_less(zero<T>(), den, div(sums[n].num, den), den);
+    share[n] = if_less(zero<T>(), den, div(gated[n], den), den);
+    negated[n] = sub(zero<T>(), key_sums<T>::finite(sums[n].exponent));
+  });
+  read_backward<T, S, C>(rows.head, rows.to.d_out, c, [&](const auto& x) {
+    if (dk || dv)
+      for (index t = rows.begin; t < rows.end; ++t)
+        unroll<C>([&](auto n) {
+          const packet<T> weight = weight_beside(x.k(t, n), negated[n]), d = mul(weight, share[n]);
+          if (dv) dv(t, n, d);
+          if (dk) dk(t, n, if_less(zero<T>(), weight, mul(d, sub(x.v(t, n), mean[n])), d));
+        });
+    if (dq)
+      for (index t = rows.begin; t < rows.end; ++t)
+        unroll<C>([&](auto n) {
+          const auto factors = rows.gate ? gate_slopes<T>(x.q(t, n)) : gate_slopes<T>();
+          dq(t, n, rows.gate ? mul(mul(x.d_out(t, n), mean[n]), factors.slope) : zero<T>());
+        });
+  });
+}
+
+/// What a row of a causal call leaves to the keys it sees: p_tt' dy_t = weight_t' 2^(exponent_t' - exponent_t) g.
+template <class T>
+struct causal_row {
+  packet<T> g, h;  // dy / den, and that times the mean
+  packet<T> weight, exponent;
+};
+
+/// Rows of C packets of a causal call. `before` are the sums of the keys before them. `after` are the sums of g, h and
+/// -exponent of the rows after them; without, dk and dv are left out, otherwise dq. `total` becomes the sums of g and h
+/// of these rows alone.
+template <class T, class S, int C>
+void simple_backward_causal(const simple_backward_rows<T>& rows, index c, const key_sums<T>* before,
+                            const key_sums<T>* after, key_sums<T>* total, causal_row<T>* scratch) {
+  const gradient_writer<T, S> dq{typed<S>(rows.to.q), c, rows.accumulate}, dk{typed<S>(rows.to.k), c, rows.accumulate},
+      dv{typed<S>(rows.to.v), c, rows.accumulate};
+  if (rows.begin == rows.end) return;
+  read_backward<T, S, C>(rows.head, rows.to.d_out, c, [&](const auto& x) {
+    key_sums<T> s[C];
+    unroll<C>([&](auto n) { s[n] = before[n]; });
+    for (index t = rows.begin; t < rows.end; ++t)
+      unroll<C>([&](auto n) {
+        const packet<T> key = x.k(t, n);
+        s[n].raise(lower_large<T>(nearest_power<T>(key)));
+        const packet<T> exponent = key_sums<T>::finite(s[n].exponent);
+        const packet<T> weight = weight_beside(key, sub(zero<T>(), exponent));
+        const packet<T> value = fma(key, zero<T>(), x.v(t, n));  // an infinite key makes it NaN
+        s[n].num = fma(weight, if_less(zero<T>(), weight, value, zero<T>()), s[n].num);
+        s[n].den = add(s[n].den, weight);
+        const auto factors = rows.gate ? gate_slopes<T>(x.q(t, n)) : gate_slopes<T>();
+        const packet<T> d = x.d_out(t, n), inverse = div(broadcast<T>(T(1)), s[n].den);
+        const packet<T> mean = if_less(zero<T>(), s[n].den, mul(s[n].num, inverse), s[n].den);
+        const packet<T> g = if_less(zero<T>(), s[n].den, mul(mul(d, factors.value), inverse), s[n].den);
+        if (dq && total) dq(t, n, rows.gate ? mul(mul(d, mean), factors.slope) : zero<T>());
+        scratch[(t - rows.begin) * C + n] = {g, mul(g, mean), weight, exponent};
+      });
+    // Exponents fall on the way back: every sum is scaled down to the larger exponent it came from.
+    key_sums<T> later[C], own[C];
+    unroll<C>([&](auto n) {
+      later[n] = after ? after[n] : key_sums<T>{};
+      own[n].exponent = scratch[(rows.end - 1 - rows.begin) * C + n].exponent;
+      later[n].raise(sub(zero<T>(), own[n].exponent));
+    });
+    for (index t = rows.end - 1; t >= rows.begin; --t)
+      unroll<C>([&](auto n) {
+        const causal_row<T>& row = scratch[(t - rows.begin) * C + n];
+        const packet<T> factor = power_of_two<T>(sub(row.exponent, own[n].exponent));
+        own[n] = {fma(own[n].num, factor, row.g), fma(own[n].den, factor, row.h), row.exponent};
+        if (!after) return;
+        later[n].num = mul(later[n].num, factor), later[n].den = mul(later[n].den, factor);
+        const packet<T> g = add(own[n].num, later[n].num), h = add(own[n].den, later[n].den);
+        if (dv) dv(t, n, if_less(zero<T>(), row.weight, mul(row.weight, g), row.weight));
+        if (dk)
+          dk(t, n, if_less(zero<T>(), row.weight, mul(row.weight, sub(mul(x.v(t, n), g), h)), row.weight));
+      });
+    if (total) unroll<C>([&](auto n) { total[n] = {own[n].num, own[n].den, sub(zero<T>(), own[n].exponent)}; });
+  });
+}
+
+/// The same for all packets, compiled once for each element type.
+template <class T>
+struct simple_backward_functions {
+  void (*add_gated)(const simple_backward_rows<T>&, index parts, packet<T>* total);
+  void (*shared)(const simple_backward_rows<T>&, index parts, const key_sums<T>*, const packet<T>* gated);
+  void (*causal)(const simple_backward_rows<T>&, index parts, const key_sums<T>* before, const key_sums<T>* after,
+                 key_sums<T>* total, causal_row<T>* scratch);
+  void (*clear)(const aft_head_gradients& to, index begin, index end, bool accumulate);
+};
+template <class S, class T = compute_type<S>>
+inline constexpr simple_backward_functions<T> simple_backward_of = {
+    [](const simple_backward_rows<T>& rows, index parts, packet<T>* total) {
+      for_columns(parts, [&](auto C, index p) { add_gated<T, S, C.value>(rows, p * width<T>, total + p); });
+    },
+    [](const simple_backward_rows<T>& rows, index parts, const key_sums<T>* sums, const packet<T>* gated) {
+      for_columns(parts, [&](auto C, index p) {
+        simple_backward_shared<T, S, C.value>(rows, p * width<T>, sums + p, gated + p);
+      });
+    },
+    [](const simple_backward_rows<T>& rows, index parts, const key_sums<T>* before, const key_sums<T>* after,
+       key_sums<T>* total, causal_row<T>* scratch) {
+      for_columns(parts, [&](auto C, index p) {
+        simple_backward_causal<T, S, C.value>(rows, p * width<T>, before + p, after ? after + p : nullptr,
+                                              total ? total + p : nullptr, scratch);
+      });
+    },
+    clear_padding<S>};
+
+template <class T>
+struct aft_simple_backward_call {
+  static constexpr index chunk = 128;  // tokens of a task
+
+  const aft_backward_tensors<T>& x;
+  add_rows_function<T> add_rows;
+  const simple_backward_functions<T>& functions;
+  sums_array<T> keys{}, rows{};  // per chunk: sums of its keys, then of what its rows see before it; of g and h
+  packet<T>* gated = nullptr;    // per chunk: sums of dy
+  index parts = 0, chunks = 0;
+
+  simple_backward_rows<T> rows_of(index task) const {
+    const index n = task / chunks, begin = task % chunks * chunk;
+    const aft_head head = x.head(n);
+    return {head, x.gradients(n), x.gate, x.accumulate, begin, std::clamp(head.length, begin, begin + chunk)};
+  }
+
+  /// Pass 1: the sums of each chunk.
+  void sum(index task) const {
+    const auto own = rows_of(task);
+    keys.clear(task);
+    add_rows(own.head, own.begin, own.end, parts, keys.at(task));
+    if (x.causal) return;
+    std::fill_n(gated + task * parts, parts, zero<T>());
+    functions.add_gated(own, parts, gated + task * parts);
+  }
+  /// Every chunk gets what lies before it, or the first chunk the sum of all.
+  void combine(index head) const {
+    const index first = head * chunks, end = first + chunks;
+    if (x.causal) {
+      for (index n = first + 1; n < end; ++n) keys.merge(n, keys.at(n - 1));
+      for (index n = end - 1; n > first; --n) std::copy_n(keys.at(n - 1), parts, keys.at(n));
+      if (chunks > 0) keys.clear(first);
+      return;
+    }
+    for (index n = first + 1; n < end; ++n) {
+      keys.merge(first, keys.at(n));
+      for (index p = 0; p < parts; ++p)
+        gated[first * parts + p] = add(gated[first * parts + p], gated[n * parts + p]);
+    }
+  }
+  /// Causal: what lies after chunk n, whose own sums are rows.at(n), is added to what chunk n - 1 gets.
+  void hand_on(index n, const sums_array<T>& later) const {
+    later.merge(n - 1, later.at(n));
+    later.merge(n - 1, rows.at(n));
+  }
+  /// Pass 2: all gradients, or where `totals`, dq and the sums of g and h; else dk and dv.
+  void write(index task, bool totals, bool keys_too, const sums_array<T>& later, execution& exec, int worker) const {
+    const auto own = rows_of(task);
+    if (x.causal) {
+      const auto scratch =
+          exec.scratch(worker, [&](arena& memory) { return memory.allocate<causal_row<T>>(chunk * 4); });
+      if (totals) rows.clear(task);
+      functions.causal(own, parts, keys.at(task), keys_too ? later.at(task) : nullptr,
+                       totals ? rows.at(task) : nullptr, scratch);
+    } else {
+      const index first = task / chunks * chunks;
+      functions.shared(own, parts, keys.at(first), gated + first * parts);
+    }
+    if (keys_too) functions.clear(own.to, own.end, std::min(own.begin + chunk, x.length), x.accumulate);
+  }
+
+  void run(execution& exec) {
+    const auto limit = exec.limit_threads(x.work(30 * static_cast<double>(x.length)));
+    const index heads = x.batch * x.heads;
+    parts = x.parts(), chunks = (x.length + chunk - 1) / chunk;
+    sums_array<T> later;
+    exec.shared_scratch([&](arena& memory) {
+      keys = sums_array<T>::layout(memory, heads * chunks, parts);
+      rows = sums_array<T>::layout(memory, x.causal ? heads * chunks : 0, parts);
+      later = sums_array<T>::layout(memory, x.causal ? heads * chunks : 0, parts);
+      gated = memory.allocate<packet<T>>(x.causal ? 0 : heads * chunks * parts);
+      return 0;
+    });
+    if (chunks == 0) return;
+    if (heads % exec.active_threads() == 0 || heads >= 4 * exec.active_threads()) {
+      // A head at a time, which mostly comes from the cache the second time.
+      exec.for_each(heads, [&](index head, int worker) {
+        const index first = head * chunks, end = first + chunks;
+        for (index n = first; n < end; ++n) sum(n);
+        combine(head);
+        if (x.causal) later.clear(end - 1);
+        for (index n = end - 1; n >= first; --n) {
+          write(n, x.causal, true, later, exec, worker);
+          if (!x.causal || n == first) continue;
+          later.clear(n - 1);
+          hand_on(n, later);
+        }
+      });
+      return;
+    }
+    exec.for_each(heads * chunks, [&](index task, int) { sum(task); });
+    exec.for_each(heads, [&](index head, int) { combine(head); });
+    if (x.causal) {
+      exec.for_each(heads * chunks, [&](index task, int worker) { write(task, true, false, later, exec, worker); });
+      exec.for_each(heads, [&](index head, int) {
+        const index first = head * chunks;
+        for (index n = first + chunks - 1; n >= first; --n) {
+          later.clear(n);
+          if (n + 1 < first + chunks) hand_on(n + 1, later);
+        }
+      });
+    }
+    exec.for_each(heads * chunks, [&](index task, int worker) { write(task, false, true, later, exec, worker); });
+  }
+};
+
+}  // namespace detail
+
+/// The gradients of aft_simple. See the top of the file. Options and an execution may be left out.
+template <viewable Q, viewable K, viewable V, viewable D, class Options = aft_simple_options<element_of<const Q&>>>
+void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
+                         const aft_simple_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                         execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<aft_simple_options<S>>(options);
+  auto x = detail::backward_tensors_of(given, gradients, q, k, v, d_out);
+  detail::check_aft_backward(detail::validator("aft_simple_backward"), x);
+  using T = compute_type<S>;
+  detail::aft_simple_backward_call<T>{x, detail::add_rows<T, S>, detail::simple_backward_of<S>}.run(
+      detail::execution_of(exec, options));
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,89 @@
+// attn: the gradient of the biases of a call of the attention-free family.
+#pragma once
+
+#include <attn/aft/detail/aft_gradient_elements.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The gradient of one head of w: written as it comes, or summed first.
+template <class T>
+struct aft_bias_sink {
+  matrix_view<void> to{};
+  const aft_gradient_elements<T>* elements = nullptr;
+  index size = 0;  // bytes of an element
+  bool accumulate = false;
+  T* sums = nullptr;  // [rows][columns]
+
+  void add(index row, index column, index count, const T* values) const {
+    if (sums) {
+      T* const s = sums + row * to.cols + column;
+      for (index j = 0; j < count; ++j) s[j] += values[j];
+    } else {
+      elements->store_row(at(row, column), to.col_stride, count, values, accumulate);
+    }
+  }
+  void* at(index row, index column) const {
+    return static_cast<char*>(to.data) + (row * to.row_stride + column * to.col_stride) * size;
+  }
+};
+
+/// The gradients of all heads of w, one after the other. Where one bundle of heads has all that share a head of w, every
+/// entry is written once; otherwise, and where an entry belongs to many pairs, it is summed first and rounded once.
+template <class T>
+struct aft_bias_gradients {
+  const aft_backward_tensors<T>* x = nullptr;
+  const aft_gradient_elements<T>* elements = nullptr;
+  aft_bias_sink<T> sink{};
+  bool wanted = false;
+
+  static aft_bias_gradients layout(arena& memory, const aft_backward_tensors<T>& x,
+                                   const aft_gradient_elements<T>& elements, index most_heads, bool many_pairs) {
+    aft_bias_gradients g{.x = &x, .elements = &elements, .wanted = x.wants(x.dw)};
+    const index sharing = x.batch * (x.shares_biases() ? x.heads : 1);
+    const auto lengths = x.lengths;
+    const bool differ = std::any_of(lengths.begin(), lengths.end(), [&](index n) { return n != lengths[0]; });
+    if (g.wanted && (many_pairs || differ || sharing > most_heads))
+      g.sink.sums = memory.allocate<T>(x.dw.extents[2] * x.dw.extents[3]);
+    g.sink.elements = &elements, g.sink.size = x.dw.item, g.sink.accumulate = x.accumulate;
+    return g;
+  }
+
+  /// Zeros everywhere, for entries that no pair writes.
+  void clear(execution& exec) const {
+    if (!wanted || x->accumulate) return;
+    exec.for_each(x->dw.extents[1] * x->dw.extents[2], [&](index task, int) {
+      const index row = task % x->dw.extents[2];
+      elements->clear(gradient_head_of(x->dw, 0, task / x->dw.extents[2]), row, row + 1);
+    });
+  }
+
+  /// Before and after bundle b: the first and the last of those that share a head of w begin and end its sums.
+  void begin(const head_bundles<T>& bundles, index b, execution& exec) {
+    const index head = bundles.list[b][0].bias_head;
+    if (!wanted || (b > 0 && bundles.list[b - 1][0].bias_head == head)) return;
+    sink.to = gradient_head_of(x->dw, 0, head);
+    if (sink.sums)
+      exec.for_each(sink.to.rows, [&](index row, int) {
+        std::fill_n(sink.sums + row * sink.to.cols, sink.to.cols, T(0));
+      });
+  }
+  void end(const head_bundles<T>& bundles, index b, execution& exec) const {
+    const index head = bundles.list[b][0].bias_head;
+    if (!wanted || !sink.sums || (b + 1 < bundles.count && bundles.list[b + 1][0].bias_head == head)) return;
+    exec.for_each(sink.to.rows, [&](index row, int) {
+      elements->store_row(sink.at(row, 0), sink.to.col_stride, sink.to.cols, sink.sums + row * sink.to.cols,
+                          sink.accumulate);
+    });
+  }
+};
+
+/// Zeros in all padding of the gradients of q, k and v.
+template <class T>
+void clear_all_padding(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements, execution& exec) {
+  if (x.lengths.empty()) return;
+  exec.for_each(x.batch * x.heads, [&](index n, int) {
+    elements.clear_padding(x.gradients(n), x.head(n).length, x.length, x.accumulate);
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA::detail
