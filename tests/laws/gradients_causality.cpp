@@ -60,7 +60,7 @@ void check_quiet_gradients(const law_operator<T>& op, const law_shape& shape, la
     auto& reached = queries[static_cast<std::size_t>(h)];
     reached.assign(static_cast<std::size_t>(shape.queries), false);
     for (index i = 0; i < shape.queries; ++i) {
-      if (where == place::d_out ? h != one || i != row : h / group != of_one) continue;
+      if (where == place::d_out ? h != one || (i != row && !op.queries_mix) : h / group != of_one) continue;
       if (where != place::d_out && !op.sees(shape, item, h, i, row)) continue;
       for (index j = 0; j < shape.keys; ++j)
         if (op.sees(shape, item, h, i, j))
@@ -73,7 +73,7 @@ void check_quiet_gradients(const law_operator<T>& op, const law_shape& shape, la
       for (index i = 0; i < shape.queries; ++i)
         if (b != item || !queries[static_cast<std::size_t>(h)][static_cast<std::size_t>(i)])
           others_same = others_same && same_rows(after.q, before.q, b, h, i);
-        else
+        else if (where != place::d_out || i == row)
           queries_know = queries_know && std::isnan(after.q(b, h, i, 0));
     for (const auto& [now, then] : {std::pair{&after.k, &before.k}, std::pair{&after.v, &before.v}})
       for (index kv = 0; kv < now->heads(); ++kv)
@@ -90,7 +90,7 @@ void check_quiet_gradients(const law_operator<T>& op, const law_shape& shape, la
 TEMPLATE_LIST_TEST_CASE("law 5 of gradients: the future has none", "[gradient_causality]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.backward || !op.causal) continue;
-    std::vector<law_shape> shapes = law_shapes({2, 7, 63, 64, 65, 130, 257});
+    std::vector<law_shape> shapes = law_shapes({2, 7, 64, 65, 130});
     if (op.cross)
       for (auto [queries, keys] : {std::pair<index, index>{65, 130}, {130, 65}, {1, 40}})
         shapes.push_back({.queries = queries, .keys = keys, .dim = 33, .value_dim = 8});
@@ -108,7 +108,7 @@ TEMPLATE_LIST_TEST_CASE("law 10 of gradients: a NaN reaches only what it takes p
                         exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.backward || !op.sees || op.tied) continue;
-    for (index n = 0; law_shape shape : law_shapes({7, 64, 65, 130, 257})) {
+    for (index n = 0; law_shape shape : law_shapes({7, 64, 65, 130})) {
       shape = fitted(op, shape);
       const law_inputs<TestType> in = random_inputs<TestType>(shape);
       const tensor<TestType> d_out = random_d_out<TestType>(shape);

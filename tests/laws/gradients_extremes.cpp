@@ -6,7 +6,7 @@ namespace testing {
 TEMPLATE_LIST_TEST_CASE("law 9 of gradients: logits of ±1e4 stay finite", "[gradient_extremes]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.backward) continue;
-    for (law_shape shape : law_shapes({1, 2, 7, 64, 65, 130, 257})) {
+    for (law_shape shape : law_shapes({1, 2, 7, 65, 130, 257})) {
       shape = fitted(op, shape);
       INFO(op.name << ", " << text(shape));
       CHECK(all_finite(differentiate(op, shape, extreme_inputs<TestType>(shape), random_d_out<TestType>(shape))));

@@ -102,6 +102,7 @@ struct law_operator {
   std::vector<law_limit<T>> limits{};
   backward_binder<T> backward{};  // none: it has no backward pass yet
   bool reads_values = true;       // has v a gradient?
+  bool queries_mix = false;       // law 10 of gradients: is a row of out made of other queries too?
 };
 
 // The entries, one function for each operator (operators/NAME.cpp).

@@ -66,8 +66,8 @@ TEMPLATE_LIST_TEST_CASE("multi_head_backward, encoder_block_backward: no allocat
   }
 }
 
-// The sequence, its gradient and the remainder go through in place: once two layers have gone there and back, 24 take not
-// one number more, from the heap or of scratch.
+// The sequence, its gradient and the remainder go through in place: once two layers have gone there and back, 24 take
+// not one number more, from the heap or of scratch.
 TEMPLATE_LIST_TEST_CASE("reversible_block_backward: 24 layers train in the memory of two", "[layer_allocation]",
                         exact_types) {
   using S = TestType;

@@ -1,5 +1,5 @@
-// The laws that apply to the layers' backward passes: the gradients of inputs are those of each batch item alone, layouts,
-// threads and callers make no difference, and what is not finite stays where it is seen.
+// The laws that apply to the layers' backward passes: the gradients of inputs are those of each batch item alone,
+// layouts, threads and callers make no difference, and what is not finite stays where it is seen.
 #include <thread>
 #include <utility>
 

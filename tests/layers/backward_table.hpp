@@ -43,7 +43,6 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, index width) {
   });
   for (bool causal : {false, true}) {
     const attention_pair<S> attention{.heads = 2, .causal = causal};
-    const attn::multi_head_weights<S> no_weights;
     const auto heads = [=](auto x, auto d, auto dx, tensor<S>* g, auto& exec) {
       const attn::multi_head_weights<S> w{
           .query = matrix(weight), .key = matrix(weight), .value = matrix(weight), .output = matrix(weight)};

@@ -59,7 +59,7 @@ tensor<variable> reference_block(const block_case& a, const tensor<variable>& x,
       return reference::fnet(scaled);
     }
     return reference::multi_head_around(s, s, heads, 2, 2, [&](const auto& q, const auto& k, const auto& v) {
-      return attention_pair<double>{.heads = 2, .causal = a.causal}.reference(q, k, v);
+      return attention_pair<float>{.heads = 2, .causal = a.causal}.reference(q, k, v);
     });
   };
   return reference::encoder_block(
@@ -171,7 +171,7 @@ layer_backward_case<S> case_of(const block_case& a) {
     tensor<variable> x = in[0];
     for (int n = 0; n < a.blocks; ++n) {
       const int first = 1 + n * each;
-      x = reference_block(a, x, {a.all, block<double>::pad(a, in, first), first});
+      x = reference_block(a, x, {a.all, block<float>::pad(a, in, first), first});
     }
     return std::vector{x};
   };
@@ -268,7 +268,7 @@ TEMPLATE_LIST_TEST_CASE("encoder_block_backward: the gradient in place of that o
 
 TEST_CASE("encoder_block_backward: the reverse pass against central differences", "[encoder_block_backward]") {
   for (bool norm_first : {false, true})
-    check_central_differences(case_of<double>({.length = 6, .norm_first = norm_first}).reference);
+    check_central_differences(case_of<float>({.length = 6, .norm_first = norm_first}).reference);
 }
 
 TEST_CASE("encoder_block_backward: what the mixers throw passes through, and dx is as it was",

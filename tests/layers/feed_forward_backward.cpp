@@ -120,7 +120,7 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: the slopes of the activations", 
 
 TEST_CASE("feed_forward_backward: the reverse pass against central differences", "[feed_forward_backward]") {
   for (int f = 0; f < 3; ++f)
-    check_central_differences(case_of<double>({.length = 6, .f = static_cast<attn::activation>(f)}).reference);
+    check_central_differences(case_of<float>({.length = 6, .f = static_cast<attn::activation>(f)}).reference);
 }
 
 TEST_CASE("feed_forward_backward: Eigen matrices and default arguments", "[feed_forward_backward]") {

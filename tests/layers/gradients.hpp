@@ -103,8 +103,8 @@ void check_layer_backward(layer_backward_case<S> c, double factor = 1) {
   }
 }
 
-// Full softmax as the operator within, its lse shared with its backward pass, and kept only between the two. With sinks,
-// for without them a key bias has no gradient: it moves all scores of a query.
+// Full softmax as the operator within, its lse shared with its backward pass, and kept only between the two. With
+// sinks, for without them a key bias has no gradient: it moves all scores of a query.
 template <class S>
 struct attention_pair {
   index heads = 1;

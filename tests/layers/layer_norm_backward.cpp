@@ -49,7 +49,7 @@ TEMPLATE_LIST_TEST_CASE("layer_norm_backward: a large eps, one feature, none", "
 }
 
 TEST_CASE("layer_norm_backward: the reverse pass against central differences", "[layer_norm_backward]") {
-  check_central_differences(case_of<double>(2, 7, 5, true, true).reference);
+  check_central_differences(case_of<float>(2, 7, 5, true, true).reference);
 }
 
 TEST_CASE("layer_norm_backward: Eigen matrices and default arguments", "[layer_norm_backward]") {

@@ -165,8 +165,8 @@ TEMPLATE_LIST_TEST_CASE("multi_head_backward: padding", "[multi_head_backward]",
 }
 
 TEST_CASE("multi_head_backward: the reverse pass against central differences", "[multi_head_backward]") {
-  check_central_differences(case_of<double>({.queries = 6, .keys = 5, .kv_heads = 2, .context = true}).reference);
-  check_central_differences(case_of<double>({.queries = 6, .key = false, .causal = true}).reference);
+  check_central_differences(case_of<float>({.queries = 6, .keys = 5, .kv_heads = 2, .context = true}).reference);
+  check_central_differences(case_of<float>({.queries = 6, .key = false, .causal = true}).reference);
 }
 
 TEST_CASE("multi_head_backward: the operator's callables see views of what was projected", "[multi_head_backward]") {

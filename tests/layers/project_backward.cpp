@@ -64,7 +64,7 @@ TEST_CASE("project_backward: no features", "[project_backward]") {
 }
 
 TEST_CASE("project_backward: the reverse pass against central differences", "[project_backward]") {
-  check_central_differences(case_of<double>(2, 7, 5, 4, true, false).reference);
+  check_central_differences(case_of<float>(2, 7, 5, 4, true, false).reference);
 }
 
 TEST_CASE("project_backward: Eigen matrices and default arguments", "[project_backward]") {

@@ -32,7 +32,7 @@ layer_backward_case<S> case_of(const reversible_case& a) {
       const auto f = [&](const tensor<variable>& s) {
         const reference::basic_multi_head_weights<variable> heads{w(0), w(1), w(2), {}, {}, {}, {}, {}};
         return reference::multi_head_around(s, s, heads, 2, 2, [](const auto& q, const auto& k, const auto& v) {
-          return attention_pair<double>{.heads = 2}.reference(q, k, v);
+          return attention_pair<float>{.heads = 2}.reference(q, k, v);
         });
       };
       const auto g = [&](const tensor<variable>& s) {
@@ -185,7 +185,7 @@ TEMPLATE_LIST_TEST_CASE("reversible_block_backward: 24 layers as with stored act
 }
 
 TEST_CASE("reversible_block_backward: the reverse pass against central differences", "[reversible_block_backward]") {
-  check_central_differences(case_of<double>({.length = 6, .layers = 2}).reference);
+  check_central_differences(case_of<float>({.length = 6, .layers = 2}).reference);
 }
 
 TEST_CASE("reversible_block_backward: Eigen matrices and default arguments", "[reversible_block_backward]") {

@@ -1,6 +1,6 @@
 #pragma once
-// The layers: sequences are tensors [batch, 1, length, dim], weights [1, 1, rows, columns], vectors [1, 1, 1, n]. Numbers
-// are of type N: double, or reference::variable (variable.hpp).
+// The layers: sequences are tensors [batch, 1, length, dim], weights [1, 1, rows, columns], vectors [1, 1, 1, n].
+// Numbers are of type N: double, or reference::variable (variable.hpp).
 #include "reference/full_softmax.hpp"
 
 namespace reference {

@@ -127,6 +127,24 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_backward: queries and keys of different le
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("full_softmax_backward: rows whose bias or score masks every key", "[full_softmax_backward]",
+                        exact_types) {
+  for (bool sinks : {false, true})
+    for (bool score : {false, true}) {
+      full_softmax_problem p = problem_of({.queries = 20, .keys = 23, .dim = 9, .value_dim = 4});
+      p.options.bias = random_normal(8, 1, 4, 20, 23);
+      for (index h = 0; h < 4; ++h)
+        for (index i = h; i < 20; i += 5)
+          for (index j = 0; j < 23; ++j)  // with a score function, but the keys that mask themselves
+            if (!score || !smooth_score::masks(h, i + 3, j)) p.options.bias(0, h, i, j) = -reference::infinity;
+      if (sinks) p.options.sinks = {0.3, -1, 2, 0};
+      if (score) p.options.score = smooth_score{};
+      CAPTURE(sinks, score);
+      check_backward<TestType>(p, true);
+      check_backward<TestType>(p, false, {.saved_lse = false});
+    }
+}
+
 // Sums over segments of keys, whose parts of dq are added in order.
 TEMPLATE_LIST_TEST_CASE("full_softmax_backward: many keys, more threads than heads", "[full_softmax_backward]",
                         exact_types) {

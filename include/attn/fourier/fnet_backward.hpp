@@ -6,8 +6,8 @@
 //   attn::fnet_backward(d_out, {.x = dx}, {.lengths = lengths}, threads);
 //   attn::fnet_backward(d_out, {.x = dx, .accumulate = true});        // dx += fnet(d_out)
 //
-// The transform is linear and its own adjoint: nothing of the forward call is needed, neither x nor out, so neither is an
-// argument. Rows of padding have gradient 0, and what lies there in d_out is not read.
+// The transform is linear and its own adjoint: nothing of the forward call is needed, neither x nor out, so neither is
+// an argument. Rows of padding have gradient 0, and what lies there in d_out is not read.
 //
 // Shapes   d_out and dx [B, H, L, D], as x. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
 //          arithmetic.

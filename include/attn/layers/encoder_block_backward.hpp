@@ -1,27 +1,28 @@
 // attn: the gradients of encoder_block.
 //
 //   const auto mix_backward = [&](auto x, auto out, auto d_out, auto dx, attn::execution& exec) {
-//     attn::multi_head_backward(x, attention, attend, attend_backward, d_out, {.x = dx, .query = dwq}, {.heads = 8}, exec);
+//     attn::multi_head_backward(x, heads, attend, attend_backward, d_out, {.x = dx, .query = dwq}, {.heads = 8}, exec);
 //   };
 //   attn::encoder_block(x, out, weights, mix, {}, threads);
 //   attn::encoder_block_backward(x, weights, mix, mix_backward, d_out,
-//                                {.x = dx, .norm_1 = {.gamma = dg}, .feed_forward = {.up = du, .down = dv}}, {}, threads);
+//                                {.x = dx, .norm_1 = {.gamma = dg}, .feed_forward = {.up = du}}, {}, threads);
+//   const auto fourier_backward = [](auto, auto, auto d_out, auto dx, attn::execution& exec) {
+//     attn::fnet_backward(attn::split_heads(d_out, 1), {.x = attn::split_heads(dx, 1)}, exec);
+//   };
 //
-// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the shapes
-//          of what they are of. dx may be d_out unless it is added to: a stack needs one sequence of gradients. float,
-//          double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
-// Mixer    mix(x, out, execution) is called once more, unless options.mixed is given, which the forward call wrote. Then
-//          mix_backward(x, out, d_out, dx, execution), with views [B, L, D] and out what the mixer made of x, writes dx
-//          over; gradients of the mixer's own weights are its own matter. With fnet:
-//          [](auto, auto, auto d, auto dx, auto& exec) { attn::fnet_backward(as_heads(d), {.x = as_heads(dx)}, exec); },
-//          where as_heads is split_heads(..., 1).
-// Cost     that of the mixer (without options.mixed) and of its backward pass, and 10 B L D hidden operations, 2.5 times
-//          those of the forward pass, or 14 where the norms come after: the feed-forward layer is computed again.
+// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
+//          shapes of what they are of. dx may be d_out unless it is added to: a stack needs one sequence of gradients.
+//          float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Mixer    mix(x, out, execution) is called once more, unless options.mixed is given, which the forward call wrote.
+//          Then mix_backward(x, out, d_out, dx, execution), with views [B, L, D] and out what the mixer made of x,
+//          writes dx over; gradients of the mixer's own weights are its own matter.
+// Cost     that of the mixer (without options.mixed) and of its backward pass, and 10 B L D hidden operations, 2.5
+//          times those of the forward pass, or 14 where the norms come after: the feed-forward layer is computed again.
 //          Scratch, beside theirs: five sequences like x, one less with options.mixed, and what feed_forward_backward
 //          needs; for 16-bit elements two or three of the sequences are of floats.
-// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share memory
-//          with an input or one another, before anything is written; what the mixers throw passes through, leaving dx as
-//          it was.
+// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written; what the mixers throw passes through,
+//          leaving dx as it was.
 //
 // Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits.
 #pragma once

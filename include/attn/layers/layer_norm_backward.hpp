@@ -7,11 +7,11 @@
 //   attn::layer_norm_backward(x, {.gamma = g, .beta = b}, d_out, {.x = dx, .gamma = dg, .beta = db}, {}, threads);
 //   attn::layer_norm_backward(x, {}, d_out, {.x = dx});                 // without gamma and beta
 //
-// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the shapes
-//          of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
+//          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     some 15 operations a number; scratch: a few rows, per thread four rows of sums more.
-// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share memory
-//          with an input or one another, before anything is written.
+// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written.
 //
 // Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. A token
 // whose d_out is 0 has gradient 0 and adds nothing, whatever its x is: so has padding, NaN or not.
@@ -39,8 +39,8 @@ struct layer_norm_gradients {
 
 namespace detail {
 
-/// The gradients of a norm of x: dx = residual + what d leads to, written to `dx` and, if given, to `copy`. The memory of
-/// d, of the residual and of dx may be the same.
+/// The gradients of a norm of x: dx = residual + what d leads to, written to `dx` and, if given, to `copy`. The memory
+/// of d, of the residual and of dx may be the same.
 template <class T>
 struct norm_backward_call {
   const row_norm<T>& norm;

@@ -8,24 +8,25 @@
 //   };
 //   const auto attend_backward = [&](auto q, auto k, auto v, auto out, auto d_out, auto dq, auto dk, auto dv,
 //                                    attn::execution& exec) {
-//     attn::full_softmax_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.causal = true, .lse = lse}, exec);
+//     attn::full_softmax_backward(q, k, v, out, d_out, {dq, dk, dv}, {.causal = true, .lse = lse}, exec);
 //   };
 //   attn::multi_head(x, out, weights, attend, {.heads = 8});
 //   attn::multi_head_backward(x, weights, attend, attend_backward, d_out, {.x = dx, .query = dwq}, {.heads = 8});
 //
-// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the shapes
-//          of what they are of. A context is an input of its own, even where it is x: its gradient goes to .context.
-//          float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
-// Operator q, k, v are projected again, and op(q, k, v, out, execution) is called once more, so that an lse which it
-//          writes is that of this layer whatever other layers wrote there. With options.attended, which the forward call
-//          wrote, it is not called, and lse must be kept beside it; without an output weight the forward call's out
-//          serves as attended. Then op_backward(q, k, v, out, d_out, dq, dk, dv, execution), with views [B, heads, L, dim]
-//          as in the forward call, writes dq, dk and dv over.
-// Cost     3 times the projections of the forward call, less the output's a third, and the operator and its backward
-//          pass. Scratch, beside the operator's: q, k, v, the heads' output and their gradients, twice what the forward
-//          call needs, and what project_backward.hpp needs.
-// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share memory
-//          with an input or one another, before anything is written; what the operator throws passes through.
+// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
+//          shapes of what they are of. A context is an input of its own, even where it is x: its gradient goes to
+//          .context. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Operator q, k, v are projected again, and op(q, k, v, out, execution) is called once more: an lse that it writes is
+//          then that of this layer, whatever other layers wrote there. With options.attended, which the forward call
+//          wrote, it is not called, and lse must be kept as well; without an output weight the forward call's out
+//          serves as attended. Then op_backward(q, k, v, out, d_out, dq, dk, dv, execution) writes dq, dk and dv over,
+//          with views [B, heads, L, dim] as in the forward call.
+// Cost     three times that of the forward call for the projections of q, k and v, twice for that of the output, and
+//          the operator (without options.attended) and its backward pass. Scratch, beside the operator's: q, k, v, the
+//          heads' output and the gradients of these, twice what the forward call needs, and what project_backward.hpp
+//          needs.
+// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written; what the operator throws passes through.
 //
 // Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. Tokens
 // whose dq, dk and dv are 0, as an operator with true lengths leaves them in padding, have gradient 0 and add nothing,

@@ -6,18 +6,18 @@
 //   attn::reversible_block(x, x, f, g, {.remainder = r});                               // every block, in place
 //   attn::reversible_block_backward(x, x, f, g, f_backward, g_backward, d, {.x = d}, {.remainder = r}, threads);
 //
-// The second line undoes the first: x, d and the remainder go back block by block in the same memory, so that a deep stack
-// trains in memory that does not depend on its depth.
+// The second line undoes the first: x, d and the remainder go back block by block in the same memory, so that a deep
+// stack trains in memory that does not depend on its depth.
 //
 // Shapes   out, x, d_out and the gradient of x [B, L, 2 D], as in the forward call. x is written: it may be out. The
 //          gradient of x may be d_out unless it is added to. The remainder is that which the forward call left; it
 //          becomes that which the call found. float, double, Eigen::half or Eigen::bfloat16.
 // Mixers   f and g as in the forward call, each called once; f_backward(x, out, d_out, dx, execution) and g_backward
-//          likewise, with views [B, L, D] and out what f made of x: each writes dx over. Gradients of weights are their own
-//          matter. f and g need not keep anything for their backward passes but what the next call may overwrite: each is
-//          called just before its backward pass.
-// Cost     that of f and g and of their backward passes. Scratch, beside theirs: two halves of a sequence, three where the
-//          gradient of x is added to or not given.
+//          likewise, with views [B, L, D] and out what f made of x: each writes dx over. Gradients of weights are their
+//          own matter. Each is called just before its backward pass, so that one buffer serves all layers for what
+//          they leave for it, such as the lse and options.attended of multi_head.
+// Cost     that of f and g and of their backward passes. Scratch, beside theirs: two halves of a sequence, three where
+//          the gradient of x is added to or not given.
 // Exact    as reversible_block_inverse: with a remainder to the last bit.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written; what the mixers throw passes
 //          through, leaving x, its gradient and the remainder partly written.
@@ -56,7 +56,7 @@ void run_reversible_backward(const tensor_view<const S, 3>& out, const tensor_vi
     const auto made = allocate(), change = allocate();
     return pieces{made, change, apart ? allocate() : half(gradients.x, 0)};
   });
-  const auto& [made, change, d1] = *workspace;
+  const tensor_view<S, 3> made = workspace->made, change = workspace->change, d1 = workspace->d1;
   const auto undo = [&](index which) {
     const auto rest = remainder ? half(remainder, which) : remainder;
     add_change<S>(half(out, which), made, T(-1), half(x, which), rest, exec);

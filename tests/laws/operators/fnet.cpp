@@ -15,6 +15,12 @@ void add_fnet(std::vector<law_operator<T>>& all) {
       compiled_fnet<T>::call(call.q, call.out, {.lengths = call.lengths}, *call.execution);
     };
   };
+  op.reads_values = false;
+  op.backward = [](const law_shape&) {
+    return [](const law_backward_call<T>& call) {
+      compiled_fnet<T>::backward(call.d_out, {.x = call.dq}, {.lengths = call.lengths}, *call.execution);
+    };
+  };
   all.push_back(op);
 }
 template void add_fnet(std::vector<law_operator<float>>&);

@@ -37,6 +37,32 @@ bound<T> bind_projections(tensor<T> keys, tensor<T> values) {
 }
 
 template <class T>
+backward_binder<T> linformer_backward(const linformer_entry& entry) {
+  struct memory {
+    tensor<T> e, f, d_e, d_f;
+  };
+  return [entry](const law_shape& s) {
+    auto m = std::make_shared<memory>();
+    m->e = m->f = projection_for<T>(1, s, entry.rank, entry.e_per_head);
+    if (!entry.one) m->f = projection_for<T>(2, s, entry.rank, entry.f_per_head);
+    m->d_e = m->e, m->d_f = m->f;
+    return [m](const law_backward_call<T>& call) {
+      attn::linformer_options<T> options;
+      call.set_lengths(options);
+      options.lse = call.lse;
+      const auto per_head = [](tensor<T>& x) {
+        return attn::tensor_view<T, 3>(x.data.data(), {x.heads(), x.length(), x.dim()});
+      };
+      compiled_linformer<T>::backward(
+          call.q, call.k, call.v, call.out, heads_view(m->e), heads_view(m->f), call.d_out,
+          {.q = call.dq, .k = call.dk, .v = call.dv, .e = per_head(m->d_e), .f = per_head(m->d_f)}, options,
+          *call.execution);
+      call.give(m->d_e.data, m->d_f.data);
+    };
+  };
+}
+
+template <class T>
 law_operator<T> operator_of(const linformer_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
@@ -45,6 +71,7 @@ law_operator<T> operator_of(const linformer_entry& entry) {
     return bind_projections(projection_for<T>(1, s, entry.rank, entry.e_per_head),
                             entry.one ? tensor<T>{} : projection_for<T>(2, s, entry.rank, entry.f_per_head));
   };
+  op.backward = linformer_backward<T>(entry);
   op.sees = [](const law_shape&, index, index, index, index) { return true; };
   return op;
 }

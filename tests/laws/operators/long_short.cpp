@@ -13,32 +13,58 @@ struct long_short_entry {
 };
 
 template <class T>
-bound<T> bind_long_short(const long_short_entry& entry, const law_shape& s) {
-  struct parameters {
-    tensor<T> logits;
-    std::vector<T> sinks, gamma, beta;
-  };
-  auto p = std::make_shared<parameters>();
-  p->logits = tensor<T>(s.batch, s.heads, s.keys, entry.rank);
-  for (index b = 0; b < s.batch; ++b)
-    for (index h = 0; h < s.heads; ++h)
-      for (index j = 0; j < s.keys; ++j)
-        for (index c = 0; c < entry.rank; ++c) {  // by where it stands in the larger batch
-          random_source random(
-              static_cast<std::uint64_t>((((s.first_batch + b) * 16 + s.first_head + h) * 1000 + j) * 20 + c));
-          p->logits(b, h, j, c) = static_cast<T>(2 * random.normal());
-        }
-  for (index h = 0; h < s.heads; ++h) p->sinks.push_back(static_cast<T>(s.first_head + h) - 1);
-  p->gamma = cast<T>(random_values(1, s.dim)), p->beta = cast<T>(random_values(2, s.dim));
-  return [p, entry](const law_call<T>& call) {
+struct parameters {
+  long_short_entry entry;
+  tensor<T> logits, d_logits;
+  std::vector<T> sinks, gamma, beta, d_lists[4];  // of sinks, local gamma, global gamma and beta
+
+  parameters(const long_short_entry& e, const law_shape& s) : entry(e), logits(s.batch, s.heads, s.keys, e.rank) {
+    for (index b = 0; b < s.batch; ++b)
+      for (index h = 0; h < s.heads; ++h)
+        for (index j = 0; j < s.keys; ++j)
+          for (index c = 0; c < e.rank; ++c) {  // by where it stands in the larger batch
+            random_source random(
+                static_cast<std::uint64_t>((((s.first_batch + b) * 16 + s.first_head + h) * 1000 + j) * 20 + c));
+            logits(b, h, j, c) = static_cast<T>(2 * random.normal());
+          }
+    d_logits = logits;
+    for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
+    gamma = cast<T>(random_values(1, s.dim)), beta = cast<T>(random_values(2, s.dim));
+    d_lists[0] = sinks, d_lists[1] = d_lists[2] = gamma, d_lists[3] = beta;
+  }
+
+  attn::long_short_options<T> options(const auto& call) const {
     attn::long_short_options<T> o;
     o.left = entry.left, o.right = entry.right, o.block = entry.block;
     o.causal = entry.segment > 0, o.segment = entry.segment;
-    if (entry.norms) o.local_gamma = p->gamma, o.global_gamma = p->gamma, o.global_beta = p->beta;
-    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = p->sinks;
+    if (entry.norms) o.local_gamma = gamma, o.global_gamma = gamma, o.global_beta = beta;
+    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
     call.set_lengths(o);
     o.lse = call.lse;
-    compiled_long_short<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(p->logits)), o, *call.execution);
+    return o;
+  }
+};
+
+template <class T>
+bound<T> bind_long_short(const long_short_entry& entry, const law_shape& s) {
+  return [p = std::make_shared<parameters<T>>(entry, s)](const law_call<T>& call) {
+    compiled_long_short<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(p->logits)), p->options(call),
+                                 *call.execution);
+  };
+}
+
+template <class T>
+backward_binder<T> long_short_backward(const long_short_entry& entry) {
+  return [entry](const law_shape& s) {
+    return [p = std::make_shared<parameters<T>>(entry, s)](const law_backward_call<T>& call) {
+      attn::long_short_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv, .logits = view(p->d_logits)};
+      auto& lists = p->d_lists;
+      if (p->entry.softcap_and_sinks) g.sinks = lists[0];
+      if (p->entry.norms) g.local_gamma = lists[1], g.global_gamma = lists[2], g.global_beta = lists[3];
+      compiled_long_short<T>::backward(call.q, call.k, call.v, call.out, view(std::as_const(p->logits)), call.d_out, g,
+                                       p->options(call), *call.execution);
+      call.give(p->d_logits.data, lists[0], lists[1], lists[2], lists[3]);
+    };
   };
 }
 
@@ -51,6 +77,7 @@ law_operator<T> operator_of(const long_short_entry& entry) {
   op.cross = !entry.norms;
   op.square = entry.norms;
   op.bind = [entry](const law_shape& s) { return bind_long_short<T>(entry, s); };
+  op.backward = long_short_backward<T>(entry);
   // Compressed keys mix the tokens of all, or of their segment.
   op.sees = [entry](const law_shape& s, index, index, index i, index j) {
     const index position = i + s.keys - s.queries;

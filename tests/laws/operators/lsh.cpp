@@ -16,29 +16,50 @@ struct lsh_entry {
 };
 
 template <class T>
-bound<T> bind_lsh(const lsh_entry& entry, const law_shape& s) {
-  struct parameters {
-    tensor<T> rotations;
-    std::vector<T> sinks;
-  };
-  auto p = std::make_shared<parameters>();
-  p->rotations = tensor<T>(s.heads, entry.rounds, s.dim, entry.buckets / 2);
-  for (index h = 0; h < s.heads && !entry.unrotated; ++h) {
-    random_source random(static_cast<std::uint64_t>(s.first_head + h) + 11);
-    for (index n = 0; n < p->rotations.size() / s.heads; ++n)
-      p->rotations.data[static_cast<std::size_t>(h * p->rotations.size() / s.heads + n)] =
-          static_cast<T>(random.normal());
+struct parameters {
+  lsh_entry entry;
+  tensor<T> rotations;
+  std::vector<T> sinks, d_sinks;
+
+  parameters(const lsh_entry& e, const law_shape& s) : entry(e), rotations(s.heads, e.rounds, s.dim, e.buckets / 2) {
+    const index per_head = rotations.size() / s.heads;
+    for (index h = 0; h < s.heads && !e.unrotated; ++h) {
+      random_source random(static_cast<std::uint64_t>(s.first_head + h) + 11);
+      for (index n = 0; n < per_head; ++n)
+        rotations.data[static_cast<std::size_t>(h * per_head + n)] = static_cast<T>(random.normal());
+    }
+    for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
+    d_sinks = sinks;
   }
-  for (index h = 0; h < s.heads; ++h) p->sinks.push_back(static_cast<T>(s.first_head + h) - 1);
-  return [p, entry](const law_call<T>& call) {
+
+  attn::lsh_options<T> options(const auto& call) const {
     attn::lsh_options<T> o;
     o.rounds = entry.rounds, o.buckets = entry.buckets, o.chunk = entry.chunk;
-    o.causal = entry.causal, o.wrap = entry.wrap, o.rotations = view(std::as_const(p->rotations));
+    o.causal = entry.causal, o.wrap = entry.wrap, o.rotations = view(rotations);
     o.lookahead = entry.lookahead, o.scaled = entry.scaled, o.norm_eps = static_cast<T>(entry.norm_eps);
-    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = p->sinks;
+    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
     call.set_lengths(o);
     o.lse = call.lse;
-    compiled_lsh<T>::call(call.q, call.v, call.out, o, {}, *call.execution);
+    return o;
+  }
+};
+
+template <class T>
+bound<T> bind_lsh(const lsh_entry& entry, const law_shape& s) {
+  return [p = std::make_shared<parameters<T>>(entry, s)](const law_call<T>& call) {
+    compiled_lsh<T>::call(call.q, call.v, call.out, p->options(call), {}, *call.execution);
+  };
+}
+
+template <class T>
+backward_binder<T> lsh_backward(const lsh_entry& entry) {
+  return [entry](const law_shape& s) {
+    return [p = std::make_shared<parameters<T>>(entry, s)](const law_backward_call<T>& call) {
+      attn::lsh_gradients<T> g{.q = call.dq, .v = call.dv};
+      if (p->entry.softcap_and_sinks) g.sinks = p->d_sinks;
+      compiled_lsh<T>::backward(call.q, call.v, call.out, call.d_out, g, p->options(call), {}, {}, *call.execution);
+      call.give(p->d_sinks);
+    };
   };
 }
 
@@ -82,6 +103,7 @@ law_operator<T> operator_of(const lsh_entry& entry) {
   if (entry.chunk >= 257)  // all that law 10 asks for share it; otherwise the hashes say who sees whom
     op.sees = [](const law_shape& s, index, index, index i, index j) { return i != j || s.keys == 1; };
   op.bind = [entry](const law_shape& s) { return bind_lsh<T>(entry, s); };
+  op.backward = lsh_backward<T>(entry);
   return op;
 }
 

@@ -12,18 +12,43 @@ struct nystrom_entry {
 };
 
 template <class T>
+struct parameters {
+  nystrom_entry entry;
+  tensor<T> kernel, d_kernel;
+
+  parameters(const nystrom_entry& e, const law_shape& s) : entry(e), kernel(1, 1, s.heads, e.width) {
+    for (index h = 0; h < s.heads; ++h)
+      for (index p = 0; p < e.width; ++p)
+        kernel(0, 0, h, p) = static_cast<T>((3 * (s.first_head + h) + 5 * p) % 7) / 8 - T(0.25);
+    d_kernel = kernel;
+  }
+  attn::nystrom_options<T> options(const auto& call) const {
+    attn::nystrom_options<T> o;
+    call.set_lengths(o);
+    o.landmarks = entry.landmarks;
+    o.inverse = entry.inverse;
+    if (entry.width > 0) o.convolution = {kernel.data.data(), {kernel.length(), kernel.dim()}};
+    return o;
+  }
+};
+
+template <class T>
 bound<T> bind_nystrom(const nystrom_entry& entry, const law_shape& s) {
-  tensor<T> kernel(1, 1, s.heads, entry.width);
-  for (index h = 0; h < s.heads; ++h)
-    for (index p = 0; p < entry.width; ++p)
-      kernel(0, 0, h, p) = static_cast<T>((3 * (s.first_head + h) + 5 * p) % 7) / 8 - T(0.25);
-  return [entry, kernel = std::make_shared<tensor<T>>(kernel)](const law_call<T>& call) {
-    attn::nystrom_options<T> options;
-    call.set_lengths(options);
-    options.landmarks = entry.landmarks;
-    options.inverse = entry.inverse;
-    if (entry.width > 0) options.convolution = {kernel->data.data(), {kernel->length(), kernel->dim()}};
-    compiled_nystrom<T>::call(call.q, call.k, call.v, call.out, options, *call.execution);
+  return [p = std::make_shared<parameters<T>>(entry, s)](const law_call<T>& call) {
+    compiled_nystrom<T>::call(call.q, call.k, call.v, call.out, p->options(call), *call.execution);
+  };
+}
+
+template <class T>
+backward_binder<T> nystrom_backward(const nystrom_entry& entry) {
+  return [entry](const law_shape& s) {
+    return [p = std::make_shared<parameters<T>>(entry, s)](const law_backward_call<T>& call) {
+      attn::nystrom_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
+      tensor<T>& kernel = p->d_kernel;
+      if (p->entry.width > 0) g.convolution = {kernel.data.data(), {kernel.length(), kernel.dim()}};
+      compiled_nystrom<T>::backward(call.q, call.k, call.v, call.d_out, g, p->options(call), *call.execution);
+      call.give(kernel.data);
+    };
   };
 }
 
@@ -35,6 +60,8 @@ law_operator<T> operator_of(const nystrom_entry& entry) {
   op.independent = entry.inverse != attn::pseudo_inverse::whole_batch;
   op.lse = false;
   op.bind = [entry](const law_shape& s) { return bind_nystrom<T>(entry, s); };
+  op.queries_mix = true;  // landmarks
+  op.backward = nystrom_backward<T>(entry);
   if (op.independent) op.sees = [](const law_shape&, index, index, index, index) { return true; };
   return op;
 }

@@ -54,6 +54,21 @@ bound<T> bind_own(const Pattern& pattern, bool causal) {
   };
 }
 
+template <class T>
+backward_binder<T> own_backward(bool causal) {
+  return [causal](const law_shape& s) {
+    return [pattern = own_pattern(s), causal](const law_backward_call<T>& call) {
+      attn::pattern_softmax_options<T> options;
+      options.causal = causal;
+      options.lse = call.lse;
+      call.set_lengths(options);
+      compiled_pattern_softmax<T>::backward(call.q, call.k, call.v, call.out, pattern, call.d_out,
+                                            {.q = call.dq, .k = call.dk, .v = call.dv}, options, {}, {},
+                                            *call.execution);
+    };
+  };
+}
+
 }  // namespace
 
 template <class T>
@@ -63,6 +78,7 @@ void add_pattern_softmax(std::vector<law_operator<T>>& all) {
     op.name = causal ? "own pattern, causal" : "own pattern";
     op.causal = causal;
     op.bind = [causal](const law_shape& s) { return bind_own<T>(own_pattern(s), causal); };
+    op.backward = own_backward<T>(causal);
     op.sees = [causal](const law_shape& s, index, index, index i, index j) {
       const index position = i + s.keys - s.queries;
       return !(causal && j > position) && own_pattern_sees(position, j);

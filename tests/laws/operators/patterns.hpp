@@ -9,23 +9,44 @@ namespace testing {
 template <class Options>
 using options_for = std::function<Options(const law_shape&)>;
 
+// The library's, of a forward or a backward call, and the memory they refer to.
 template <class T, class Options>
-bound<T> bind_pattern(const options_for<Options>& options, const law_shape& shape) {
-  struct parameters {
-    Options given;
-    std::vector<T> sinks;
-  };
-  const Options given = options(shape);
-  return [p = std::make_shared<parameters>(parameters{given, cast<T>(given.sinks)})](const law_call<T>& call) {
-    using form = library_form<T, Options>;
+struct pattern_parameters {
+  using form = library_form<T, Options>;
+  Options given;
+  std::vector<T> sinks = cast<T>(given.sinks), d_sinks = sinks;
+
+  typename form::options options(const auto& call) const {
     typename form::options o;
-    form::set(p->given, o);
-    o.causal = p->given.causal;
-    if (p->given.softcap) o.softcap = static_cast<T>(*p->given.softcap);
-    o.sinks = p->sinks;
+    form::set(given, o);
+    o.causal = given.causal;
+    if (given.softcap) o.softcap = static_cast<T>(*given.softcap);
+    o.sinks = sinks;
     call.set_lengths(o);
     o.lse = call.lse;
-    form::call(call.q, call.k, call.v, call.out, o, {}, *call.execution);
+    return o;
+  }
+};
+
+template <class T, class Options>
+bound<T> bind_pattern(const options_for<Options>& options, const law_shape& shape) {
+  using parameters = pattern_parameters<T, Options>;
+  return [p = std::make_shared<parameters>(parameters{options(shape)})](const law_call<T>& call) {
+    parameters::form::call(call.q, call.k, call.v, call.out, p->options(call), {}, *call.execution);
+  };
+}
+
+template <class T, class Options>
+backward_binder<T> pattern_backward(const options_for<Options>& options) {
+  using parameters = pattern_parameters<T, Options>;
+  return [options](const law_shape& shape) {
+    return [p = std::make_shared<parameters>(parameters{options(shape)})](const law_backward_call<T>& call) {
+      typename parameters::form::gradients g{.q = call.dq, .k = call.dk, .v = call.dv};
+      if (!p->sinks.empty()) g.sinks = p->d_sinks;
+      parameters::form::backward(call.q, call.k, call.v, call.out, call.d_out, g, p->options(call), {}, {},
+                                 *call.execution);
+      call.give(p->d_sinks);
+    };
   };
 }
 
@@ -37,6 +58,7 @@ law_operator<T> pattern_operator(std::string name, const options_for<Options>& o
   op.causal = some.causal;
   op.averages = some.sinks.empty();
   op.bind = [options](const law_shape& shape) { return bind_pattern<T>(options, shape); };
+  op.backward = pattern_backward<T>(options);
   struct known {
     law_shape shape{.queries = -1};
     Options options;

@@ -82,8 +82,8 @@ inline bool same_memory(const memory_layout& x, const memory_layout& y) {
   return same;
 }
 
-/// Checks the sequences and parameters of a call of a layer, or of its backward pass, where d_out is in the place of out,
-/// and what overlaps is checked apart.
+/// Checks the sequences and parameters of a call of a layer, or of its backward pass, where d_out is in the place of
+/// out, and what overlaps is checked apart.
 struct layer_validator : validator {
   memory_layout x, out;
   bool backward = false;

@@ -2,10 +2,10 @@
 //
 //   dW = sum over tokens of d^T x,   db = sum of d         d the gradient of the outputs of a token, x its inputs
 //
-// Tokens go in chunks of gradient_chunk. First every block of token_block tokens is packed, d as tiles and x as panels of
-// the register-blocked product, columns where that has rows (and the gradient of x is computed on the way); then pieces
-// of dW take the chunk in. Every number of dW is one sum per chunk, and the sum of these in the order of tokens, so
-// neither threads nor how many chunks are packed at once change a bit.
+// Tokens go in chunks of gradient_chunk. First every block of token_block tokens is packed, d as tiles and x as panels
+// of the register-blocked product, columns where that has rows (and the gradient of x is computed on the way); then
+// pieces of dW take the chunk in. Every number of dW is one sum per chunk, and the sum of these in the order of tokens,
+// so neither threads nor how many chunks are packed at once change a bit.
 //
 // A token whose d is 0 adds nothing, whatever its inputs are: so NaN in padding reaches no weight.
 #pragma once

@@ -151,7 +151,7 @@ struct nystrom_backward_call {
   /// The keys and values of one piece.
   void keys_back(const pair& p, index b, index kv, index piece, execution& exec, int worker) const {
     const index keys = lengths().keys(b), group = shape().group();
-    index landmark = plan().piece_begin(piece);
+    const index begin = segment_begin(plan().piece_begin(piece), keys, m());
     const index end = segment_begin(plan().piece_begin(piece + 1), keys, m());
     struct {
       few_rows_scratch<T> s;
@@ -162,7 +162,7 @@ struct nystrom_backward_call {
                              memory.allocate<T>(few_rows_block * stride_v())};
     });
     for (index g = 0; g < group; ++g) p.members[g].d_queries.clear(piece + 1);
-    for (index at = segment_begin(landmark, keys, m()); at < end; at += few_rows_block) {
+    for (index at = begin; at < end; at += few_rows_block) {
       const index count = std::min(few_rows_block, end - at);
       block.s.x.pack(head_of(forward.views.k, b, kv), at, count, true, bool(dq));
       block.s.y.pack(head_of(forward.views.v, b, kv), at, count, scores(), false);
@@ -170,11 +170,7 @@ struct nystrom_backward_call {
         backward_of_keys<T>(p.members[g].landmarks, block.s, dk ? block.keys : nullptr, stride(),
                             dv ? block.values : nullptr, stride_v(),
                             dq ? p.members[g].d_queries.part(piece + 1) : nullptr, g > 0);
-      for (index j = 0; dk && j < count; ++j) {
-        T* const row = block.keys + j * stride();
-        while (segment_begin(landmark + 1, keys, m()) <= at + j) ++landmark;
-        finish_row(row, plan().few_queries(b) ? nullptr : p.d_keys + landmark * stride(), landmark, keys, m());
-      }
+      if (dk) finish_rows(block.keys, at, at + count, plan().few_queries(b) ? nullptr : p.d_keys, keys);
       for (index g = 0; dv && forward.convolution && g < group; ++g)
         for (index j = 0; j < count; ++j)
           convolution().add_value(b, kv * group + g, at + j, block.values + j * stride_v());
@@ -186,16 +182,21 @@ struct nystrom_backward_call {
     }
   }
 
-  /// A row of sums becomes scale times itself plus its part of the gradient of its landmark, if there is one.
-  void finish_row(T* row, const T* of_landmark, index landmark, index length, index count) const {
+  /// Rows of sums of tokens [begin, end) become scale times themselves plus their parts of the gradients of their
+  /// landmarks, if there are any.
+  void finish_rows(T* rows, index begin, index end, const T* of_landmarks, index length) const {
     const T scale = forward.terms.scale;
-    if (!of_landmark) {
-      for (index d = 0; d < shape().dim; ++d) row[d] *= scale;
-      return;
+    for (index i = begin; i < end && !of_landmarks; ++i, rows += stride())
+      for (index d = 0; d < shape().dim; ++d) rows[d] *= scale;
+    if (!of_landmarks || begin >= end) return;
+    index i = begin;
+    for (index a = segment_of(begin, length, m()); i < end; ++a) {
+      const index stop = segment_begin(a + 1, length, m());
+      const T share = T(1) / static_cast<T>(stop - segment_begin(a, length, m()));
+      const T* const sums = of_landmarks + a * stride();
+      for (; i < std::min(stop, end); ++i, rows += stride())
+        for (index d = 0; d < shape().dim; ++d) rows[d] = rows[d] * scale + sums[d] * share;
     }
-    const T share =
-        T(1) / static_cast<T>(segment_begin(landmark + 1, length, count) - segment_begin(landmark, length, count));
-    for (index d = 0; d < shape().dim; ++d) row[d] = row[d] * scale + of_landmark[d] * share;
   }
   static matrix_view<S> rows_from(matrix_view<S> x, index begin) {
     x.data = x.row(begin);
@@ -211,21 +212,8 @@ struct nystrom_backward_call {
       return store_gradient_rows(one.d_queries.row(std::min(begin, queries)), stride(), T(1), to, 0, end - begin,
                                  std::max<index>(0, real - begin), accumulate);
     T* const sums = query_sums_of(p, g);
-    index landmark = 0;
-    for (index i = begin; i < real; ++i) {
-      T* const row = sums + i * stride();
-      if (p.keys.count == 0) std::fill_n(row, shape().dim, T(0));
-      if (plan().few_keys(b)) {
-        finish_row(row, nullptr, 0, 0, 0);
-        continue;
-      }
-      if (i == begin)
-        landmark = std::max<index>(
-            0,
-            static_cast<index>(static_cast<double>(i) / static_cast<double>(queries) * static_cast<double>(m())) - 1);
-      while (segment_begin(landmark + 1, queries, m()) <= i) ++landmark;
-      finish_row(row, one.d_queries.row(landmark), landmark, queries, m());
-    }
+    if (p.keys.count == 0) std::fill(sums + begin * stride(), sums + std::max(begin, real) * stride(), T(0));
+    finish_rows(sums + begin * stride(), begin, real, plan().few_keys(b) ? nullptr : one.d_queries.data, queries);
     store_gradient_rows(sums + begin * stride(), stride(), T(1), to, 0, end - begin, std::max<index>(0, real - begin),
                         accumulate);
   }

@@ -11,6 +11,8 @@ inline index segment_begin(index a, index length, index count) {
   const index whole = length / count, rest = length % count;
   return a * whole + a * rest / count;  // a * length might overflow
 }
+/// The segment token i lies in; count <= length.
+inline index segment_of(index i, index length, index count) { return ((i + 1) * count - 1) / length; }
 
 /// A matrix in panels [capacity][panel_width], as pack_panels writes it: an operand of a product or its result. Rows up
 /// to `capacity`, a multiple of tile_rows, may be read and written: they hold zeros.

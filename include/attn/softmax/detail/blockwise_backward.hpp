@@ -146,12 +146,14 @@ struct backward_scratch {
   }
 };
 
-/// Step 5 for M keys: sums[m] += sum over rows r < depth of weights[r][m] times row r of the panels.
+/// Step 5 for `keys` <= M keys: sums[m] += sum over rows r < depth of weights[r][m] times row r of the panels.
 template <class T, int M>
-void transposed_output(const T* weights, const T* panels, index depth, index cols, T* sums, index stride) {
+void transposed_output(const T* weights, const T* panels, index depth, index keys, index cols, T* sums, index stride) {
   for (index col = 0; col < cols; col += panel_width<T>) {
     const T* const panel = panels + col * max_rows;
     const auto update = [&](auto m, auto half, const auto& x) {
+      // Whole vectors of keys are whole steps of tiles, but where a vector is shorter than a step.
+      if (width<T> % tile_step != 0 && m >= keys) return;
       T* const to = sums + m * stride + col + half * width<T>;
       store<T>(to, add(load<T>(to), x));
     };
@@ -268,8 +270,8 @@ void backward_block(const backward_rows<T>& rows, index count, const key_range* 
              *const d_keys = k.d_keys ? k.d_keys + j * stride_k : nullptr;
     if (*rows.finite) [[likely]] {
       with_tile_height(keys, [&](auto M) {
-        if (d_values) transposed_output<T, M.value>(p, d_out, end - begin, rows.dim_v, d_values, stride_v);
-        if (d_keys) transposed_output<T, M.value>(ds, queries, end - begin, rows.dim, d_keys, stride_k);
+        if (d_values) transposed_output<T, M.value>(p, d_out, end - begin, keys, rows.dim_v, d_values, stride_v);
+        if (d_keys) transposed_output<T, M.value>(ds, queries, end - begin, keys, rows.dim, d_keys, stride_k);
       });
     } else {
       if (d_values) transposed_output_checked(p, d_out, end - begin, keys, rows.dim_v, d_values, stride_v);
