@@ -58,7 +58,7 @@ class variable {
   variable& operator-=(const variable& b) { return *this = of(value_ - b.value_, *this, 1, b, -1); }
   variable& operator*=(const variable& b) { return *this = of(value_ * b.value_, *this, b.value_, b, value_); }
   variable& operator/=(const variable& b) {
-    return *this = of(value_ / b.value_, *this, 1 / b.value_, b, -value_ / (b.value_ * b.value_));
+    return *this = of(value_ / b.value_, *this, 1 / b.value_, b, -(value_ / b.value_) / b.value_);
   }
   friend variable operator+(variable a, const variable& b) { return a += b; }
   friend variable operator-(variable a, const variable& b) { return a -= b; }

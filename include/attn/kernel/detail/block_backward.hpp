@@ -1,47 +1,12 @@
 // attn: blocks of queries and chunks of keys of kernel attention on the way back, from the sums before and after them.
 #pragma once
 
-#include <attn/kernel/detail/chunk_backward.hpp>
+#include <attn/kernel/detail/backward_scratch.hpp>
 #include <attn/kernel/detail/engine.hpp>
 #include <attn/kernel/detail/features_backward.hpp>
+#include <attn/kernel/detail/log_scales_backward.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
-
-/// Scratch memory of one worker beside the forward pass's; one number per token of a chunk where nothing is said.
-template <class T>
-struct backward_scratch {
-  kernel_scratch<T> forward;
-  T *q_d, *k_d;              // gradients of features
-  T *rho, *psi;              // features of queries for R, n_i included; those of keys for R
-  T *v_columns, *d_columns;  // values and d_out [value dim][chunk]
-  T* d_panels;               // d_out as panels
-  T *pairs, *products, *turned, *factors;  // [key][query], [key][query], [query][key], [key][query]
-  T *dv, *dx;                // rows [chunk][stride], columns [dim][chunk]
-  T *dot, *normal, *of_sums, *of_own, *delta, *minus_delta, *log_scale, *row_normal, *key_factor;
-  T *gate_pairs, *gate_queries, *gate_keys;  // for the gradient of gates: see gate_gradients.hpp
-
-  static backward_scratch layout(arena& memory, const kernel_scratch<T>& forward, const attention_shape& shape,
-                                 index features, bool log_scaled, bool gated) {
-    backward_scratch x;
-    x.forward = forward;
-    const index phi = (features + tile_rows) * kernel_chunk, square = kernel_chunk * kernel_chunk;
-    const auto allocate = [&](index count, std::initializer_list<T**> arrays) {
-      for (T** each : arrays) *each = memory.allocate<T>(count);
-    };
-    allocate(phi, {&x.q_d, &x.k_d});
-    x.rho = forward.q_phi, x.psi = forward.k_phi;  // not needed any more when these are made
-    if (!log_scaled) allocate(phi, {&x.rho});
-    if (gated) allocate(phi, {&x.psi});
-    allocate((shape.dim_v + tile_rows) * kernel_chunk, {&x.v_columns, &x.d_columns});
-    allocate(kernel_chunk * forward.stride, {&x.d_panels, &x.dv});
-    allocate(square, {&x.pairs, &x.products, &x.turned, &x.factors});
-    allocate((shape.dim + tile_rows) * kernel_chunk, {&x.dx});
-    allocate(kernel_chunk, {&x.dot, &x.normal, &x.of_sums, &x.of_own, &x.delta, &x.minus_delta, &x.log_scale,
-                            &x.row_normal, &x.key_factor, &x.gate_queries, &x.gate_keys});
-    allocate(gated ? square : 0, {&x.gate_pairs});
-    return x;
-  }
-};
 
 /// One backward call, after its checks; `call` is the forward call without out.
 template <class T>
@@ -72,11 +37,6 @@ struct kernel_backward {
     index b, h, head, origin, first, count, keys;
   };
 
-  static void each_packet(index rows, index lanes, const auto& body) {
-    for (index r = 0; r < rows; ++r)
-      for (index t = 0; t < lanes; t += width<T>) body(r, t, r * kernel_chunk + t);
-  }
-
   // Queries -----------------------------------------------------------------------------------------------------------
 
   void load_queries(const block& at, const scratch_type& x, bool& finite_d) const {
@@ -92,24 +52,27 @@ struct kernel_backward {
     finite_d = from.access->pack_panels(from, at.origin + at.first, at.count - at.first, x.d_panels + at.first * wide);
   }
 
-  /// The queries' features for the sums, and for the chunk.
-  void scale_queries(const block& at, const sums_type* sums, const scratch_type& x) const {
-    const auto& s = x.forward;
-    const exponential_scaling<T>& e = *exponential();
-    const index m = call.map->features;
-    if (e.is_signed) {
-      if (sums) std::copy_n(s.q_raw, m * kernel_chunk, s.q_phi), std::fill_n(s.q_max, kernel_chunk, sums->log_scale[0]);
-      if (at.keys > 0) std::copy_n(s.q_raw, m * kernel_chunk, s.q_own), std::fill_n(s.own_max, kernel_chunk, T(0));
-      return;
-    }
-    if (sums) {
-      largest_of<T>(s.q_raw, m, sums->log_scale, s.q_max);
-      exp2_below<T>(s.q_raw, m, sums->log_scale, s.q_max, s.q_phi);
-    }
-    if (at.keys > 0) {
-      largest_of<T>(s.q_raw, m, nullptr, s.own_max);
-      exp2_below<T>(s.q_raw, m, nullptr, s.own_max, s.q_own);
-    }
+  static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index count) {
+    kernel_call<T>::fetch(prefetch, x, std::max(begin, index(0)), std::min(begin + count, x.rows));
+  }
+  /// The rows of the block that comes next: causal, the one before.
+  row_prefetcher<> prefetch_queries(const block& at) const {
+    row_prefetcher<> prefetch;
+    const index next = at.origin + (call.causal ? -kernel_chunk : kernel_chunk);
+    fetch(prefetch, call.q.head(at.b, at.head), next, kernel_chunk);
+    fetch(prefetch, d_out.head(at.b, at.head), next, kernel_chunk);
+    if (dq) fetch(prefetch, dq.head(at.b, at.head).to, next, kernel_chunk);
+    return prefetch;
+  }
+  row_prefetcher<> prefetch_keys(index b, index h, index begin, const stored_gradient_head<T>& to_k,
+                                 const stored_gradient_head<T>& to_v) const {
+    row_prefetcher<> prefetch;
+    const index next = begin + (call.causal ? -kernel_chunk : kernel_chunk);
+    fetch(prefetch, call.k.head(b, call.kv_head(h)), next, kernel_chunk);
+    fetch(prefetch, call.v.head(b, call.kv_head(h)), next, kernel_chunk);
+    if (to_k) fetch(prefetch, to_k.to, next, kernel_chunk);
+    if (to_v) fetch(prefetch, to_v.to, next, kernel_chunk);
+    return prefetch;
   }
 
   /// pairs and products of the chunk, with zeros where a query does not see a key, and their part of den and dot.
@@ -188,21 +151,11 @@ struct kernel_backward {
     x.normal[t] = n;
   }
 
-  /// Of row i, whose pairs underflowed: weights of its keys over the largest one, by logarithms, whose logarithm it
-  /// returns.
-  T weigh_row(index i, T sums_max, const scratch_type& x) const {
-    const auto& s = x.forward;
-    T *const weights = s.log_weights, largest = sums_max;
-    weigh_logarithms(s.q_raw + i, s.k_raw, s.k_shift, call.map->features, weights);
-    for (index j = 0; j <= i; ++j) largest = std::max(largest, weights[j]);
-    for (index j = 0; j <= i; ++j) weights[j] = std::exp2(weights[j] - largest);
-    return largest;
-  }
-
-  /// n_i and D_i of such a row; of_own is 0.
+  /// n_i and D_i of a row whose pairs underflowed; of_own is 0.
   [[gnu::noinline]] void recompute_row(const sums_type* sums, index i, const scratch_type& x) const {
     const auto& s = x.forward;
-    const T sums_max = sums ? s.q_max[i] : no_log_scale<T>, largest = weigh_row(i, sums_max, x);
+    const index m = call.map->features;
+    const T sums_max = sums ? s.q_max[i] : no_log_scale<T>, largest = weigh_row(i, m, sums_max, s);
     const T a = sums ? std::exp2(sums_max - largest) : T(0);
     T den = sums ? a * s.den[i] : T(0), dot = sums ? a * x.dot[i] : T(0);
     for (index j = 0; j <= i; ++j) {
@@ -218,7 +171,8 @@ struct kernel_backward {
   /// What the chunk adds to the gradients of such a row and its keys.
   [[gnu::noinline]] void add_row(const sums_type* sums, index i, const scratch_type& x) const {
     const auto& s = x.forward;
-    const T n = x.row_normal[i], largest = weigh_row(i, sums ? s.q_max[i] : no_log_scale<T>, x);
+    const index m = call.map->features;
+    const T n = x.row_normal[i], largest = weigh_row(i, m, sums ? s.q_max[i] : no_log_scale<T>, s);
     const index dim_v = call.shape.dim_v;
     T* const scores = x.gate_keys;  // features with log scales have no gates
     for (index j = 0; j <= i; ++j) {
@@ -228,7 +182,7 @@ struct kernel_backward {
       for (index d = 0; d < dim_v && dv; ++d)
         x.dv[j * s.stride + d] += n * s.log_weights[j] * x.d_columns[d * kernel_chunk + i];
     }
-    for (index r = 0; r < call.map->features && of_scores(); ++r)
+    for (index r = 0; r < m && of_scores(); ++r)
       for (index j = 0; j <= i; ++j) {
         const T log = s.q_raw[r * kernel_chunk + i] + s.k_raw[r * kernel_chunk + j] + s.k_shift[j] - largest;
         const T part = scores[j] * std::exp2(std::min(log, T(2)));
@@ -264,11 +218,12 @@ struct kernel_backward {
     alignas(64) T own_den[kernel_chunk], own_dot[kernel_chunk];
     bool finite_d = true;
     load_queries(at, x, finite_d);
-    if (exponential()) scale_queries(at, sums, x);
+    row_prefetcher<> prefetch = prefetch_queries(at);
+    if (exponential()) scale_queries(*exponential(), sums ? sums->log_scale : nullptr, at.keys > 0, s);
     if (sums) {
       read_weights(s.q_phi, sums->weights, m, lanes, s.den);
       if (of_scores()) {
-        of_sums(*sums, x.d_columns, lanes, x.q_d);
+        of_sums(*sums, x.d_columns, lanes, x.q_d, prefetch);
         dot_features(s.q_phi, x.q_d, m, lanes, x.dot);
       }
     }
@@ -286,7 +241,7 @@ struct kernel_backward {
       }
     if (of_gates() && at.keys > 0) add_gate_pairs(sums, at, x);
     if (of_queries() && sums)
-      each_packet(m, lanes, [&, z = sums->weights, log = logarithms()](index r, index t, index n) {
+      each_packet<T>(m, lanes, [&, z = sums->weights, log = logarithms()](index r, index t, index n) {
         packet<T> d = fma(load<T>(x.minus_delta + t), broadcast<T>(z[r]), load<T>(x.q_d + n));
         d = mul(d, load<T>(x.of_sums + t));
         store<T>(x.q_d + n, log ? mul(d, load<T>(s.q_phi + n)) : d);
@@ -299,7 +254,7 @@ struct kernel_backward {
       for (index t = at.first; underflowed && t < count; ++t)
         if (x.row_normal[t] != T(0)) add_row(sums, t, x);
     }
-    if (own) add_queries(at, *own, decay, x);
+    if (own) add_queries(at, *own, decay, prefetch, x);
     if (!of_queries()) return;
     const auto rows = call.q.head(at.b, at.head).block(at.origin, count, at.first, call.filled_lanes());
     map.back({rows, at.b * call.heads + at.h, false, at.first, at.origin, exponential() ? s.q_raw : s.q_own, x.q_d},
@@ -352,7 +307,7 @@ struct kernel_backward {
   }
 
   /// own = decay own + the block of queries.
-  void add_queries(const block& at, sums_type& own, T decay, const scratch_type& x) const {
+  void add_queries(const block& at, sums_type& own, T decay, row_prefetcher<>& prefetch, const scratch_type& x) const {
     const auto& s = x.forward;
     const index m = call.map->features, lanes = round_up(at.count, width<T>);
     const T* from = s.q_own;
@@ -365,10 +320,9 @@ struct kernel_backward {
     } else {
       std::fill_n(s.row_decay, sums_type::lanes(m), decay);
     }
-    each_packet(m, lanes, [&](index, index t, index n) {
+    each_packet<T>(m, lanes, [&](index, index t, index n) {
       store<T>(x.rho + n, mul(load<T>(from + n), load<T>(x.normal + t)));
     });
-    row_prefetcher<> prefetch;
     add_weights<T>(own, x.rho, x.minus_delta, at.count, s.row_decay);
     add_values(own, x.rho, x.d_panels, at.count, s.row_decay, prefetch);
   }
@@ -386,7 +340,7 @@ struct kernel_backward {
       call.prepare_gates(b, h, begin, count, s);
       turn_factors(count, x);
     }
-    if (exponential() && queries) scale_keys(count, x);
+    if (exponential() && queries) scale_keys(*exponential(), count, s, x.factors);
   }
 
   /// factors[j][i] = pair_factor[i][j]
@@ -401,33 +355,8 @@ struct kernel_backward {
       }
   }
 
-  /// As exponential_scaling::keys_for_chunk, of s.k_raw.
-  void scale_keys(index count, const scratch_type& x) const {
-    const auto& s = x.forward;
-    const index m = call.map->features;
-    if (exponential()->is_signed) {
-      std::copy_n(s.k_raw, m * kernel_chunk, s.k_own);
-      std::copy_n(s.k_shift, kernel_chunk, s.k_max);
-    } else {
-      largest_of<T>(s.k_raw, m, nullptr, s.k_max);
-      exp2_below<T>(s.k_raw, m, nullptr, s.k_max, s.k_own);
-      for (index t = 0; t < kernel_chunk; ++t) s.k_max[t] += s.k_shift[t];
-    }
-    T highest = no_log_scale<T>;
-    for (index t = 0; t < kernel_chunk; ++t)
-      s.running_max[t] = highest = std::max(highest, t < count ? s.k_max[t] : highest);
-    for (index j = 0; j < count; ++j)
-      for (index t = j / width<T> * width<T>; t < count; t += width<T>)
-        store<T>(x.factors + j * kernel_chunk + t,
-                 exp2_weight<T>(sub(broadcast<T>(s.k_max[j]), load<T>(s.running_max + t))));
-    for (index j = 0; j < count; ++j) {  // what is masked must be a number
-      T* const row = x.factors + j * kernel_chunk;
-      std::fill(row + j / width<T> * width<T>, row + j, T(0));
-    }
-  }
-
   /// The gradients k_d and dv that the queries after the chunk give its keys. `later`: their sums, or null.
-  void from_later(const sums_type* later, index count, const scratch_type& x) const {
+  void from_later(const sums_type* later, index count, row_prefetcher<>& prefetch, const scratch_type& x) const {
     const auto& s = x.forward;
     const index m = call.map->features, lanes = round_up(count, width<T>);
     const bool scores = of_keys() || of_gates();
@@ -439,47 +368,27 @@ struct kernel_backward {
     }
     const T *psi = s.k_own, *factor = nullptr;
     if (exponential()) {
-      weigh_keys(*later, lanes, x);
+      weigh_keys(*exponential(), later->log_scale, lanes, s, x.psi, x.key_factor);
       psi = x.psi, factor = x.key_factor;
     } else if (call.gated()) {
       factor = s.pair_factor + (count - 1) * kernel_chunk;
-      each_packet(m, lanes, [&](index, index t, index n) {
+      each_packet<T>(m, lanes, [&](index, index t, index n) {
         store<T>(x.psi + n, mul(load<T>(s.k_own + n), load<T>(factor + t)));
       });
       psi = x.psi;
     }
     if (scores) {
-      of_sums(*later, x.v_columns, lanes, x.k_d);
-      each_packet(m, lanes, [&, y = later->weights](index r, index, index n) {
+      of_sums(*later, x.v_columns, lanes, x.k_d, prefetch);
+      each_packet<T>(m, lanes, [&, y = later->weights](index r, index, index n) {
         store<T>(x.k_d + n, add(load<T>(x.k_d + n), broadcast<T>(y[r])));
       });
       if (of_gates()) dot_features(s.k_own, x.k_d, m, lanes, x.gate_keys);
       if (factor)
-        each_packet(m, lanes, [&, log = logarithms()](index, index t, index n) {
+        each_packet<T>(m, lanes, [&, log = logarithms()](index, index t, index n) {
           store<T>(x.k_d + n, mul(load<T>(x.k_d + n), log ? load<T>(psi + n) : load<T>(factor + t)));
         });
     }
-    if (dv) rows_of_sums(*later, psi, count, x.dv, s.stride);
-  }
-
-  /// psi and key_factor over the log scales of R: 2^log_scale[r] phi_r(k_j). A key has a part in the denominator of every
-  /// query that sees it, so that these are at most about 1; what rounding adds to logarithms of thousands is cut off.
-  void weigh_keys(const sums_type& later, index lanes, const scratch_type& x) const {
-    const auto& s = x.forward;
-    const packet<T> most = broadcast<T>(T(2));
-    if (exponential()->is_signed) {
-      map_packets(s.k_shift, x.key_factor, kernel_chunk, [&](const auto& p) {
-        return exp2_weight<T>(min(add(p, broadcast<T>(later.log_scale[0])), most));
-      });
-      each_packet(call.map->features, lanes, [&](index, index t, index n) {
-        store<T>(x.psi + n, mul(load<T>(s.k_raw + n), load<T>(x.key_factor + t)));
-      });
-    } else {
-      each_packet(call.map->features, lanes, [&](index r, index t, index n) {
-        const packet<T> log = add(add(load<T>(s.k_raw + n), load<T>(s.k_shift + t)), broadcast<T>(later.log_scale[r]));
-        store<T>(x.psi + n, exp2_weight<T>(min(log, most)));
-      });
-    }
+    if (dv) rows_of_sums(*later, psi, count, x.dv, s.stride, prefetch);
   }
 
   /// From k_d and dv to the gradients of keys and values.

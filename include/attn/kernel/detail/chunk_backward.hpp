@@ -16,6 +16,13 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
+/// body(r, t, r * kernel_chunk + t) for every packet of `rows` rows.
+template <class T, class Body>
+ATTN_INLINE void each_packet(index rows, index lanes, Body&& body) {
+  for (index r = 0; r < rows; ++r)
+    for (index t = 0; t < lanes; t += width<T>) body(r, t, r * kernel_chunk + t);
+}
+
 /// S [feature][value] as left operand, where it lies: in panels.
 template <class T>
 struct sums_operand {
@@ -29,27 +36,32 @@ struct sums_operand {
 
 /// to[r][t] = sum over d of S[r][d] columns[d][t].
 template <class T>
-void of_sums(const kernel_sums<T>& sums, const T* columns, index lanes, T* to) {
+void of_sums(const kernel_sums<T>& sums, const T* columns, index lanes, T* to, row_prefetcher<>& prefetch) {
   for (index r = 0; r < sums.features; r += tile_rows)
-    for (index t = 0; t < lanes; t += panel_width<T>)
+    for (index t = 0; t < lanes; t += panel_width<T>) {
+      prefetch.next(rows_per_tile);
       with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
         tile_product<T, M.value, 2, kernel_chunk>(
             sums_operand<T>{sums.values + r * panel_width<T>, sums.rows() * panel_width<T>}, columns + t, sums.dim_v,
             [&](auto m, auto half, const auto& x) { store<T>(to + (r + m) * kernel_chunk + t + half * width<T>, x); });
       });
+    }
 }
 
 /// to[t][d] = sum over r of features[r][t] R[r][d], rows `stride` apart.
 template <class T>
-void rows_of_sums(const kernel_sums<T>& sums, const T* features, index count, T* to, index stride) {
+void rows_of_sums(const kernel_sums<T>& sums, const T* features, index count, T* to, index stride,
+                  row_prefetcher<>& prefetch) {
   for (index t = 0; t < count; t += tile_rows)
-    for (index col = 0; col < sums.dim_v; col += panel_width<T>)
+    for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
+      prefetch.next(rows_per_tile);
       with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
         tile_product<T, M.value, 2>(left_operand<T, 1, kernel_chunk>{features + t}, sums.panel(col), sums.features,
                                     [&](auto m, auto half, const auto& x) {
                                       store<T>(to + (t + m) * stride + col + half * width<T>, x);
                                     });
       });
+    }
 }
 
 /// pairs[j][i] = sum over k < depth of of_keys[k][j] of_queries[k][i] for j < count and the lanes from j on: the pairs of

@@ -98,7 +98,8 @@ struct backward_engine {
     for (index j = 0; j < keys && in.reverse(); j += kernel_chunk) {
       const index count = std::min<index>(kernel_chunk, keys - j);
       in.load_chunk(b, h, j, count, false, w.x);
-      in.from_later(&after, count, w.x);
+      row_prefetcher<> prefetch = in.prefetch_keys(b, h, j, to.k, to.v);
+      in.from_later(&after, count, prefetch, w.x);
       in.store_chunk(b, h, j, count, to.k, to.v, to.features, w.x);
     }
   }
@@ -166,7 +167,8 @@ struct backward_engine {
     }
     if (later->empty) later = nullptr;
     const sums_type* before = queries && !seen.empty ? &seen : nullptr;
-    in.from_later(later, count, x);
+    row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
+    in.from_later(later, count, prefetch, x);
     if (in.of_gates()) {
       std::fill_n(x.gate_pairs, kernel_chunk * kernel_chunk, T(0));
       std::fill_n(x.gate_queries, kernel_chunk, T(0));

@@ -1,0 +1,45 @@
+// attn: scratch memory of the backward pass of kernel attention.
+#pragma once
+
+#include <attn/core/detail/attention_shape.hpp>
+#include <attn/kernel/detail/chunk.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Scratch memory of one worker beside the forward pass's; one number per token of a chunk where nothing is said.
+template <class T>
+struct backward_scratch {
+  kernel_scratch<T> forward;
+  T *q_d, *k_d;              // gradients of features
+  T *rho, *psi;              // features of queries for R, n_i included; those of keys for R
+  T *v_columns, *d_columns;  // values and d_out [value dim][chunk]
+  T* d_panels;               // d_out as panels
+  T *pairs, *products, *turned, *factors;  // [key][query], [key][query], [query][key], [key][query]
+  T *dv, *dx;                // rows [chunk][stride], columns [dim][chunk]
+  T *dot, *normal, *of_sums, *of_own, *delta, *minus_delta, *log_scale, *row_normal, *key_factor;
+  T *gate_pairs, *gate_queries, *gate_keys;  // for the gradient of gates: see gate_gradients.hpp
+
+  static backward_scratch layout(arena& memory, const kernel_scratch<T>& forward, const attention_shape& shape,
+                                 index features, bool log_scaled, bool gated) {
+    backward_scratch x;
+    x.forward = forward;
+    const index phi = (features + tile_rows) * kernel_chunk, square = kernel_chunk * kernel_chunk;
+    const auto allocate = [&](index count, std::initializer_list<T**> arrays) {
+      for (T** each : arrays) *each = memory.allocate<T>(count);
+    };
+    allocate(phi, {&x.q_d, &x.k_d});
+    x.rho = forward.q_phi, x.psi = forward.k_phi;  // not needed any more when these are made
+    if (!log_scaled) allocate(phi, {&x.rho});
+    if (gated) allocate(phi, {&x.psi});
+    allocate((shape.dim_v + tile_rows) * kernel_chunk, {&x.v_columns, &x.d_columns});
+    allocate(kernel_chunk * forward.stride, {&x.d_panels, &x.dv});
+    allocate(square, {&x.pairs, &x.products, &x.turned, &x.factors});
+    allocate((shape.dim + tile_rows) * kernel_chunk, {&x.dx});
+    allocate(kernel_chunk, {&x.dot, &x.normal, &x.of_sums, &x.of_own, &x.delta, &x.minus_delta, &x.log_scale,
+                            &x.row_normal, &x.key_factor, &x.gate_queries, &x.gate_keys});
+    allocate(gated ? square : 0, {&x.gate_pairs});
+    return x;
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

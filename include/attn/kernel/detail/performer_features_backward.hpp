@@ -1,0 +1,169 @@
+// attn: the way back through the features of performer.
+//
+// With u = W x~ and h = |x~|^2 / 2, x~ = sqrt(scale) (x - centre), the engine gives d, the gradients of the logarithms
+// u - h or -u - h; of sin u and cos u, whose scale e^h is in d; or, of relu and with feature_eps, of the features:
+//   dx = sqrt(scale) W^T du -+ scale (x - centre) dh,   dh = sum_r d_r (times the feature where that is no logarithm)
+// With feature_eps the maximum is part of the formula: its gradient, - dh, goes to the u that is the maximum. The mean key
+// has minus the mean of the gradients of all keys.
+#pragma once
+
+#include <attn/kernel/detail/performer_features.hpp>
+#include <attn/kernel/detail/projection_backward.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class T>
+struct performer_features_backward final : projected_features_backward<T> {
+  using base = projected_features_backward<T>;
+  using base::rows, base::dim;
+
+  const performer_features<T>& made;
+  struct place {
+    index key, row;
+    T sum;  // of dh over all keys
+  };
+  place* largest = nullptr;  // [batch * heads]: where the maximum over all keys is
+
+  explicit performer_features_backward(const performer_features<T>& f) : base(f), made(f) {
+    this->scratch_size += 3 * kernel_chunk + (made.published ? made.raw_size() : 0);
+    this->finishes_keys = made.centred || made.published;
+    if (made.scaling) this->exponential = &made.exponential;
+  }
+
+  void layout(arena& memory, index pairs) override {
+    base::layout(memory, pairs);
+    largest = memory.allocate<place>(made.published ? pairs : 0);
+  }
+
+  void prepare(execution& exec) override {
+    this->pack(std::sqrt(made.scale));
+    if (!made.published) return;
+    const kernel_call<T>& call = made.call;
+    exec.for_each(call.k.extents[0] * call.heads, [&](index pair, int worker) {
+      const index b = pair / call.heads, count = call.lengths.keys(b);
+      const auto keys = call.k.head(b, call.kv_head(pair % call.heads));
+      T *columns, *raw;
+      exec.scratch(worker, [&](arena& memory) {
+        columns = memory.allocate<T>((dim + 1) * kernel_chunk);
+        return raw = memory.allocate<T>(made.raw_size());
+      });
+      largest[pair] = {0, 0, T(0)};
+      for (index begin = 0, found = 0; begin < count && !found; begin += kernel_chunk) {
+        const index some = std::min<index>(kernel_chunk, count - begin);
+        made.pack_centred(keys.block(begin, some, 0, kernel_chunk), made.centre_of(pair), columns);
+        made.project(pair, columns, kernel_chunk, raw);
+        for (index r = 0; r < rows && !found; ++r)
+          for (index t = 0; t < some && !found; ++t)
+            if (raw[r * kernel_chunk + t] == made.maxima[pair]) largest[pair] = {begin + t, r, T(0)}, found = 1;
+      }
+    });
+  }
+
+  void back(const tokens_back<T>& x, T* dx, kernel_sums<T>* dw, T* work) const override {
+    const index lanes = x.rows.lanes;
+    T *const columns = work, *const half = work + (dim + 1) * kernel_chunk, *const maximum = half + kernel_chunk;
+    T* const panels = maximum + 2 * kernel_chunk;
+    const T* const centre = x.of_keys ? made.centre_of(x.pair) : nullptr;
+    if (made.published)
+      back_published(x, centre, columns, half, maximum, panels + base::panels_size());
+    else
+      made.pack_centred(x.rows, centre, columns);
+    to_projections(x, lanes, half);
+    if (dx) {
+      this->project_back(x.pair, x.d, lanes, dx);
+      for (index d = 0; d < dim && !made.relu; ++d)
+        for (index t = 0; t < lanes; t += width<T>) {
+          const index n = d * kernel_chunk + t;
+          store<T>(dx + n, fma(load<T>(half + t), load<T>(columns + n), load<T>(dx + n)));
+        }
+    }
+    if (!dw) return;
+    std::fill_n(maximum, kernel_chunk, std::sqrt(made.scale));
+    this->add_features(x, x.d, columns, maximum, panels, *dw);
+  }
+
+  /// x.d becomes du; half[t] the factor of x: -+ scale dh.
+  void to_projections(const tokens_back<T>& x, index lanes, T* half) const {
+    const index m = rows * kernel_chunk, all = this->features.features;
+    const packet<T> sign = broadcast<T>(made.is_signed ? made.scale : -made.scale);
+    const auto at = [&](index r, index t) { return x.d + r * kernel_chunk + t; };
+    for (index t = 0; t < lanes; t += width<T>) {
+      packet<T> sum = zero<T>();
+      if (made.is_signed) {
+        for (index r = 0; r < rows; ++r) {
+          const packet<T> sine = load<T>(x.phi + r * kernel_chunk + t), cosine = load<T>(x.phi + r * kernel_chunk + m + t);
+          const packet<T> ds = load<T>(at(r, t)), dc = load<T>(at(r, t) + m);
+          sum = fma(ds, sine, fma(dc, cosine, sum));
+          store<T>(at(r, t), sub(mul(ds, cosine), mul(dc, sine)));
+        }
+      } else if (made.relu) {
+        const packet<T> least = broadcast<T>(made.feature_eps);
+        for (index r = 0; r < rows; ++r)
+          store<T>(at(r, t), if_less(least, load<T>(x.phi + r * kernel_chunk + t), load<T>(at(r, t)), zero<T>()));
+      } else if (made.published) {
+        continue;
+      } else {
+        for (index r = 0; r < all; ++r) sum = add(sum, load<T>(at(r, t)));
+        for (index r = 0; r < rows && made.kernel == performer_kernel::hyperbolic; ++r)
+          store<T>(at(r, t), sub(load<T>(at(r, t)), load<T>(at(r, t) + m)));
+      }
+      store<T>(half + t, mul(sum, sign));
+    }
+  }
+
+  /// With feature_eps: from the gradients of features to du, and the factor of x.
+  void back_published(const tokens_back<T>& x, const T* centre, T* columns, T* half, T* maximum, T* raw) const {
+    T* const shift = columns + dim * kernel_chunk;
+    made.raw_of(x.rows, x.pair, centre, raw, shift, columns);
+    if (x.of_keys)
+      std::fill_n(maximum, kernel_chunk, made.maxima[x.pair]);
+    else
+      largest_of<T>(raw, rows, nullptr, maximum);
+    for (index t = 0; t < kernel_chunk; t += width<T>) {
+      const packet<T> less = sub(load<T>(shift + t), load<T>(maximum + t));
+      packet<T> sum = zero<T>();
+      for (index r = 0; r < rows; ++r) {
+        const index n = r * kernel_chunk + t;
+        const packet<T> d = mul(load<T>(x.d + n), exp2_weight<T>(add(load<T>(raw + n), less)));
+        store<T>(x.d + n, d);
+        sum = add(sum, d);
+      }
+      store<T>(half + t, sum);
+    }
+    for (index t = 0; t < x.rows.count && !x.of_keys; ++t)
+      for (index r = 0; r < rows; ++r)
+        if (raw[r * kernel_chunk + t] == maximum[t]) {
+          x.d[r * kernel_chunk + t] -= half[t];
+          break;
+        }
+    for (index t = 0; t < x.rows.count && x.of_keys; ++t) largest[x.pair].sum += half[t];
+    for (index t = 0; t < kernel_chunk; ++t) half[t] *= -made.scale;
+  }
+
+  void finish_pair(index pair, T* rows_of_keys, kernel_sums<T>* dw, T* work) const override {
+    if (!made.published) return;
+    const kernel_call<T>& call = made.call;
+    const place& at = largest[pair];
+    const T factor = std::sqrt(made.scale) * at.sum;
+    const index b = pair / call.heads, h = pair % call.heads;
+    if (rows_of_keys) {
+      made.w.head(0, h / (call.heads / made.matrices)).read_row(at.row, work);
+      for (index d = 0; d < dim; ++d) rows_of_keys[at.key * dim + d] -= factor * work[d];
+    }
+    if (!dw) return;
+    call.k.head(b, call.kv_head(h)).read_row(at.key, work);
+    const T* const centre = made.centre_of(pair);
+    for (index d = 0; d < dim; ++d) dw->value(at.row, d) -= factor * (work[d] - (centre ? centre[d] : T(0)));
+  }
+
+  void finish_keys(T* rows_of_keys, index count) const override {
+    for (index d = 0; d < dim && made.centred; ++d) {
+      double sum = 0;
+      for (index j = 0; j < count; ++j) sum += static_cast<double>(rows_of_keys[j * dim + d]);
+      const T mean = static_cast<T>(sum / static_cast<double>(count));
+      for (index j = 0; j < count; ++j) rows_of_keys[j * dim + d] -= mean;
+    }
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,68 @@
+// attn: the gradients of FAVOR+ attention.
+//
+//   attn::performer_backward(q, k, v, features, d_out, {.q = dq, .k = dk, .v = dv}, {.causal = true}, threads);
+//
+// The formulas of linear_backward.hpp, and the chain rule through phi (performer.hpp): maxima that only stabilise have no
+// gradient; with feature_eps the maximum is part of the formula and has one, where it is taken; of centred keys, the mean
+// has one.                          Choromanski et al. 2021, "Rethinking attention with performers"
+//
+// Shapes   q, k, v, features and the options as the forward call's, d_out as out. Neither out nor anything else of the
+//          forward call is needed. Gradients have the shapes of what they are of; dk and dv are summed over grouped
+//          queries, those of features over what shares them.
+// Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: about 10 m 64 numbers more
+//          than the forward call's; causal one state of (m + 1) Dv numbers per 1024 tokens and 16 more; Lk (D + Dv)
+//          numbers where query heads have features of their own but share keys, Lk D with feature_eps or center_keys. With
+//          the gradient of features, B H m D (Hkv, where those are shared) for all threads.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written.
+//
+// As safe as the forward call: gradients are taken of logarithms of features, weights are at most 1, and pairs that
+// underflow are recomputed.
+#pragma once
+
+#include <attn/kernel/detail/kernel_backward_call.hpp>
+#include <attn/kernel/detail/performer_features_backward.hpp>
+#include <attn/kernel/performer.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients performer_backward computes: those given. S is the element type of the call.
+template <class S>
+struct performer_gradients {
+  tensor_view<S> q{}, k{}, v{};
+  tensor_view<S, 3> features{};  // as features, summed over what shares them
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+template <class S, class T = compute_type<S>>
+void run_performer_backward(const kernel_backward_views<S>& views, const performer_options<S>& options,
+                            execution& exec) {
+  const validator check("performer_backward");
+  kernel_call<T> call = check_kernel_backward<true>(check, views, options);
+  check_performer(check, options);
+  performer_features<T> features(call, options);
+  if (features.published) call.eps *= static_cast<T>(features.rows);
+  performer_features_backward<T> back(features);
+  run_kernel_backward(views, call, features, back, exec);
+}
+
+}  // namespace detail
+
+/// The gradients of performer; options and execution may each be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable D, class Features = performer_options<element_of<const Q&>>,
+          class Options = performer_options<element_of<const Q&>>>
+void performer_backward(const Q& q, const K& k, const V& v, const Features& features, const D& d_out,
+                        const performer_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                        execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
+  views.x = detail::with_features(views.x, features);
+  views.d_features = gradients.features;
+  detail::run_performer_backward<S>(views, detail::options_or_default<performer_options<S>>(options),
+                                    detail::execution_of(exec, options));
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,121 @@
+// attn: the gradients of random feature attention.
+//
+//   attn::rfa_backward(q, k, v, features, d_out, {.q = dq, .k = dk, .v = dv}, {.causal = true}, threads);
+//   attn::rfa_backward(q, k, v, features, d_out, {.q = dq, .gate = dg}, {.causal = true, .gate = g});
+//
+// The formulas of linear_backward.hpp, and with t = W x / (|x| + norm_eps), dt = cos t d sin t - sin t d cos t:
+//   dx = y / (|x| + norm_eps) - x (y.x) / (|x| (|x| + norm_eps)^2),  y = W^T dt         Peng et al. 2021, "Random feature
+//   d g_t = <dL/dS_t, S_(t-1) - phi(k_t) v_t^T>                                         attention"
+//
+// Shapes   q, k, v, features and the options as the forward call's, d_out as out. Neither out nor anything else of the
+//          forward call is needed. Gradients have the shapes of what they are of; dk and dv are summed over grouped
+//          queries, those of features over what shares them.
+// Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: about 16 m 64 numbers more
+//          than the forward call's; causal one state of (2m + 1) Dv numbers per 1024 tokens and 16 more; where query heads
+//          have features or gates of their own but share keys, Lk (D + Dv) numbers. With the gradient of features,
+//          B H m D (Hkv, where those are shared) for all threads.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written.
+//
+// A token of zeros has a gradient of y / norm_eps, with norm_eps 0 of zeros.
+#pragma once
+
+#include <attn/kernel/detail/kernel_backward_call.hpp>
+#include <attn/kernel/detail/projection_backward.hpp>
+#include <attn/kernel/rfa.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients rfa_backward computes: those given. S is the element type of the call.
+template <class S>
+struct rfa_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  tensor_view<S, 3> features{};  // as features, summed over what shares them
+  tensor_view<real, 3> gate{};   // as gate: [B, H or Hkv, Lk]
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+template <class T>
+struct rfa_features_backward final : projected_features_backward<T> {
+  using base = projected_features_backward<T>;
+  using base::rows, base::dim;
+
+  const T norm_eps;
+
+  explicit rfa_features_backward(const rfa_features<T>& f) : base(f), norm_eps(f.norm_eps) {
+    this->scratch_size += 2 * kernel_chunk;
+  }
+
+  void prepare(execution&) override { this->pack(T(1)); }
+
+  void back(const tokens_back<T>& x, T* dx, kernel_sums<T>* dw, T* work) const override {
+    const index lanes = x.rows.lanes, m = rows * kernel_chunk;
+    T *const columns = work, *const norm = work + (dim + 1) * kernel_chunk, *const factor = norm + kernel_chunk;
+    this->features.call.k.access->pack_columns(x.rows, dim, columns);
+    sum_squares(columns, dim, lanes, norm);
+    for (index t = 0; t < lanes; ++t) {
+      norm[t] = std::sqrt(norm[t]);
+      factor[t] = norm[t] + norm_eps == T(0) ? T(0) : T(1) / (norm[t] + norm_eps);
+    }
+    for (index r = 0; r < rows; ++r)
+      for (index t = 0; t < lanes; t += width<T>) {
+        const index n = r * kernel_chunk + t;
+        const packet<T> of_sine = mul(load<T>(x.d + n), load<T>(x.phi + n + m));
+        store<T>(x.d + n, sub(of_sine, mul(load<T>(x.d + n + m), load<T>(x.phi + n))));
+      }
+    if (dx) {
+      this->project_back(x.pair, x.d, lanes, dx);
+      back_norm(columns, norm, factor, lanes, dx);
+    }
+    if (dw) this->add_features(x, x.d, columns, factor, factor + kernel_chunk, *dw);
+  }
+
+  /// From the gradients y of x^ to those of x = x^ (|x| + norm_eps).
+  void back_norm(const T* columns, const T* norm, const T* factor, index lanes, T* dx) const {
+    for (index t = 0; t < lanes; t += width<T>) {
+      const packet<T> f = load<T>(factor + t), size = load<T>(norm + t);
+      packet<T> along = zero<T>();
+      for (index d = 0; d < dim; ++d)
+        along = fma(load<T>(dx + d * kernel_chunk + t), mul(load<T>(columns + d * kernel_chunk + t), f), along);
+      const packet<T> less = if_less(zero<T>(), size, div(mul(along, f), size), zero<T>());
+      for (index d = 0; d < dim; ++d) {
+        const index n = d * kernel_chunk + t;
+        store<T>(dx + n, sub(mul(load<T>(dx + n), f), mul(load<T>(columns + n), less)));
+      }
+    }
+  }
+};
+
+template <class S, class T = compute_type<S>>
+void run_rfa_backward(const kernel_backward_views<S>& views, const rfa_options<S>& options, execution& exec) {
+  const validator check("rfa_backward");
+  kernel_call<T> call = check_kernel_backward<true>(check, views, options, true);
+  check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
+  rfa_features<T> features(call, options.norm_eps);
+  rfa_features_backward<T> back(features);
+  run_kernel_backward(views, call, features, back, exec);
+}
+
+}  // namespace detail
+
+/// The gradients of rfa; options and execution may each be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable D, class Features = rfa_options<element_of<const Q&>>,
+          class Options = rfa_options<element_of<const Q&>>>
+void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, const D& d_out,
+                  const rfa_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                  execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<rfa_options<S>>(options);
+  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
+  views.x = detail::with_features(views.x, features);
+  views.d_features = gradients.features;
+  views.gate_name = "gate", views.gate = given.gate, views.d_gate = gradients.gate;
+  detail::run_rfa_backward<S>(views, given, detail::execution_of(exec, options));
+}
+
+}  // namespace attn::inline ATTN_ISA
