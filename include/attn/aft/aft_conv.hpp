@@ -41,8 +41,8 @@ struct aft_conv_options {
 namespace detail {
 
 template <class T>
-aft_window_grid check_aft_conv(const validator& check, aft_tensors<T>& x, const std::optional<token_grid>& tokens) {
-  check_aft(check, x);
+aft_window_grid check_aft_conv_grid(const validator& check, aft_tensors<T>& x,
+                                    const std::optional<token_grid>& tokens) {
   check_kernels(check, x, tokens.has_value());
   aft_window_grid grid{.columns = x.length, .side = x.w.extents[3] / 2, .causal = x.causal};
   if (tokens) {
@@ -66,7 +66,9 @@ void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
   const auto& given = detail::options_or_default<aft_conv_options<S>>(options);
   auto x = detail::tensors_of(given, q, k, v, out, w);
   x.one_key = true;
-  const auto grid = detail::check_aft_conv(detail::validator("aft_conv"), x, given.grid);
+  const detail::validator check("aft_conv");
+  detail::check_aft(check, x);
+  const auto grid = detail::check_aft_conv_grid(check, x, given.grid);
   if (x.length == 0) return;
   using T = compute_type<S>;
   detail::aft_window_call<T>{x, grid, detail::aft_window_layout::kernel, detail::add_rows<T, S>}.run(

@@ -1,7 +1,27 @@
+// attn: the gradients of aft_conv.
+//
+//   y_t = sum_t' p_tt' v_t'      p_tt' = e^(k_t' + w_(t'-t)) / den_t      dy_t = d_out_t sigma(q_t)
+//   dq_t = d_out_t y_t sigma'(q_t)      dv_t' = sum_t p_tt' dy_t      dk_t' = sum_t p_tt' (v_t' - y_t) dy_t
+//   dw_n = sum of p_tt' (v_t' - y_t) dy_t over all t' - t = n, the channels, and the heads that share w
+//                                                                  Zhai et al. 2021, "An attention free transformer"
+//
+//   attn::aft_conv(q, k, v, out, w, {.causal = true}, threads);
+//   attn::aft_conv_backward(q, k, v, w, d_out, {.q = dq, .k = dk, .v = dv, .w = dw}, {.causal = true}, threads);
+//
+// What the forward call wrote is not needed. k and w may be of any size, as for aft_full. Without a gate the gradient of q
+// is 0; that of a masked bias, and of the half of a causal kernel that is unused, is 0.
+//
+// Shapes   q, k, v, w, the options: as the forward call's; d_out as out. Gradients have the shapes of what they are of:
+//          that of one key for all channels is summed over them, that of w over the heads that share it.
+// Cost     Three times the forward call: its own work again, as much for k and v, as much for w. Scratch: that of the
+//          forward call, 5 L numbers a channel, of 512 channels at a time, 3 of them touched only where rows need
+//          recomputation; 33 numbers for every entry of a kernel.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input or
+//          one another, before anything is written.
 #pragma once
 
 #include <attn/aft/aft_conv.hpp>
-#include <attn/aft/detail/aft_gradients.hpp>
+#include <attn/aft/detail/aft_window_backward.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -12,5 +32,26 @@ struct aft_conv_gradients {
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };
+
+/// The gradients of aft_conv. See the top of the file. Options and an execution may be left out.
+template <viewable Q, viewable K, viewable V, viewable W, viewable D,
+          class Options = aft_conv_options<element_of<const Q&>>>
+void aft_conv_backward(const Q& q, const K& k, const V& v, const W& w, const D& d_out,
+                       const aft_conv_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                       execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  using T = compute_type<S>;
+  const auto& given = detail::options_or_default<aft_conv_options<S>>(options);
+  const detail::validator check("aft_conv_backward");
+  auto x = detail::backward_tensors_of(given, gradients, q, k, v, d_out, w);
+  x.one_key = true;
+  detail::check_aft_backward(check, x);
+  const auto grid = detail::check_aft_conv_grid(check, x, given.grid);
+  detail::as_kernels(x.dw, given.grid.has_value());
+  execution& e = detail::execution_of(exec, options);
+  detail::aft_window_backward_call<T>{x, detail::gradient_elements_of<S>, grid, detail::aft_window_layout::kernel,
+                                      detail::add_rows<T, S>}
+      .run(e);
+}
 
 }  // namespace attn::inline ATTN_ISA

@@ -31,6 +31,26 @@ struct aft_local_options {
   bool gate = true;            ///< multiply by sigmoid(q); without, q is not read
 };
 
+namespace detail {
+
+struct aft_local_biases {
+  aft_window_grid grid;
+  aft_window_layout layout;
+};
+template <class T>
+aft_local_biases check_aft_local(const validator& check, const aft_tensors<T>& x, index window, bool band) {
+  check.at_least("window", 1, window);
+  check.fits("window", {2, window});
+  check_biases(check, x);
+  check.equal("w rows = length", x.length, x.w.extents[2]);
+  check.equal(band ? "w columns = 2 * window - 1 =" : "w columns = length", band ? 2 * window - 1 : x.length,
+              x.w.extents[3]);
+  return {{.columns = x.length, .side = window - 1, .causal = x.causal},
+          band ? aft_window_layout::band : aft_window_layout::square};
+}
+
+}  // namespace detail
+
 /// Attention-free mixing with biases for near positions. See the top of the file. Options and an execution may be left
 /// out.
 template <viewable Q, viewable K, viewable V, viewable O, viewable W,
@@ -42,17 +62,9 @@ void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&
   const detail::validator check("aft_local");
   auto x = detail::tensors_of(given, q, k, v, out, w);
   detail::check_aft(check, x);
-  check.at_least("window", 1, given.window);
-  check.fits("window", {2, given.window});
-  detail::check_biases(check, x);
-  check.equal("w rows = length", x.length, x.w.extents[2]);
-  check.equal(given.band ? "w columns = 2 * window - 1 =" : "w columns = length",
-              given.band ? 2 * given.window - 1 : x.length, x.w.extents[3]);
+  const auto [grid, layout] = detail::check_aft_local(check, x, given.window, given.band);
   using T = compute_type<S>;
-  detail::aft_window_call<T>{
-      x, {.columns = x.length, .side = given.window - 1, .causal = given.causal},
-      given.band ? detail::aft_window_layout::band : detail::aft_window_layout::square, detail::add_rows<T, S>}
-      .run(detail::execution_of(exec, options));
+  detail::aft_window_call<T>{x, grid, layout, detail::add_rows<T, S>}.run(detail::execution_of(exec, options));
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -100,15 +100,18 @@ void check_biases(const validator& check, const aft_tensors<T>& x) {
   check.broadcasts("w heads", x.heads, x.w.extents[1]);
 }
 
+/// Kernels as [1, H, height, width]; those of a sequence come as [H, width].
+inline void as_kernels(memory_layout& w, bool image) {
+  if (!image) std::swap(w.extents[1], w.extents[2]), std::swap(w.strides[1], w.strides[2]);
+}
+
 /// Checks kernels w [H, width] or [1, width], whose width is odd; of images [H, height, width], the height too.
 template <class T>
 void check_kernels(const validator& check, aft_tensors<T>& x, bool image) {
   auto& w = x.w;
   check.equal("w batch =", 1, w.extents[0]);
-  if (!image) {  // [H, 1, width]
-    check.equal("w of rank 2, [heads, width], with leading extent", 1, w.extents[1]);
-    std::swap(w.extents[1], w.extents[2]), std::swap(w.strides[1], w.strides[2]);
-  }
+  if (!image) check.equal("w of rank 2, [heads, width], with leading extent", 1, w.extents[1]);
+  as_kernels(w, image);
   check.broadcasts("w heads", x.heads, w.extents[1]);
   if (w.extents[3] % 2 == 0) check.fail("w of odd width", w.extents[3]);
   if (w.extents[2] % 2 == 0) check.fail("w of odd height", w.extents[2]);

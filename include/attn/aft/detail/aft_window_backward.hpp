@@ -1,0 +1,131 @@
+// attn: the gradients of attention-free mixing whose biases are 0 beyond a window.
+//
+// What aft_window.hpp does with keys and rows, with the roles changed: rows beyond the reach of every window of a block of
+// keys see these keys without a bias, and their sums are computed once, as key_sums of g and h. They are safe as those of
+// keys are: such a row sees the key, so e^k <= den.
+#pragma once
+
+#include <attn/aft/detail/aft_key_block.hpp>
+#include <attn/aft/detail/aft_window.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The biases of all rows towards a block of keys, and their gradient.
+template <class T>
+struct window_key_bias {
+  matrix_view<const void> w;
+  const aft_elements<T>& elements;
+  aft_window_layout layout;
+  aft_window_grid grid;
+  index length;
+  aft_bias_sink<T> gradient;
+
+  index seen(index t, index begin, index count) const {
+    return grid.causal ? std::clamp(t + 1 - begin, index(0), count) : count;
+  }
+  aft_window_bias<T> of(index t) const {
+    const index r = t / grid.columns, i = (t - r * grid.columns) / block_rows;
+    return {.w = w, .elements = elements, .layout = layout, .grid = grid, .keys = length, .r = r, .i = i};
+  }
+  index row(index t) const { return t % grid.columns % block_rows; }
+
+  void fill(index t, index begin, index count, T* to) const {
+    const index n = seen(t, begin, count);
+    of(t).fill(row(t), begin, n, to);
+    std::fill(to + n, to + count, -std::numeric_limits<T>::infinity());
+  }
+  void add_gradient(index t, index begin, index count, const T* values) const {
+    const auto place = of(t).find(row(t), begin, seen(t, begin, count));
+    if (place.low < place.high) gradient.add(place.row, place.column, place.high - place.low, values + place.low);
+  }
+};
+
+template <class T>
+struct aft_window_backward_call {
+  static constexpr index most_segments = 32;  // of the keys: each sums the gradient of a kernel on its own
+
+  const aft_backward_tensors<T>& x;
+  const aft_gradient_elements<T>& elements;
+  aft_window_grid grid;
+  aft_window_layout layout;
+  add_rows_function<T> add_rows;
+
+  void run(execution& exec) const {
+    aft_window_call<T> forward{x, grid, layout, add_rows};
+    auto work = forward.work();
+    work.operations *= 3;
+    const auto limit = exec.limit_threads(work);
+    const bool biased = x.wants(x.dw), keys_too = biased || x.wants(x.dk) || x.wants(x.dv);
+    const bool kernel = biased && layout == aft_window_layout::kernel;
+    const index parts = x.parts(), blocks = grid.lines * grid.blocks();
+    const index segments = kernel ? std::min(blocks, most_segments) : blocks;
+    const index entries = kernel ? x.dw.extents[2] * x.dw.extents[3] : 0;
+    aft_stored_rows<T> rows;
+    aft_bias_gradients<T> biases;
+    aft_window_sums<T> beside;
+    T* partial = nullptr;  // [segments][entries]
+    exec.shared_scratch([&](arena& memory) {
+      forward.allocate(memory);
+      const index most = forward.bundles.most;
+      rows = aft_stored_rows<T>::layout(memory, x.batch * x.heads, parts, x.length, most * parts);
+      biases = aft_bias_gradients<T>::layout(memory, x, elements, most, kernel);
+      auto of_keys = grid;
+      of_keys.of_keys = true;
+      beside = aft_window_sums<T>::layout(memory, of_keys, most, parts);
+      partial = memory.allocate<T>(segments * entries);
+      return 0;
+    });
+    if (!kernel || forward.bundles.count == 0) biases.clear(exec);
+    rows.find_highest(x, elements, exec);
+    forward.sum_outside(exec);
+    for (index b = 0; b < forward.bundles.count; ++b) {
+      const head_bundle bundle = forward.bundles.list[b];
+      forward.attend(b, b + 1, exec, [&](const auto& block, index keys) {
+        rows.add(x, elements, block, keys, [&](index r) { return block.bias.sees_beyond(r); });
+      });
+      if (!keys_too) continue;
+      beside.sum(
+          std::ssize(bundle), exec,
+          [&](index head, index begin, index end, key_sums<T>* to) {
+            for (index p = 0; p < parts; ++p) rows.add_plain(bundle, head * parts + p, begin, end, to[p]);
+          },
+          [&](index) { return bundle[0].length; });
+      biases.begin(forward.bundles, b, exec);
+      exec.for_each(segments, [&](index segment, int worker) {
+        aft_bias_sink<T> sink = biases.sink;
+        if (kernel) sink.sums = partial + segment * entries, std::fill_n(sink.sums, entries, T(0));
+        for (index n = segment * blocks / segments; n < (segment + 1) * blocks / segments; ++n)
+          add_keys_block(bundle, rows, beside, sink, n, forward.bundles.most, exec, worker);
+      });
+      for (index n = 0; n < segments * entries; ++n) biases.sink.sums[n % entries] += partial[n];
+      biases.end(forward.bundles, b, exec);
+    }
+    clear_all_padding(x, elements, exec);
+  }
+
+ private:
+  /// Block n of the keys of a bundle.
+  void add_keys_block(const head_bundle& bundle, const aft_stored_rows<T>& rows, const aft_window_sums<T>& beside,
+                      const aft_bias_sink<T>& sink, index n, index most, execution& exec, int worker) const {
+    const index r = n / grid.blocks(), i = n % grid.blocks(), length = bundle[0].length, parts = x.parts();
+    const index count = std::min(grid.columns_of(r, length) - i * block_rows, block_rows);
+    if (count <= 0) return;
+    sums_array<T> outside;
+    const bool biased = x.wants(x.dw);
+    const auto block = exec.scratch(worker, [&](arena& memory) {
+      outside = sums_array<T>::layout(memory, most, parts);
+      return aft_key_block<T>::layout(memory, most * parts, biased);
+    });
+    for (index head = 0; head < std::ssize(bundle); ++head) beside.outside(head, r, i, outside, head);
+    const window_key_bias<T> bias{bundle[0].w, *x.elements, layout, grid, length, sink};
+    const aft_key_gradients<T, window_key_bias<T>> keys{
+        block, x, elements, rows, bundle, bias, r * grid.columns + i * block_rows, count, biased};
+    keys.start();
+    const aft_window_bias<T> ranges{.w = {}, .elements = *x.elements, .layout = layout,
+                                    .grid = beside.grid, .keys = length, .r = r, .i = i};
+    ranges.ranges([&](index begin, index end) { keys.add_rows(begin, end - begin); });
+    keys.finish(outside.data);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
