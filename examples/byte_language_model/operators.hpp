@@ -1,20 +1,14 @@
 // The operators a byte model can be made around, one entry each.
 #pragma once
 
+#include <attn/aft/aft_conv_backward.hpp>
 #include <attn/aft/aft_full_backward.hpp>
+#include <attn/aft/aft_local_backward.hpp>
 #include <attn/aft/aft_simple_backward.hpp>
 #include <attn/attn.hpp>
-#include <attn/fourier/fnet_backward.hpp>
 #include <attn/kernel/linear_backward.hpp>
-#include <attn/low_rank/linformer_backward.hpp>
-#include <attn/low_rank/long_short_backward.hpp>
-#include <attn/low_rank/nystrom_backward.hpp>
-#include <attn/softmax/bigbird_backward.hpp>
-#include <attn/softmax/block_backward.hpp>
-#include <attn/softmax/full_softmax_backward.hpp>
-#include <attn/softmax/lsh_backward.hpp>
-#include <attn/softmax/sliding_window_backward.hpp>
-#include <attn/softmax/strided_backward.hpp>
+#include <attn/kernel/performer_backward.hpp>
+#include <attn/kernel/rfa_backward.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -159,6 +153,24 @@ inline std::vector<mixer> mixers(const sizes& s) {
       });
   list.back().stream = stream(attn::linear_state<float>({.heads = s.heads, .features = dim, .value_dim = dim}),
                               [](auto& state, auto& c) { attn::linear_step(state, c.q, c.k, c.v, c.out, c.exec); });
+  const attn::kernel_state_extents features{.heads = s.heads, .features = 2 * dim, .value_dim = dim};
+  const auto w = attn::draw_features<float>(features.features, dim, {.seed = 1});
+  add("performer", attn::performer_options<float>{.causal = causal},
+      [w](auto& c, auto& o) { attn::performer(c.q, c.k, c.v, c.out, w, o, c.exec); },
+      [w](auto& c, auto& o) {
+        attn::performer_backward(c.q, c.k, c.v, w, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, o, c.exec);
+      });
+  list.back().stream = stream(attn::performer_state<float>(features), [w](auto& state, auto& c) {
+    attn::performer_step(state, c.q, c.k, c.v, c.out, w, c.exec);
+  });
+  add("rfa", attn::rfa_options<float>{.causal = causal, .eps = 1e-3f, .norm_eps = 1e-3f},
+      [w](auto& c, auto& o) { attn::rfa(c.q, c.k, c.v, c.out, w, o, c.exec); },
+      [w](auto& c, auto& o) {
+        attn::rfa_backward(c.q, c.k, c.v, w, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, o, c.exec);
+      });
+  list.back().stream = stream(attn::rfa_state<float>(features), [w](auto& state, auto& c) {
+    attn::rfa_step(state, c.q, c.k, c.v, c.out, w, {.eps = 1e-3f, .norm_eps = 1e-3f}, c.exec);
+  });
   add("aft_full", attn::aft_full_options<float>{.causal = causal},
       [](auto& c, auto& o) {
         attn::aft_full(c.q, c.k, c.v, c.out, c.own.topLeftCorner(c.length(), c.length()), o, c.exec);
@@ -169,6 +181,26 @@ inline std::vector<mixer> mixers(const sizes& s) {
   list.back().own = {s.context, s.context, 0.1};
   list.back().stream = stream(attn::kv_cache<float>(extents), [](auto& cache, auto& c) {
     attn::aft_full_step(cache, c.q, c.k, c.v, c.out, c.own, c.exec);
+  });
+  add("aft_local", attn::aft_local_options<float>{.causal = causal, .window = near, .band = true},
+      [](auto& c, auto& o) { attn::aft_local(c.q, c.k, c.v, c.out, c.own.topRows(c.length()), o, c.exec); },
+      [](auto& c, auto& o) {
+        attn::aft_local_backward(c.q, c.k, c.v, c.own, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv, .w = *c.d_own}, o,
+                                 c.exec);
+      });
+  list.back().own = {s.context, 2 * near - 1, 0.1};
+  list.back().stream = stream(attn::aft_local_state<float>(extents, {.window = near}), [](auto& state, auto& c) {
+    attn::aft_local_step(state, c.q, c.k, c.v, c.out, c.own, {.band = true}, c.exec);
+  });
+  add("aft_conv", attn::aft_conv_options<float>{.causal = causal},
+      [](auto& c, auto& o) { attn::aft_conv(c.q, c.k, c.v, c.out, c.own, o, c.exec); },
+      [](auto& c, auto& o) {
+        attn::aft_conv_backward(c.q, c.k, c.v, c.own, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv, .w = *c.d_own}, o,
+                                c.exec);
+      });
+  list.back().own = {s.heads, 2 * near - 1, 0.1};
+  list.back().stream = stream(attn::aft_conv_state<float>(extents, {.width = 2 * near - 1}), [](auto& state, auto& c) {
+    attn::aft_conv_step(state, c.q, c.k, c.v, c.out, c.own, c.exec);
   });
   add("aft_simple", attn::aft_simple_options<float>{.causal = causal},
       [](auto& c, auto& o) { attn::aft_simple(c.q, c.k, c.v, c.out, o, c.exec); },
