@@ -1,0 +1,345 @@
+// A language model of bytes, trained from nothing: a decoder of pre-norm blocks around any causal operator of the
+// library; or, with --masked, an encoder around any bidirectional one, which learns to find masked bytes.
+//
+//   15_byte_language_model                                   trains on this machine's licences, or on this library
+//   15_byte_language_model my.txt --operator linear --save weights --prompt "Once "
+//   15_byte_language_model my.txt --operator linear --load weights --steps 0 --prompt "Once "
+//   15_byte_language_model --masked --operator nystrom --prompt "Once upo_ a t_me"
+//   15_byte_language_model --compare --steps 300             every operator: a table, curves as .csv and as a picture
+//
+// Other options, and their values unless given: --layers 4 --width 256 --heads 4 --context 512 --batch 4 --steps 1500
+// --rate 0.002 --seed 1 --threads (all) --temperature 0.7 --bytes 300 (after the prompt), --reversible (the memory of
+// training does not grow with the layers). The last tenth of the text is held out. One seed gives the same model with
+// any number of threads. What it needs beside attn and Eigen is in the folder byte_language_model.
+#include "byte_language_model/model.hpp"
+#include "byte_language_model/text.hpp"
+#include "byte_language_model/weights.hpp"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <thread>
+#include <variant>
+
+
+namespace byte_model {
+
+struct settings : sizes {
+  std::vector<std::string> files{};
+  std::string op = "full_softmax", load{}, save{}, prompt{};
+  bool compare = false, self_test = false;
+  index batch = 4, steps = 1500, seed = 1, threads = std::max(1u, std::thread::hardware_concurrency()), bytes = 300;
+  double rate = 2e-3, temperature = 0.7;
+};
+
+settings parse(int count, char** arguments) {
+  settings s;
+  const std::pair<std::string, std::variant<bool*, index*, double*, std::string*>> options[] = {
+      {"--operator", &s.op},     {"--load", &s.load},       {"--save", &s.save},       {"--prompt", &s.prompt},
+      {"--masked", &s.masked},   {"--compare", &s.compare}, {"--layers", &s.layers},   {"--reversible", &s.reversible},
+      {"--width", &s.width},     {"--heads", &s.heads},     {"--context", &s.context}, {"--temperature", &s.temperature},
+      {"--batch", &s.batch},     {"--steps", &s.steps},     {"--seed", &s.seed},       {"--self-test", &s.self_test},
+      {"--threads", &s.threads}, {"--bytes", &s.bytes},     {"--rate", &s.rate}};
+  for (int n = 1; n < count; ++n) {
+    const std::string name = arguments[n];
+    if (!name.starts_with("--")) {
+      s.files.push_back(name);
+      continue;
+    }
+    const auto* found = std::find_if(std::begin(options), std::end(options), [&](auto& o) { return o.first == name; });
+    if (found == std::end(options)) fail("there is no option " + name);
+    if (const auto flag = std::get_if<bool*>(&found->second)) {
+      **flag = true;
+      continue;
+    }
+    if (n + 1 == count) fail(name + " needs a value");
+    const std::string value = arguments[++n];
+    char* end = nullptr;
+    if (const auto text = std::get_if<std::string*>(&found->second)) **text = value;
+    if (const auto whole = std::get_if<index*>(&found->second)) **whole = std::strtol(value.c_str(), &end, 10);
+    if (const auto number = std::get_if<double*>(&found->second)) **number = std::strtod(value.c_str(), &end);
+    if (end && (*end || value.empty())) fail(name + " needs a number; found " + value);
+  }
+  const std::pair<const char*, index> least_1[] = {{"--layers", s.layers},   {"--width", s.width}, {"--heads", s.heads},
+                                                   {"--context", s.context}, {"--batch", s.batch}, {"--threads", s.threads}};
+  for (const auto& [name, value] : least_1)
+    if (value < 1) fail(name + std::string(" must be at least 1; found ") + std::to_string(value));
+  if (s.width % s.heads != 0) fail("--heads must divide --width");
+  if (s.steps < 0 || s.bytes < 0 || !(s.rate > 0)) fail("--steps and --bytes must not be negative, --rate positive");
+  return s;
+}
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Training ------------------------------------------------------------------------------------------------------------
+
+// Bits for a byte of held-out text, over up to 64 windows of it.
+double held_out_bits(model& m, const std::string& text, execution& exec) {
+  const index places = std::ssize(text) - m.s.context, windows = std::min<index>(64, 1 + (places - 1) / m.s.context);
+  activations a(m.s, 1, m.s.context, false);
+  attn::random_numbers masks(7);
+  double bits = 0;
+  for (index n = 0; n < windows; ++n) {
+    const examples one = make_examples(text, {n * (places - 1) / std::max<index>(1, windows - 1)}, m.s, masks);
+    m.forward(a, one.tokens, exec);
+    bits += loss(a.logits, one.targets, exec) / double(windows);
+  }
+  return bits;
+}
+
+struct progress {
+  std::vector<std::pair<index, double>> curve{};  // steps, held-out bits per byte
+  double step_seconds = 0, mebibytes = 0;
+};
+
+progress train(model& m, const corpus& text, const settings& s, bool quiet = false) {
+  execution exec(static_cast<int>(s.threads));
+  activations a(m.s, s.batch, s.context, true);
+  attn::random_numbers random(static_cast<std::uint64_t>(s.seed), 1);
+  progress p;
+  std::vector<double> times, bits;
+  for (index step = 1; step <= s.steps; ++step) {
+    const double start = seconds();
+    std::vector<index> begins(static_cast<std::size_t>(s.batch));
+    for (index& begin : begins) begin = random.below(std::ssize(text.train) - s.context);
+    const examples batch = make_examples(text.train, begins, m.s, random);
+    m.forward(a, batch.tokens, exec);
+    bits.push_back(loss(a.logits, batch.targets, exec));
+    m.backward(a, batch.tokens, exec);
+    // The rate rises over the first steps and falls by a cosine.
+    const double rising = double(step) / std::min(100., 0.1 * double(s.steps));
+    m.update(s.rate * std::min(rising, 0.55 + 0.45 * std::cos(std::numbers::pi * double(step) / double(s.steps))), exec);
+    times.push_back(seconds() - start);
+    if (step % std::max<index>(1, s.steps / 20) != 0 && step != s.steps) continue;
+
+    p.curve.emplace_back(step, held_out_bits(m, text.held, exec));
+    p.mebibytes = (m.bytes() + a.bytes() + double(exec.scratch_bytes())) / (1 << 20);
+    const double sum = std::accumulate(times.begin(), times.end(), 0.);
+    std::nth_element(times.begin(), times.begin() + std::ssize(times) / 2, times.end());
+    p.step_seconds = times[times.size() / 2];
+    if (quiet) continue;
+    const double mean = std::accumulate(bits.begin(), bits.end(), 0.) / double(bits.size());
+    std::printf("%6td steps, %4.0f s: %.3f bits per byte, %.3f held out; %.0f bytes/s, %.0f MiB\n", step, sum, mean,
+                p.curve.back().second, double(s.batch * s.context) / p.step_seconds, p.mebibytes);
+    std::fflush(stdout);
+    bits.clear();
+  }
+  return p;
+}
+
+// Writing -------------------------------------------------------------------------------------------------------------
+
+// A byte by its logits: the likeliest, or, with a temperature, one drawn by e^(logit / temperature).
+int pick(const auto& logits, double temperature, attn::random_numbers& random) {
+  index best = 0;
+  const double most = logits.maxCoeff(&best);
+  if (temperature <= 0) return static_cast<int>(best);
+  const Eigen::ArrayXd chance = ((logits.template cast<double>().array() - most) / temperature).exp();
+  double left = double(random.bits() >> 11) * 0x1p-53 * chance.sum();
+  for (int byte = 0; byte < byte_count; ++byte)
+    if ((left -= chance[byte]) < 0) return byte;
+  return static_cast<int>(best);
+}
+
+// What follows the prompt, by the operator's streaming step: the prompt at once, then byte by byte. Operators that have
+// none compute everything again for each byte.
+std::vector<int> continue_prompt(model& m, const std::string& prompt, const settings& s, execution& exec) {
+  if (prompt.empty() || std::ssize(prompt) > s.context)
+    fail("expected a prompt of 1 to " + std::to_string(s.context) + " bytes; found " + std::to_string(prompt.size()));
+  std::vector<int> tokens = tokens_of(prompt);
+  std::vector<operation> streams;
+  for (index n = 0; m.op.stream && n < s.layers; ++n) streams.push_back(m.op.stream());
+  attn::random_numbers random(static_cast<std::uint64_t>(s.seed), 2);
+  for (index n = 0; n < s.bytes && std::ssize(tokens) < s.context; ++n) {
+    const index first = n > 0 && m.op.stream ? std::ssize(tokens) - 1 : 0;
+    activations a(m.s, 1, std::ssize(tokens) - first, false);
+    m.forward(a, {tokens.begin() + first, tokens.end()}, exec, first, streams);
+    tokens.push_back(pick(rows_of(a.logits).row(a.length - 1), s.temperature, random));
+  }
+  return tokens;
+}
+
+// Does the parallel form, which sees the whole text at once, write the same bytes?
+bool parallel_agrees(model& m, const std::vector<int>& tokens, index prompt, const settings& s, execution& exec) {
+  activations a(m.s, 1, std::ssize(tokens), false);
+  m.forward(a, tokens, exec);
+  attn::random_numbers random(static_cast<std::uint64_t>(s.seed), 2);
+  for (index n = prompt; n < std::ssize(tokens); ++n)
+    if (pick(rows_of(a.logits).row(n - 1), s.temperature, random) != tokens[n]) return false;
+  return true;
+}
+
+// The prompt with every _ replaced by what the model holds likeliest.
+std::string fill_in(model& m, std::string prompt, const settings& s, execution& exec) {
+  if (prompt.empty() || std::ssize(prompt) > s.context)
+    fail("expected a prompt of 1 to " + std::to_string(s.context) + " bytes; found " + std::to_string(prompt.size()));
+  std::vector<int> tokens = tokens_of(prompt);
+  std::replace(tokens.begin(), tokens.end(), int('_'), mask);
+  activations a(m.s, 1, std::ssize(tokens), false);
+  m.forward(a, tokens, exec);
+  attn::random_numbers random(0);
+  for (std::size_t n = 0; n < tokens.size(); ++n)
+    if (tokens[n] == mask) prompt[n] = static_cast<char>(pick(rows_of(a.logits).row(n), 0, random));
+  return prompt;
+}
+
+void write(model& m, const corpus& text, const settings& s) {
+  execution exec(static_cast<int>(s.threads));
+  std::string prompt = s.prompt;
+  if (prompt.empty()) prompt = text.held.substr(0, std::min<std::size_t>(200, s.context / 2));
+  if (s.masked) {
+    if (s.prompt.empty())
+      for (std::size_t n = 3; n < prompt.size(); n += 6) prompt[n] = '_';
+    std::printf("\n%s\n\nfilled in:\n\n%s\n", prompt.c_str(), fill_in(m, prompt, s, exec).c_str());
+    return;
+  }
+  const double start = seconds();
+  const std::vector<int> tokens = continue_prompt(m, prompt, s, exec);
+  const double time = seconds() - start;
+  const std::string all(tokens.begin(), tokens.end());
+  std::printf("\n%s|%s\n\n%.0f bytes/s; ", prompt.c_str(), all.substr(prompt.size()).c_str(),
+              double(tokens.size() - prompt.size()) / time);
+  if (!m.op.stream) std::puts("this operator has no streaming step: each byte took the whole text once more");
+  else if (parallel_agrees(m, tokens, std::ssize(prompt), s, exec)) std::puts("the parallel form writes the same bytes");
+  else std::puts("the parallel form writes other bytes: two were nearly as likely");
+}
+
+// Comparing -----------------------------------------------------------------------------------------------------------
+
+void compare(settings s, const corpus& text) {
+  std::ofstream curves("byte_language_model.csv");
+  if (!curves) fail("cannot write byte_language_model.csv");
+  curves << "operator,step,bits\n";
+  std::printf("%td steps of %td x %td bytes; byte frequencies alone: %.3f bits\n\n", s.steps, s.batch, s.context,
+              text.frequency_bits);
+  std::printf("%-16s %14s %12s %12s\n", "operator", "held-out bits", "time a step", "memory");
+  for (const mixer& op : mixers(s)) {
+    model m(s, op, static_cast<std::uint64_t>(s.seed));
+    const progress p = train(m, text, s, true);
+    for (const auto& [step, bits] : p.curve) curves << op.name << ',' << step << ',' << bits << '\n';
+    if (p.curve.empty()) continue;
+    std::printf("%-16s %14.3f %9.1f ms %8.1f MiB\n", op.name.c_str(), p.curve.back().second, 1e3 * p.step_seconds,
+                p.mebibytes);
+    std::fflush(stdout);
+  }
+  curves.close();
+  const int drawn = std::system(R"(python3 -c '
+import csv, matplotlib
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+curves = {}
+for line in csv.DictReader(open("byte_language_model.csv")):
+    curves.setdefault(line["operator"], []).append((int(line["step"]), float(line["bits"])))
+plt.figure(figsize=(8, 6))
+for n, name in enumerate(sorted(curves, key=lambda name: curves[name][-1][1])):
+    plt.plot(*zip(*curves[name]), label=f"{name} {curves[name][-1][1]:.2f}", color=plt.cm.tab20(n % 20))
+plt.xlabel("steps")
+plt.ylabel("held-out bits per byte")
+plt.legend(ncols=2)
+plt.savefig("byte_language_model.png", dpi=150, bbox_inches="tight")
+' 2> /dev/null)");
+  std::puts(drawn == 0 ? "\nThe curves are in byte_language_model.csv and .png."
+                       : "\nThe curves are in byte_language_model.csv; for a picture, python3 with matplotlib is lacking.");
+}
+
+// Testing -------------------------------------------------------------------------------------------------------------
+
+// Paragraphs of three letters each: the letters around a byte tell which.
+std::string made_text() {
+  attn::random_numbers random(3);
+  std::string text;
+  while (text.size() < 20000) {
+    const char letters[] = {char('a' + random.below(20)), char('a' + random.below(20)), char('a' + random.below(20))};
+    for (int n = 0; n < 128; ++n) text += letters[random.below(3)];
+  }
+  return text;
+}
+
+// Every operator learns more of a small text than how often bytes are; and what else this program promises.
+int self_test() {
+  settings s;
+  s.layers = 2, s.width = 32, s.heads = 2, s.context = 64, s.batch = 4, s.steps = 60, s.rate = 5e-3, s.bytes = 24;
+  s.threads = 1;
+  const corpus text = hold_out_a_tenth(made_text(), s.context);
+  execution exec;
+  bool passed = true;
+  const auto expect = [&](bool right, const std::string& what) {
+    if (!right) std::printf("FAILED: %s\n", what.c_str());
+    passed = passed && right;
+  };
+  for (const bool masked : {false, true})
+    for (const bool reversible : {false, true}) {
+      s.masked = masked, s.reversible = reversible;
+      std::printf("%s%s, byte frequencies alone %.3f:", masked ? "masked" : "causal", reversible ? ", reversible" : "",
+                  text.frequency_bits);
+      for (const mixer& op : mixers(s)) {
+        model m(s, op, 1);
+        const double bits = train(m, text, s, true).curve.back().second;
+        std::printf(" %s %.3f", op.name.c_str(), bits);
+        expect(bits < text.frequency_bits - 0.1, op.name + " learns");
+        if (masked || !op.stream) continue;
+        const std::string prompt = text.held.substr(0, 11);
+        const std::vector<int> tokens = continue_prompt(m, prompt, s, exec);
+        expect(std::ssize(tokens) == std::ssize(prompt) + s.bytes && parallel_agrees(m, tokens, std::ssize(prompt), s, exec),
+               op.name + ": the same bytes by stream and parallel");
+      }
+      std::puts("");
+    }
+
+  s.masked = s.reversible = false;
+  s.steps = 5;
+  const mixer op = mixer_of(mixers(s), "full_softmax");
+  model one(s, op, 1), two(s, op, 1), other(s, op, 2);
+  train(one, text, s, true);
+  s.threads = 3;
+  train(two, text, s, true);
+  const auto same = [](const model& a, const model& b) {
+    return std::equal(a.parameters.begin(), a.parameters.end(), b.parameters.begin(),
+                      [](const parameter& p, const parameter& q) { return p.value == q.value; });
+  };
+  expect(same(one, two) && !same(one, other), "one seed, the same weights with any number of threads");
+  const std::string folder = "byte_language_model_test";
+  check_folder(one, folder);
+  save(one, folder);
+  load(other, folder);
+  expect(same(one, other), "what is saved is loaded");
+  s.width = 16;
+  model narrow(s, op, 1);
+  const auto refuses = [&](const auto& action) {
+    try {
+      return action(), false;
+    } catch (const std::runtime_error&) {
+      return true;
+    }
+  };
+  expect(refuses([&] { load(narrow, folder); }) && refuses([&] { check_folder(narrow, folder); }), "other shapes are refused");
+  std::filesystem::remove_all(folder);
+  std::puts(passed ? "passed" : "failed");
+  return passed ? 0 : 1;
+}
+
+int run(const settings& s) {
+  if (s.self_test) return self_test();
+  const std::vector<mixer> list = mixers(s);
+  model m(s, mixer_of(list, s.op), static_cast<std::uint64_t>(s.seed));
+  const corpus text = hold_out_a_tenth(read_text(s.files), s.context);
+  if (s.compare) return compare(s, text), 0;
+  if (!s.load.empty()) load(m, s.load);
+  if (!s.save.empty()) check_folder(m, s.save);
+  std::printf("%s, %td blocks of width %td with %td heads; %zu bytes to learn from, %zu held out\n", s.op.c_str(), s.layers,
+              s.width, s.heads, text.train.size(), text.held.size());
+  std::printf("byte frequencies alone: %.3f bits per byte\n", text.frequency_bits);
+  train(m, text, s);
+  if (!s.save.empty()) save(m, s.save);
+  write(m, text, s);
+  return 0;
+}
+
+}  // namespace byte_model
+
+int main(int argc, char** argv) try {
+  return byte_model::run(byte_model::parse(argc, argv));
+} catch (const std::exception& error) {
+  return std::fprintf(stderr, "%s\n", error.what()), 1;
+}
