@@ -1,0 +1,146 @@
+// attn: the processes of a communicator, what they agree on before a call, and what they send each other.
+#pragma once
+
+#include <attn/core/detail/check.hpp>
+
+#include <mpi.h>
+
+#include <cstring>
+#include <vector>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The processes of one call. Throws std::invalid_argument where there is nothing to talk through, on every process
+/// alike: a null communicator is null everywhere.
+class process_group {
+ public:
+  process_group(const char* name, MPI_Comm communicator) : name_(name), comm_(communicator) {
+    const validator check(name);
+    int ready = 0, over = 0;
+    MPI_Initialized(&ready);
+    MPI_Finalized(&over);
+    if (!ready || over) check.fail("MPI between MPI_Init and MPI_Finalize", over ? "it after" : "it before");
+    if (comm_ == MPI_COMM_NULL) check.fail("a communicator", "MPI_COMM_NULL");
+    int between_groups = 0;
+    MPI_Comm_test_inter(comm_, &between_groups);
+    if (between_groups) check.fail("a communicator of one group", "an intercommunicator");
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  MPI_Comm get() const { return comm_; }
+  const char* name() const { return name_; }
+
+  /// One of each process, in order.
+  template <class X>
+  std::vector<X> all_gather(const X& own) const {
+    static_assert(std::is_trivially_copyable_v<X>);
+    std::vector<X> all(static_cast<std::size_t>(size_));
+    MPI_Allgather(&own, sizeof(X), MPI_BYTE, all.data(), sizeof(X), MPI_BYTE, comm_);
+    return all;
+  }
+
+ private:
+  const char* name_;
+  MPI_Comm comm_;
+  int rank_ = 0, size_ = 1;
+};
+
+/// What a process brings to a call. All but the lengths must be the same everywhere.
+struct process_shape {
+  static constexpr int settings_count = 12;
+
+  index batch = 0, heads = 0, kv_heads = 0, dim = 0, dim_v = 0, element_bytes = 0, queries = 0, keys = 0;
+  /// Options that are one for all: numbers by their value, lists by a checksum.
+  double settings[settings_count] = {};
+  char error[256] = {};  // what the process itself found wrong
+};
+
+/// A checksum of a list of numbers, to tell whether processes have the same.
+template <class T>
+double checksum(std::span<const T> list) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (T x : list)
+    for (unsigned char byte : std::bit_cast<std::array<unsigned char, sizeof(T)>>(x))
+      hash = (hash ^ byte) * 0x100000001b3;
+  return static_cast<double>(hash >> 12) + static_cast<double>(list.size());
+}
+
+/// Runs check(), then compares with what the other processes bring. Where one of them found something wrong, or brings
+/// something else than process 0, all throw the same std::invalid_argument, and none waits for another.
+template <class Check>
+std::vector<process_shape> agree(const process_group& group, process_shape own, const Check& check) {
+  try {
+    check();
+  } catch (const std::exception& error) {
+    std::strncpy(own.error, error.what(), sizeof(own.error) - 1);
+  }
+  const std::vector<process_shape> all = group.all_gather(own);
+  const validator all_check(group.name());
+  for (std::size_t p = 0; p < all.size(); ++p)
+    if (*all[p].error) throw std::invalid_argument(text({all[p].error, " (process ", static_cast<index>(p), ")"}));
+  const process_shape& first = all[0];
+  for (std::size_t p = 1; p < all.size(); ++p) {
+    const process_shape& one = all[p];
+    const auto same = [&](const char* what, index wanted, index found) {
+      if (found != wanted) all_check.fail(text({what, " on all processes as on process 0: ", wanted}),
+                                          text({found, " on process ", static_cast<index>(p)}));
+    };
+    same("a batch", first.batch, one.batch);
+    same("heads", first.heads, one.heads);
+    same("key heads", first.kv_heads, one.kv_heads);
+    same("a query dim", first.dim, one.dim);
+    same("a value dim", first.dim_v, one.dim_v);
+    same("elements of as many bytes", first.element_bytes, one.element_bytes);
+    if (std::memcmp(first.settings, one.settings, sizeof(one.settings)) != 0)
+      all_check.fail("the same options on all processes", text({"others on process ", static_cast<index>(p)}));
+  }
+  return all;
+}
+
+/// Messages under way: all are waited for at the latest by the destructor, so that an exception leaves none behind.
+class message_list {
+ public:
+  message_list() = default;
+  message_list(const message_list&) = delete;
+  message_list& operator=(const message_list&) = delete;
+  ~message_list() { wait(); }
+
+  void send(const void* data, std::size_t bytes, int to, int tag, MPI_Comm comm) {
+    each_piece(bytes, [&](std::size_t begin, int count) {
+      MPI_Isend(static_cast<const char*>(data) + begin, count, MPI_BYTE, to, tag, comm, &requests_.emplace_back());
+    });
+    sent_ += bytes;
+  }
+  void receive(void* data, std::size_t bytes, int from, int tag, MPI_Comm comm) {
+    each_piece(bytes, [&](std::size_t begin, int count) {
+      MPI_Irecv(static_cast<char*>(data) + begin, count, MPI_BYTE, from, tag, comm, &requests_.emplace_back());
+    });
+  }
+  /// Lets MPI work on them.
+  void progress() {
+    int done = 0;
+    if (!requests_.empty()) MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
+  }
+  void wait() {
+    if (!requests_.empty()) MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
+    requests_.clear();
+  }
+  std::size_t sent_bytes() const { return sent_; }
+
+ private:
+  /// MPI counts in int.
+  template <class Body>
+  static void each_piece(std::size_t bytes, const Body& body) {
+    constexpr std::size_t most = std::size_t(1) << 30;
+    for (std::size_t begin = 0; begin < bytes; begin += most)
+      body(begin, static_cast<int>(std::min(most, bytes - begin)));
+  }
+
+  std::vector<MPI_Request> requests_;
+  std::size_t sent_ = 0;
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
