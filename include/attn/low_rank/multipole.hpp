@@ -8,7 +8,7 @@
 //                                   and Vyas et al. 2020, "Fast transformers with clustered attention"
 //   Clusters are those of k-means from keys drawn by a seed, or the caller's. Causal, keys come in segments: the own one
 //   is seen exactly, earlier ones are clustered each for itself. Nothing depends on what comes later: the probes of a
-//   block are of the `block` queries up to its first one. With block = 1 it is what multipole_step gives.
+//   block are of the `lookback` queries up to its first one. With block = 1 it is what multipole_step gives.
 //
 //   attn::multipole(q, k, v, out);
 //   attn::multipole(q, k, v, out, {.exact = 384, .probe = 16});
@@ -39,22 +39,23 @@ struct multipole_options {
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
-  /// Keys a block of queries takes exactly, >= 0: all of them where there are no more. Error falls with it.
-  index exact = 192;
+  /// Keys a block of queries takes exactly, >= 0: all of them where there are no more. 192 unless given, causal 160.
+  std::optional<index> exact{};
   /// Clusters, causal of every segment, >= 0; 64 unless given, causal 16. Without clusters the other keys are not seen.
   std::optional<index> clusters{};
-  /// Queries that choose together, >= 1; 96 unless given, causal 64. Where they are fewer, choices fit better and cost
-  /// more.
+  /// Queries that choose together, >= 1; 96 unless given, causal 64. Fewer choose better, and cost more.
   std::optional<index> block{};
-  /// Queries of a mean by which a block chooses, >= 1; 32 unless given, causal 8. From `block` on, the mean of all.
+  /// Queries of a mean by which a block chooses, >= 1; 32 unless given, causal 4. Few where queries differ much.
   std::optional<index> probe{};
+  /// Causal: how many queries up to the block's first one it chooses by, >= 1; 16 unless given, at most `block`.
+  std::optional<index> lookback{};
   /// If not 0: only the keys of so many clusters are chosen from, those with the largest max over g of x_g.(mean of the
   /// cluster - mean of the keys).
   index candidate_clusters = 0;
   /// Tokens of a segment, >= 1: causal only.
   index segment = 256;
   /// Steps of k-means, >= 0, and the seed of the keys it starts from.
-  index iterations = 4;
+  index iterations = 2;
   std::uint64_t seed = 0;
   /// In place of k-means: the cluster of every key, 0 ... clusters - 1, causal within its segment, [B, Hkv, Lk]. Not
   /// read in padding.
@@ -101,25 +102,33 @@ template <class S>
 multipole_call<S> checked_multipole(const validator& check, const attention_views<S>& views,
                                     const multipole_options<S>& given, const memory_layout& out) {
   using T = compute_type<S>;
-  multipole_settings o{.causal = given.causal,
-                       .block = given.block.value_or(given.causal ? 64 : 96),
-                       .probe = given.probe.value_or(given.causal ? 8 : 32),
-                       .exact = given.exact,
-                       .clusters = given.clusters.value_or(given.causal ? 16 : 64),
+  const bool causal = given.causal;
+  const index block = given.block.value_or(causal ? 64 : 96);
+  multipole_settings o{.causal = causal,
+                       .block = block,
+                       .probe = given.probe.value_or(causal ? 4 : 32),
+                       .exact = given.exact.value_or(causal ? 160 : 192),
+                       .clusters = given.clusters.value_or(causal ? 16 : 64),
                        .candidate_clusters = given.candidate_clusters,
                        .segment = given.segment,
+                       .lookback = given.lookback.value_or(std::min<index>(16, block)),
                        .iterations = given.iterations,
                        .seed = given.seed};
   const attention_shape& s = views.shape;
   check_multipole_settings(check, o);
   check.at_least("block", 1, o.block);
   check.at_least("probe", 1, o.probe);
+  if (causal)
+    check.at_least("lookback", 1, o.lookback);
+  else if (given.lookback)
+    check.fail("a lookback with causal only", *given.lookback);
   check_assignment(check, s, views.lengths, given.assignment, o.clusters, out, given.lse);
   // Numbers beyond what can occur mean the same.
-  o.block = std::min(o.block, std::max<index>(1, s.queries));
-  o.probe = std::min(o.probe, o.block);
+  o.lookback = std::min(o.lookback, std::max<index>(1, s.queries));
+  o.probe = std::min(o.probe, causal ? o.lookback : o.block);
   o.exact = std::min(o.exact, std::max<index>(1, s.keys));
   o.segment = std::min(o.segment, std::max<index>(1, s.keys));
+  o.block = std::min(o.block, causal ? o.segment : std::max<index>(1, s.queries));
   if (o.clusters == 0) o.candidate_clusters = 0;
   if (!o.causal && !given.assignment) o.clusters = std::min(o.clusters, std::max<index>(1, s.keys));
   check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});

@@ -23,7 +23,7 @@ struct multipole_blocks {
   index shift() const { return keys - queries; }
   /// Blocks whose probes are ranked at once, and the probes of each.
   static index together(const multipole_settings& o) { return std::max<index>(1, tile_rows / probes(o)); }
-  static index probes(const multipole_settings& o) { return ceil_div(o.block, o.probe); }
+  static index probes(const multipole_settings& o) { return ceil_div(o.causal ? o.lookback : o.block, o.probe); }
   /// Tasks of the longest sequence.
   static index tasks(const multipole_settings& o, index most_keys, index most_queries) {
     return o.causal ? ceil_div(most_keys, o.segment) : ceil_div(most_queries, o.block * together(o));
@@ -40,7 +40,7 @@ struct multipole_blocks {
       query_block one{.begin = std::max<index>(begin, 0), .end = std::min(begin + o.block, end)};
       if (one.begin >= one.end) continue;
       one.past = o.causal ? task * o.segment : keys;
-      one.probe_begin = o.causal ? std::max<index>(0, one.begin + 1 - o.block) : one.begin;
+      one.probe_begin = o.causal ? std::max<index>(0, one.begin + 1 - o.lookback) : one.begin;
       one.probe_end = o.causal ? one.begin + 1 : one.end;
       list[count++] = one;
       if (count < together(o) && begin + o.block < end) continue;

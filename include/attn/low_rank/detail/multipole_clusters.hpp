@@ -22,21 +22,18 @@ inline constexpr index cluster_part = 1024;  // keys of a part
 struct multipole_settings {
   bool causal = false;
   index block = 1, probe = 1, exact = 0, clusters = 0, candidate_clusters = 0;
-  index segment = 1;  // causal only
+  index segment = 1, lookback = 1;  // causal only
   index iterations = 0;
   std::uint64_t seed = 0;
 
   /// Segments of a sequence of `keys` that are clustered. The last one is seen by no later query.
   index segments(index keys) const {
-    if (keys == 0 || clusters_or_choice() == 0) return 0;
+    if (keys == 0) return 0;
     return causal ? (keys - 1) / segment : 1;
   }
   index segment_keys(index keys) const { return causal ? segment : keys; }
   index parts_per_segment(index keys) const { return ceil_div(segment_keys(keys), cluster_part); }
   index parts(index keys) const { return segments(keys) * parts_per_segment(keys); }
-
- private:
-  index clusters_or_choice() const { return clusters + exact; }
 };
 
 /// Sums over the keys of clusters: rows of keys and values, and how many keys.

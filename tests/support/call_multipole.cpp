@@ -1,0 +1,20 @@
+#include "support/call_multipole.hpp"
+
+namespace testing {
+
+template <class S>
+void compiled_multipole<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
+                                 attn::execution& execution) {
+  attn::multipole(q, k, v, out, chosen, execution);
+}
+
+template struct compiled_multipole<float>;
+template struct compiled_multipole<Eigen::bfloat16>;
+#if !defined(ATTN_TEST_FEW_TYPES)
+template struct compiled_multipole<double>;
+#endif
+#if defined(ATTN_TEST_HALF)
+template struct compiled_multipole<Eigen::half>;
+#endif
+
+}  // namespace testing
