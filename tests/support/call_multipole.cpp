@@ -8,6 +8,12 @@ void compiled_multipole<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_v
   attn::multipole(q, k, v, out, chosen, execution);
 }
 
+template <class S>
+void compiled_multipole<S>::step(attn::multipole_cache<S>& cache, in_view<S> q, in_view<S> k, in_view<S> v,
+                                 out_view<S> out, const step_options& chosen, attn::execution& execution) {
+  attn::multipole_step(cache, q, k, v, out, chosen, execution);
+}
+
 template struct compiled_multipole<float>;
 template struct compiled_multipole<Eigen::bfloat16>;
 #if !defined(ATTN_TEST_FEW_TYPES)

@@ -70,18 +70,6 @@ struct multipole_options {
 
 namespace detail {
 
-/// What multipole and its cache have in common.
-inline void check_multipole_settings(const validator& check, const multipole_settings& o) {
-  check.at_least("exact", 0, o.exact);
-  check.at_least("clusters", 0, o.clusters);
-  if (o.exact == 0 && o.clusters == 0) check.fail("exact keys or clusters", "neither");
-  check.at_least("candidate_clusters", 0, o.candidate_clusters);
-  check.at_least("segment", 1, o.segment);
-  check.at_least("iterations", 0, o.iterations);
-  constexpr index most = index(1) << 24;  // they are counted in the compute type: float holds these integers
-  if (o.clusters > most) check.fail(text({"clusters <= ", most}), o.clusters);
-}
-
 inline void check_assignment(const validator& check, const attention_shape& s, const sequence_lengths& lengths,
                              const tensor_view<const index, 3>& assignment, index clusters, const memory_layout& out,
                              const memory_layout& lse) {

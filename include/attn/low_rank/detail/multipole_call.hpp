@@ -77,7 +77,7 @@ struct multipole_clustering {
     const auto iterates = [&](index n) { return multipole_clusters<T>::iterates(o, n, bool(assignment)); };
     if (o.clusters > 0) {
       each_segment([&](index pair, const auto& c, index n, index segment, int worker) {
-        if (iterates(n)) c.start(o, key(pair), n, segment, scratch(worker));
+        if (iterates(n)) c.start(o, key(pair), n, segment, segment, scratch(worker));
       });
       for (index step = 0; step < o.iterations; ++step) {
         each_part([&](index pair, const auto& c, index n, index part, int worker) {
@@ -153,9 +153,9 @@ struct multipole_call {
     const double queries = static_cast<double>(shape().queries), keys = static_cast<double>(shape().keys),
                  clusters = static_cast<double>(o.segments(shape().keys) * o.clusters),
                  own = o.causal ? static_cast<double>(std::min(o.segment, shape().keys)) : 0;
-    return shape().operations_per_pair() * (queries * (static_cast<double>(multipole_block<T>::most_taken(o, shape().keys)) + clusters + own) +
-                                            keys * queries / static_cast<double>(o.probe) +
-                                            keys * static_cast<double>(o.clusters * o.iterations) / static_cast<double>(std::max<index>(1, shape().group())));
+    const double taken = static_cast<double>(multipole_block<T>::most_taken(o, shape().keys));
+    return shape().operations_per_pair() * (queries * (taken + clusters + own) + keys * queries / 64) +
+           keys * static_cast<double>(shape().batch * shape().kv_heads * o.clusters * (o.iterations + 1) * shape().dim);
   }
 
   struct scratch {

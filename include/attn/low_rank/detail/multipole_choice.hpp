@@ -6,6 +6,8 @@
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
 
+#include <numeric>
+
 namespace attn::inline ATTN_ISA::detail {
 
 /// Numbers whose order as integers is that of floats as numbers, -0 below 0.

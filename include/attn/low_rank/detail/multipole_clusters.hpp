@@ -8,33 +8,16 @@
 // A segment is worked on in parts of fixed size, whose sums are added in order: the bits do not depend on threads.
 #pragma once
 
-#include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/core/random.hpp>
+#include <attn/low_rank/detail/multipole_settings.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
+
+#include <numeric>
 
 namespace attn::inline ATTN_ISA::detail {
 
 using cluster_number = std::int32_t;
-inline constexpr index cluster_part = 1024;  // keys of a part
-
-/// What the options say, defaults filled in.
-struct multipole_settings {
-  bool causal = false;
-  index block = 1, probe = 1, exact = 0, clusters = 0, candidate_clusters = 0;
-  index segment = 1, lookback = 1;  // causal only
-  index iterations = 0;
-  std::uint64_t seed = 0;
-
-  /// Segments of a sequence of `keys` that are clustered. The last one is seen by no later query.
-  index segments(index keys) const {
-    if (keys == 0) return 0;
-    return causal ? (keys - 1) / segment : 1;
-  }
-  index segment_keys(index keys) const { return causal ? segment : keys; }
-  index parts_per_segment(index keys) const { return ceil_div(segment_keys(keys), cluster_part); }
-  index parts(index keys) const { return segments(keys) * parts_per_segment(keys); }
-};
 
 /// Sums over the keys of clusters: rows of keys and values, and how many keys.
 template <class T>
@@ -155,11 +138,12 @@ struct multipole_clusters {
     return !assigned && o.clusters > 0 && o.segment_keys(keys) > o.clusters;
   }
 
+  /// `number` is that of the segment in the sequence, which draws its keys.
   template <class S>
-  void start(const multipole_settings& o, const matrix_view<const S>& k, index keys, index segment,
+  void start(const multipole_settings& o, const matrix_view<const S>& k, index keys, index segment, index number,
              const cluster_scratch<T>& s) const {
     const index size = o.segment_keys(keys);
-    draw_keys(s, o.clusters, size, o.seed, segment);
+    draw_keys(s, o.clusters, size, o.seed, number);
     T* const to = centres + segment * o.clusters * sums.stride;
     std::fill_n(to, o.clusters * sums.stride, T(0));
     for (index c = 0; c < o.clusters; ++c) add_row(to + c * sums.stride, k, segment * size + s.drawn[c]);
@@ -215,6 +199,28 @@ struct multipole_clusters {
       if (to.counts[c] == T(0)) continue;
       T* const centre = centres + (segment * rows + c) * to.stride;
       for (index d = 0; d < to.stride; ++d) centre[d] = to.key(c)[d] / to.counts[c];
+    }
+  }
+
+  /// All of it for one segment: rows of k and v are its own. `keys` is such that there is one.
+  template <class S>
+  void cluster_one(const multipole_settings& o, const matrix_view<const S>& k, const matrix_view<const S>& v, index keys,
+                   index number, const cluster_scratch<T>& s) const {
+    const index size = o.segment_keys(keys);
+    pack_panels_across<T>([&](index j) { return k.row(j); }, size, k.cols, k.col_stride, panels);
+    const bool iterated = iterates(o, keys, false);
+    if (iterated) start(o, k, keys, 0, number, s);
+    for (index step = 0; step <= o.iterations; ++step) {
+      const bool last = step == o.iterations;
+      for (index part = 0; part < o.parts(keys); ++part) {
+        if (iterated)
+          assign(o, k.cols, keys, part, s);
+        else
+          for (index j = part_keys(o, keys, part).begin; j < part_keys(o, keys, part).end; ++j)
+            cluster[j] = static_cast<cluster_number>(j);
+        add_part(o, k, last ? &v : nullptr, keys, part);
+      }
+      merge(o, keys, 0, last);
     }
   }
 
