@@ -13,40 +13,11 @@
 namespace testing {
 namespace {
 
-multipole_problem problem_of(const problem_shape& s, std::uint64_t seed = 1) {
-  multipole_problem p = random_problem<multipole_problem>(s, seed);
-  p.options.starts = drawn_starts(0);
-  return p;
-}
-
-// What float computes exactly: probes of 1, 2, 4 or 8 queries, keys whose number is a power of two where they are
-// several, clusters that are given. Choices are then those of double.
-multipole_problem exact_choices(const problem_shape& s, index clusters, std::uint64_t seed = 1) {
-  multipole_problem p = problem_of(s, seed);
-  round_to_eighths(p.q), round_to_eighths(p.k);
-  p.options.assignment = tensor<double>(s.batch, s.kv_heads, s.keys, 1);
-  random_source random(seed + 5);
-  for (double& c : p.options.assignment.data) c = static_cast<double>(random.below(clusters));
-  p.options.clusters = clusters;
-  return p;
-}
-
 template <class S>
 void check(const multipole_problem& p) {
   const errors e = multipole_errors<S>(p);
   CHECK(e.out <= tolerance<S>::out);
   CHECK(e.lse <= tolerance<S>::lse);
-}
-
-// Bits beyond the common ones: 64 k-means in place of an assignment, 128 candidates, 256 no exact keys or few of them,
-// 512 probes of several queries.
-void choose_own(reference::multipole_options& o, int choice) {
-  o.alibi_slopes = {}, o.score = {};
-  o.exact = choice & 256 ? choice % 3 : 9;
-  o.block = choice & 512 ? 8 : 5, o.probe = choice & 512 ? 4 : 1, o.lookback = choice & 512 ? 8 : 2;
-  o.segment = 16;
-  if (choice & 128) o.candidate_clusters = 3;
-  if (choice & 64) o.assignment = {};
 }
 
 }  // namespace
@@ -59,7 +30,7 @@ TEST_CASE("multipole: every combination of options", "[multipole]") {
       CAPTURE(choice, queries, keys);
       multipole_problem p = exact_choices({.queries = queries, .keys = keys, .dim = 9, .value_dim = 12}, 5, 3);
       choose(p.options, choice, queries, keys);
-      choose_own(p.options, choice);
+      choose_multipole(p.options, choice);
       check<double>(p);
     }
   }
@@ -73,7 +44,7 @@ TEST_CASE("multipole: odd lengths, dims and clusters", "[multipole]") {
       for (bool causal : {false, true}) {
         problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
         shape.dim = dims[(n + c) % 8], shape.value_dim = dims[(n + 3 * c) % 8];
-        multipole_problem p = problem_of(shape, n + 1);
+        multipole_problem p = multipole_of(shape, n + 1);
         auto& o = p.options;
         o.causal = causal, o.clusters = clusters[c], o.exact = 1 + static_cast<index>(13 * n + 5 * c) % 90;
         o.block = 1 + static_cast<index>(11 * n + 7 * c) % 140, o.probe = 1 + static_cast<index>(3 * n + c) % 20;
@@ -92,7 +63,7 @@ TEMPLATE_LIST_TEST_CASE("multipole: choices are exact where arithmetic is", "[mu
     // Offsets do not matter to a block's choice where it has one probe.
     multipole_problem p = exact_choices({.queries = 64, .keys = 64, .dim = 16, .value_dim = 20}, 6, 4);
     choose(p.options, choice, 64, 64);
-    choose_own(p.options, choice);
+    choose_multipole(p.options, choice);
     p.options.block = 8, p.options.probe = choice & 512 ? 4 : 8;
     p.options.lookback = p.options.probe;
     if (!p.options.causal && p.options.probe != 8) p.options.block = p.options.probe;
@@ -130,7 +101,7 @@ TEST_CASE("multipole: huge numbers do not overflow", "[multipole]") {
 }
 
 TEMPLATE_LIST_TEST_CASE("multipole: k-means on threads and in many parts", "[multipole]", exact_types) {
-  multipole_problem p = problem_of({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 50, .keys = 2500, .dim = 8});
+  multipole_problem p = multipole_of({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 50, .keys = 2500, .dim = 8});
   p.options.clusters = 20, p.options.exact = 30;
   attn::execution serial, three(3, 0);
   const reference::result alone = run_multipole<TestType>(p, serial);

@@ -28,6 +28,35 @@ inline void round_to_eighths(tensor<double>& x) {
   for (double& value : x.data) value = std::nearbyint(value * 8) / 8;
 }
 
+inline multipole_problem multipole_of(const problem_shape& s, std::uint64_t seed = 1) {
+  multipole_problem p = random_problem<multipole_problem>(s, seed);
+  p.options.starts = drawn_starts(0);
+  return p;
+}
+
+// What float computes exactly: probes of 1, 2, 4 or 8 queries, keys whose number is a power of two where they are
+// several, clusters that are given. Choices are then those of double.
+inline multipole_problem exact_choices(const problem_shape& s, index clusters, std::uint64_t seed = 1) {
+  multipole_problem p = multipole_of(s, seed);
+  round_to_eighths(p.q), round_to_eighths(p.k);
+  p.options.assignment = tensor<double>(s.batch, s.kv_heads, s.keys, 1);
+  random_source random(seed + 5);
+  for (double& c : p.options.assignment.data) c = static_cast<double>(random.below(clusters));
+  p.options.clusters = clusters;
+  return p;
+}
+
+// Bits beyond the common ones: 64 k-means in place of an assignment, 128 candidates, 256 no exact keys or few of them,
+// 512 probes of several queries.
+inline void choose_multipole(reference::multipole_options& o, int choice) {
+  o.alibi_slopes = {}, o.score = {};
+  o.exact = choice & 256 ? choice % 3 : 9;
+  o.block = choice & 512 ? 8 : 5, o.probe = choice & 512 ? 4 : 1, o.lookback = choice & 512 ? 8 : 2;
+  o.segment = 16;
+  if (choice & 128) o.candidate_clusters = 3;
+  if (choice & 64) o.assignment = {};
+}
+
 template <class S>
 multipole_problem rounded_multipole(multipole_problem p) {
   p.q = rounded<S>(p.q), p.k = rounded<S>(p.k), p.v = rounded<S>(p.v);

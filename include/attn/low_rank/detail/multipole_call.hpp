@@ -15,6 +15,15 @@ struct multipole_pair {
   T* far_logs = nullptr;  // [segments * clusters]
 };
 
+/// The clusters of a pair, which may be part of more.
+template <class Pair>
+const auto& clustered_of(const Pair& p) {
+  if constexpr (requires { p.clustered; })
+    return p.clustered;
+  else
+    return p;
+}
+
 /// Clusters keys, in steps whose tasks are independent. Forward and backward passes alike.
 template <class S>
 struct multipole_clustering {
@@ -45,7 +54,8 @@ struct multipole_clustering {
   }
 
   /// Pairs are batch item and key head, b * kv_heads + kv.
-  void run(const wave<multipole_pair<T>>& pairs) const {
+  template <class Pair>
+  void run(const wave<Pair>& pairs) const {
     constexpr index pack_step = 512;
     const auto item = [&](index pair) { return pair / shape.kv_heads; };
     const auto key = [&](index pair) { return head_of(k, item(pair), pair % shape.kv_heads); };
@@ -55,23 +65,23 @@ struct multipole_clustering {
       });
     };
     if (most_segments() == 0) return;
-    pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, const multipole_pair<T>& p, index step, int) {
+    pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, const Pair& p, index step, int) {
       const index begin = step * pack_step, n = std::min(pack_step, lengths.keys(item(pair)) - begin);
       const auto rows = key(pair);
       if (n > 0)
         pack_panels_across<T>([&](index j) { return rows.row(begin + j); }, n, shape.dim, rows.col_stride,
-                              p.clusters.panels + begin * shape.dim);
+                              clustered_of(p).clusters.panels + begin * shape.dim);
     });
     const auto each_segment = [&](const auto& body) {
-      pairs.for_each(most_segments(), [&](index pair, const multipole_pair<T>& p, index segment, int worker) {
+      pairs.for_each(most_segments(), [&](index pair, const Pair& p, index segment, int worker) {
         const index n = lengths.keys(item(pair));
-        if (segment < o.segments(n)) body(pair, p.clusters, n, segment, worker);
+        if (segment < o.segments(n)) body(pair, clustered_of(p).clusters, n, segment, worker);
       });
     };
     const auto each_part = [&](const auto& body) {
-      pairs.for_each(o.parts(shape.keys), [&](index pair, const multipole_pair<T>& p, index part, int worker) {
+      pairs.for_each(o.parts(shape.keys), [&](index pair, const Pair& p, index part, int worker) {
         const index n = lengths.keys(item(pair));
-        if (part < o.parts(n)) body(pair, p.clusters, n, part, worker);
+        if (part < o.parts(n)) body(pair, clustered_of(p).clusters, n, part, worker);
       });
     };
     const auto iterates = [&](index n) { return multipole_clusters<T>::iterates(o, n, bool(assignment)); };
@@ -99,7 +109,8 @@ struct multipole_clustering {
       });
       each_segment([&](index, const auto& c, index n, index segment, int) { c.merge(o, n, segment, true); });
     }
-    pairs.for_each(1, [&](index pair, const multipole_pair<T>& p, index, int) {
+    pairs.for_each(1, [&](index pair, const Pair& whole, index, int) {
+      const multipole_pair<T>& p = clustered_of(whole);
       const index n = lengths.keys(item(pair)), rows = o.segments(n) * o.clusters;
       p.clusters.sum_before(o, key(pair), n);
       if (!with_far() || rows == 0) return;
