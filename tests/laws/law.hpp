@@ -127,6 +127,8 @@ void add_linformer(std::vector<law_operator<T>>&);
 template <class T>
 void add_nystrom(std::vector<law_operator<T>>&);
 template <class T>
+void add_multipole(std::vector<law_operator<T>>&);
+template <class T>
 void add_linear(std::vector<law_operator<T>>&);
 template <class T>
 void add_performer(std::vector<law_operator<T>>&);
@@ -157,6 +159,7 @@ const std::vector<law_operator<T>>& operators() {
     add_long_short<T>(all);
     add_linformer<T>(all);
     add_nystrom<T>(all);
+    add_multipole<T>(all);
     add_linear<T>(all);
     add_performer<T>(all);
     add_rfa<T>(all);

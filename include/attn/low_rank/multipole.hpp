@@ -93,6 +93,7 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
   const bool causal = given.causal;
   const index block = given.block.value_or(causal ? 64 : 96);
   multipole_settings o{.causal = causal,
+                       .assigned = bool(given.assignment),
                        .block = block,
                        .probe = given.probe.value_or(causal ? 4 : 32),
                        .exact = given.exact.value_or(causal ? 160 : 192),
@@ -114,11 +115,11 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
   // Numbers beyond what can occur mean the same.
   o.lookback = std::min(o.lookback, std::max<index>(1, s.queries));
   o.probe = std::min(o.probe, causal ? o.lookback : o.block);
-  o.exact = std::min(o.exact, std::max<index>(1, s.keys));
+  o.exact = std::min(o.exact, std::numeric_limits<index>::max() / 4);
   o.segment = std::min(o.segment, std::max<index>(1, s.keys));
   o.block = std::min(o.block, causal ? o.segment : std::max<index>(1, s.queries));
   if (o.clusters == 0) o.candidate_clusters = 0;
-  if (!o.causal && !given.assignment) o.clusters = std::min(o.clusters, std::max<index>(1, s.keys));
+  if (!causal && !o.assigned) o.clusters = std::min(o.clusters, std::max<index>(1, s.keys));
   check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});
   return {.views = views, .o = o, .assignment = given.assignment, .sinks = given.sinks, .lse = {},
           .terms = terms_of<T>(given, s.dim)};

@@ -59,9 +59,6 @@ struct multipole_keys {
   const T* far_logs = nullptr;        // [clusters]: log2 of their counts
   const T* far_panels = nullptr;      // their means, packed across
 
-  index clusters_of(index past) const {
-    return o.causal ? past / o.segment * o.clusters : past > 0 ? o.clusters : 0;
-  }
   /// Of key j among all.
   index cluster_of(index j) const { return (o.causal ? j / o.segment * o.clusters : 0) + clusters.cluster[j]; }
 };
@@ -132,7 +129,7 @@ struct multipole_block {
     probes.finish(k.clusters.before + segment * k.clusters.sums.stride, past);
     probes.rank(k.clusters.panels, past, ranks, stride);
     if (o.candidate_clusters > 0) {
-      const index all = k.clusters_of(past);
+      const index all = o.clusters_before(past);
       probes.rank(k.far_panels, all, far_ranks, far_stride(o, k));
     }
   }
@@ -146,7 +143,7 @@ struct multipole_block {
       taken = choose_largest(x, one.past, o.exact, buffer, chosen);
       return;
     }
-    const index all = k.clusters_of(one.past);
+    const index all = o.clusters_before(one.past);
     T* const of_clusters = far_ranks + b * far_stride(o, k);
     for (index c = 0; c < all; ++c)
       if (k.clusters.sums.counts[c] == T(0)) of_clusters[c] = -std::numeric_limits<T>::infinity();
@@ -166,7 +163,7 @@ struct multipole_block {
   void leave(const multipole_keys<T, S>& k, index past) {
     constexpr T none = -std::numeric_limits<T>::infinity();
     const cluster_sums<T>& sums = k.clusters.sums;
-    const index all = k.clusters_of(past);
+    const index all = k.o.clusters_before(past);
     const bool few = few_clusters_change(k.o, all);
     index used = 0;
     const auto copy = [&](index c) {

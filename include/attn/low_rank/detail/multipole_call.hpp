@@ -84,7 +84,7 @@ struct multipole_clustering {
         if (part < o.parts(n)) body(pair, clustered_of(p).clusters, n, part, worker);
       });
     };
-    const auto iterates = [&](index n) { return multipole_clusters<T>::iterates(o, n, bool(assignment)); };
+    const auto iterates = [&](index n) { return multipole_clusters<T>::iterates(o, n); };
     if (o.clusters > 0) {
       each_segment([&](index pair, const auto& c, index n, index segment, int worker) {
         if (iterates(n)) c.start(o, key(pair), n, segment, segment, scratch(worker));

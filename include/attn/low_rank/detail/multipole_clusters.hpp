@@ -134,8 +134,8 @@ struct multipole_clusters {
   }
 
   /// Where every key is its own cluster, or the caller says which it is in, nothing is iterated.
-  static bool iterates(const multipole_settings& o, index keys, bool assigned) {
-    return !assigned && o.clusters > 0 && o.segment_keys(keys) > o.clusters;
+  static bool iterates(const multipole_settings& o, index keys) {
+    return !o.assigned && o.clusters > 0 && o.segment_keys(keys) > o.clusters;
   }
 
   /// `number` is that of the segment in the sequence, which draws its keys.
@@ -208,7 +208,7 @@ struct multipole_clusters {
                    index number, const cluster_scratch<T>& s) const {
     const index size = o.segment_keys(keys);
     pack_panels_across<T>([&](index j) { return k.row(j); }, size, k.cols, k.col_stride, panels);
-    const bool iterated = iterates(o, keys, false);
+    const bool iterated = iterates(o, keys);
     if (iterated) start(o, k, keys, 0, number, s);
     for (index step = 0; step <= o.iterations; ++step) {
       const bool last = step == o.iterations;

@@ -10,7 +10,7 @@ inline constexpr index cluster_part = 1024;  // keys of a part
 
 /// What the options say, defaults filled in.
 struct multipole_settings {
-  bool causal = false;
+  bool causal = false, assigned = false;  // assigned: the caller says which cluster a key is in
   index block = 1, probe = 1, exact = 0, clusters = 0, candidate_clusters = 0;
   index segment = 1, lookback = 1;  // causal only
   index iterations = 0;
@@ -23,6 +23,11 @@ struct multipole_settings {
   }
   index segment_keys(index keys) const { return causal ? segment : keys; }
   index parts_per_segment(index keys) const { return ceil_div(segment_keys(keys), cluster_part); }
+  /// Clusters of the segments before position `past`; all keys where not causal.
+  index clusters_before(index past) const {
+    if (past == 0) return 0;
+    return causal ? past / segment * clusters : assigned ? clusters : std::min(clusters, past);
+  }
   index parts(index keys) const { return segments(keys) * parts_per_segment(keys); }
 };
 

@@ -49,7 +49,8 @@ struct excluded_keys {
   }
 };
 
-/// Slots [0, slots) stand for several keys each: log2 of how many, per query head where they lie head_stride apart.
+/// Slots [0, slots) stand for several keys each: log2 of how many, -infinity for none. Per query head where the lists lie
+/// head_stride apart.
 template <class T>
 struct slot_counts {
   const T* log2 = nullptr;
@@ -59,7 +60,8 @@ struct slot_counts {
 
   void apply(T* s, index count, index head, index slot) const {
     const T* const logs = log2 + head * head_stride + slot;
-    for (index n = 0; n < std::min(count, slots - slot); ++n) s[n] += logs[n];
+    const auto weighted = [](T x, T y) { return y == -std::numeric_limits<T>::infinity() ? y : x + y; };
+    for (index n = 0; n < std::min(count, slots - slot); ++n) s[n] = weighted(s[n], logs[n]);
   }
 };
 
