@@ -15,6 +15,7 @@ struct known_flag {
   std::variant<flags::index flags::*, double flags::*, std::string flags::*, bool flags::*> member;
   double least;
   const char* help;
+  bool own_if_zero = false;  // 0 stands for the operator's own choice, which needs no telling
 };
 
 const known_flag known[] = {
@@ -30,6 +31,9 @@ const known_flag known[] = {
     {"rank", &flags::rank, 1, "linformer: projected keys"},
     {"landmarks", &flags::landmarks, 1, "nystrom: segments whose means stand for the sequence"},
     {"exact-inverse", &flags::exact_inverse, 0, "nystrom: the exact pseudo-inverse, not the iteration"},
+    {"exact", &flags::exact, 0, "multipole: keys a block of queries takes exactly; 0: its default", true},
+    {"clusters", &flags::clusters, 0, "multipole: clusters, causal of every segment; 0: its default", true},
+    {"probe", &flags::probe, 0, "multipole: queries of a mean by which a block chooses; 0: its default", true},
     {"far", &flags::far, 0, "aft_full: share of the blocks of rows of which one row and channel takes the exact path"},
     {"input", &flags::input, 0, "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on"},
     {"min-length", &flags::min_length, 1, "shortest length; lengths double from here"},
@@ -130,7 +134,7 @@ std::string flags_help() {
 std::string describe(const flags& set, const std::vector<std::string>& names) {
   std::string text;
   for (const known_flag& flag : known)
-    if (std::ranges::find(names, flag.name) != names.end())
+    if (std::ranges::find(names, flag.name) != names.end() && !(flag.own_if_zero && shown(set, flag) == "0"))
       text += (text.empty() ? "" : ", ") + std::string(flag.name) + "=" + shown(set, flag);
   return text;
 }

@@ -11,6 +11,7 @@ struct flags {
   using index = std::ptrdiff_t;
   index heads = 8, dim = 64, threads = 1;
   index window = 128, block = 128, stride = 64, rounds = 4, rank = 256, landmarks = 64, features = 256;
+  index exact = 0, clusters = 0, probe = 0;  // 0: the operator's own
   bool exact_inverse = false;
   double far = 0;
   std::string input;  // folder with q.npy, k.npy, v.npy instead of the shipped data

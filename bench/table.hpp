@@ -96,13 +96,14 @@ struct family {
 
 family softmax_family();
 family low_rank_family();
+family multipole_family();
 family fourier_family();
 family kernel_family();
 
 family aft_family();
 
 inline std::vector<family> families() {
-  return {softmax_family(), low_rank_family(), kernel_family(), fourier_family(), aft_family()};
+  return {softmax_family(), low_rank_family(), multipole_family(), kernel_family(), fourier_family(), aft_family()};
 }
 
 }  // namespace bench

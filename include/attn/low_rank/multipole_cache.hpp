@@ -1,4 +1,5 @@
-// attn: keys and values of the tokens so far, and the clusters of the finished segments, for multipole_step.
+// attn: keys and values of the tokens so far, and the clusters of the segments before the last token's, for
+// multipole_step.
 //
 //   attn::multipole_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64}, {.segment = 256});
 //   cache.append(k, v);                                             // or by the step
@@ -68,8 +69,8 @@ class multipole_cache : public detail::token_state {
   /// Forgets all tokens; the memory stays.
   void reset() { truncate(0); }
 
-  /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv] and clusters the segments that are finished by them. Throws
-  /// std::invalid_argument for shapes that do not fit or views of the cache itself, before anything changes.
+  /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv] and clusters segments that lie before the last of them.
+  /// Throws std::invalid_argument for shapes that do not fit or views of the cache itself, before anything changes.
   template <viewable K, viewable V>
   void append(const K& k, const V& v, execution_ref exec = {}) {
     const tensor_view<const S> keys = as_view(k), values = as_view(v);
@@ -139,7 +140,7 @@ class multipole_cache : public detail::token_state {
   }
 
   void cluster_segments(execution& exec) {
-    const index finished = tokens_ / settings_.segment, pairs = batch() * heads(), first = segments_;
+    const index finished = settings_.segments(tokens_), pairs = batch() * heads(), first = segments_;
     if (finished <= first) return;
     if (finished > room_) reserve_segments(std::max(finished, 2 * room_));
     if (settings_.clusters > 0)
