@@ -32,10 +32,12 @@ double multipole_flops(const problem& p) {
                  probe = static_cast<double>(o.probe.value_or(32));
     return heads * (n * (exact + clusters) * pair + n * n / probe * product + n * clusters * steps * product);
   }
-  const double past = std::max(0.0, n - segment) / 2, exact = std::min(past, static_cast<double>(o.exact.value_or(160))),
-               clusters = static_cast<double>(o.clusters.value_or(16)), means = 16 / static_cast<double>(o.probe.value_or(4));
-  return heads * (n * (exact + past / segment * clusters + std::min(n, segment) / 2) * pair + n / 64 * means * past * product +
-                  n * clusters * steps * product);
+  const double past = std::max(0.0, n - segment) / 2,
+               exact = std::min(past, static_cast<double>(o.exact.value_or(160))),
+               clusters = static_cast<double>(o.clusters.value_or(16)),
+               means = 16 / static_cast<double>(o.probe.value_or(4));
+  return heads * (n * (exact + past / segment * clusters + std::min(n, segment) / 2) * pair +
+                  n / 64 * means * past * product + n * clusters * steps * product);
 }
 
 runner prepare_multipole(const problem& p) {
@@ -55,12 +57,11 @@ training_runner train_multipole(const problem& p) {
     with_lse.lse = x.lse;
     return with_lse;
   };
-  return {[=](const training_views& x, attn::execution& exec) {
-            attn::multipole(x.q, x.k, x.v, x.out, options(x), exec);
-          },
-          [=](const training_views& x, attn::execution& exec) {
-            attn::multipole_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
-          }};
+  return {
+      [=](const training_views& x, attn::execution& exec) { attn::multipole(x.q, x.k, x.v, x.out, options(x), exec); },
+      [=](const training_views& x, attn::execution& exec) {
+        attn::multipole_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
+      }};
 }
 
 struct multipole_stream final : stream {
@@ -84,8 +85,8 @@ struct multipole_stream final : stream {
   void rewind(index tokens) override { cache.truncate(tokens); }
 };
 
-// What a step reads of every query head's: the keys of candidates and the values of those taken; and of every key head's:
-// its clusters and half a segment.
+// What a step reads of every query head's: the keys of candidates and the values of those taken; and of every key
+// head's: its clusters and half a segment.
 double rows_read(const problem& p, double candidates, double taken, double shared) {
   const auto dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v), n = static_cast<double>(p.length);
   return static_cast<double>(p.heads) * (std::min(n, candidates) * dim + std::min(n, taken) * dim_v) +
@@ -95,7 +96,8 @@ double candidates_of(const attn::multipole_cache_options& o) {
   return static_cast<double>(o.candidate_clusters * o.segment) / static_cast<double>(o.clusters);
 }
 double shared_of(const problem& p, const attn::multipole_cache_options& o) {
-  return static_cast<double>(p.length * o.clusters) / static_cast<double>(o.segment) + static_cast<double>(o.segment) / 2;
+  return static_cast<double>(p.length * o.clusters) / static_cast<double>(o.segment) +
+         static_cast<double>(o.segment) / 2;
 }
 double step_bytes(const problem& p) {
   const auto o = multipole_stream::settings(p);

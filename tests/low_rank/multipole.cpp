@@ -1,7 +1,7 @@
 // multipole against its reference: every option alone and in combination, odd lengths, all types; its error on what a
 // trained model computes.
-#include "reference/full_softmax.hpp"
 #include "reference/multipole.hpp"
+#include "reference/full_softmax.hpp"
 
 #include <attn/low_rank/nystrom.hpp>
 

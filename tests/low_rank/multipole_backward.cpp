@@ -76,8 +76,8 @@ struct form {
     if (without_lse) stored.options.lse = {};
     const tensor<real<S>> d_lse = cast<real<S>>(d_results[1]);
     wanted.d_lse = {d_lse.data.data(), {q.batch(), q.heads(), q.length()}};
-    compiled_multipole<S>::backward(view(q), view(k), view(v), view(std::as_const(out)), view(d), wanted, stored.options,
-                                    execution);
+    compiled_multipole<S>::backward(view(q), view(k), view(v), view(std::as_const(out)), view(d), wanted,
+                                    stored.options, execution);
   }
   static inline bool without_lse = false;
 };
@@ -154,8 +154,8 @@ TEMPLATE_LIST_TEST_CASE("multipole_backward: all types, few changed clusters and
 
 TEMPLATE_LIST_TEST_CASE("multipole_backward: pieces add up", "[multipole_backward]", exact_types) {
   for (bool causal : {false, true}) {
-    multipole_problem p =
-        exact_choices({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 4200, .keys = 64, .dim = 4, .value_dim = 4}, 3);
+    multipole_problem p = exact_choices(
+        {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 4200, .keys = 64, .dim = 4, .value_dim = 4}, 3);
     p.options.exact = 8, p.options.block = 64, p.options.probe = 64, p.options.causal = causal, p.options.segment = 16;
     p.options.lookback = 1;
     if (causal) p.q = random_normal(1, 1, 2, 64, 4), round_to_eighths(p.q);
@@ -199,15 +199,17 @@ TEST_CASE("multipole_backward refuses what does not fit", "[multipole_backward]"
     std::vector<const tensor<float>*> written() const { return {&dq, &dk, &dv, &d_sinks}; }
   };
   check_gradients_refused<one_call>(
-      "multipole_backward",
-      {{"the gradient of q", [](auto& c) { c.g.q = view(c.dk); }},
-       {"the gradient of k", [](auto& c) { c.g.k = view(c.dq); }},
-       {"separate memory", [](auto& c) { c.g.v = c.g.k; }},
-       {"separate memory", [](auto& c) { c.g.k = view(c.k); }},
-       {"sinks, since its gradient is asked for", [](auto& c) { c.g.sinks = {c.d_sinks.data.data(), {2}}; }},
-       {"d_out of the shape of out", [](auto& c) { c.d_out = tensor<float>(1, 2, 7, 4); }},
-       {"exact >= 0", [](auto& c) { c.o.exact = -1; }},
-       {"clusters >= 0", [](auto& c) { c.o.clusters = -1; }}});
+      "multipole_backward", {{"the gradient of q", [](auto& c) { c.g.q = view(c.dk); }},
+                             {"the gradient of k", [](auto& c) { c.g.k = view(c.dq); }},
+                             {"separate memory", [](auto& c) { c.g.v = c.g.k; }},
+                             {"separate memory", [](auto& c) { c.g.k = view(c.k); }},
+                             {"sinks, since its gradient is asked for",
+                              [](auto& c) {
+                                c.g.sinks = {c.d_sinks.data.data(), {2}};
+                              }},
+                             {"d_out of the shape of out", [](auto& c) { c.d_out = tensor<float>(1, 2, 7, 4); }},
+                             {"exact >= 0", [](auto& c) { c.o.exact = -1; }},
+                             {"clusters >= 0", [](auto& c) { c.o.clusters = -1; }}});
 }
 
 }  // namespace testing

@@ -63,8 +63,7 @@ reference::result fed(const step_case& c, index chunk, attn::execution& exec) {
       {.batch = c.p.k.batch(), .heads = c.p.k.heads(), .dim = c.p.k.dim(), .value_dim = c.p.v.dim()}, c.cache);
   reference::result into = reference::empty_result(c.p.q, c.p.v);
   const index n = c.p.q.length();
-  for (index begin = 0; begin < n; begin += chunk)
-    feed<S>(cache, c, begin, std::min(chunk, n - begin), into, exec);
+  for (index begin = 0; begin < n; begin += chunk) feed<S>(cache, c, begin, std::min(chunk, n - begin), into, exec);
   return into;
 }
 
@@ -82,8 +81,14 @@ void check(const step_case& c, index chunk = 1) {
 TEST_CASE("multipole_step: the causal form token by token and in chunks", "[multipole_step]") {
   for (int choice = 0; choice < 64; ++choice)
     for (index chunk : {1, 5, 40}) {
-      step_case c({.batch = 2, .heads = 4, .kv_heads = choice & 1 ? 1 : 2, .queries = 67, .keys = 67, .dim = 9,
-                   .value_dim = 12}, choice + 1);
+      step_case c({.batch = 2,
+                   .heads = 4,
+                   .kv_heads = choice & 1 ? 1 : 2,
+                   .queries = 67,
+                   .keys = 67,
+                   .dim = 9,
+                   .value_dim = 12},
+                  choice + 1);
       if (choice & 2) c.p.options.softcap = 1.5;
       if (choice & 4) c.p.options.sinks = {0.3, -1, 2, 0};
       if (choice & 8) c.p.options.scale = -0.4;
@@ -98,7 +103,12 @@ TEST_CASE("multipole_step: odd segments, clusters and dims", "[multipole_step]")
   const index segments[] = {1, 2, 7, 33, 500}, clusters[] = {0, 1, 3, 40}, dims[] = {1, 3, 8, 16, 33, 64, 80};
   for (std::size_t n = 0; n < std::size(segments); ++n)
     for (std::size_t m = 0; m < std::size(clusters); ++m) {
-      step_case c({.batch = 1, .heads = 6, .kv_heads = 1, .queries = 150, .keys = 150, .dim = dims[(n + m) % 7],
+      step_case c({.batch = 1,
+                   .heads = 6,
+                   .kv_heads = 1,
+                   .queries = 150,
+                   .keys = 150,
+                   .dim = dims[(n + m) % 7],
                    .value_dim = dims[(2 * n + m) % 7]});
       c.cache.segment = segments[n], c.cache.clusters = clusters[m];
       c.cache.exact = 1 + static_cast<index>(11 * n + m) % 40;
@@ -118,16 +128,15 @@ TEMPLATE_LIST_TEST_CASE("multipole_step: all types", "[multipole_step]", all_typ
   check<TestType>(c, 3);
 }
 
-TEMPLATE_LIST_TEST_CASE("multipole_step: append, truncate, reset, copies and threads", "[multipole_step]", exact_types) {
+TEMPLATE_LIST_TEST_CASE("multipole_step: append, truncate, reset, copies and threads", "[multipole_step]",
+                        exact_types) {
   const step_case c({.queries = 90, .keys = 90});
   attn::execution serial, three(3, 0);
   const reference::result wanted = fed<TestType>(c, 1, serial);
   CHECK(fed<TestType>(c, 1, three).out == wanted.out);
   attn::multipole_cache<TestType> cache({.batch = 2, .heads = 2, .dim = 16}, c.cache);
   const tensor<TestType> k = cast<TestType>(c.p.k), v = cast<TestType>(c.p.v);
-  const auto rows = [](const tensor<TestType>& x, index begin, index count) {
-    return view(x).slice(2, begin, count);
-  };
+  const auto rows = [](const tensor<TestType>& x, index begin, index count) { return view(x).slice(2, begin, count); };
   cache.reserve(30);
   cache.append(rows(k, 0, 50), rows(v, 0, 50));
   CHECK(cache.tokens() == 50);

@@ -108,7 +108,8 @@ inline std::vector<index> largest(std::vector<double> ranks, const std::vector<i
 // The keys below `past` a block takes: true for each.
 template <class N>
 std::vector<bool> taken_keys(const tensor<N>& q, const tensor<N>& k, const basic_multipole_options<N>& o, index b,
-                             index h, index first_probe, index end_probe, index past, const std::vector<index>& cluster) {
+                             index h, index first_probe, index end_probe, index past,
+                             const std::vector<index>& cluster) {
   const index kv_head = h / (q.heads() / k.heads());
   std::vector<bool> taken(static_cast<std::size_t>(past), o.exact >= past);
   if (o.exact >= past) return taken;

@@ -78,8 +78,7 @@ struct stored_multipole_options {
     o.iterations = from.iterations, o.seed = seed;
     for (double c : from.assignment.data) assignment.push_back(static_cast<index>(c));
     if (!from.assignment.empty())
-      o.assignment = {assignment.data(),
-                      {from.assignment.batch(), from.assignment.heads(), from.assignment.length()}};
+      o.assignment = {assignment.data(), {from.assignment.batch(), from.assignment.heads(), from.assignment.length()}};
   }
 };
 

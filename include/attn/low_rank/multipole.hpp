@@ -1,25 +1,25 @@
 // attn: multipole attention: the keys that matter most exactly, all others as clusters. For trained models.
 //
 //   Keys are grouped into clusters. A block of queries takes the `exact` keys j with the largest
-//     max over g of x_g.(k_j - mean of the keys),   x_g the means of `probe` of its queries each, times the scale's sign
+//     max over g of x_g.(k_j - mean of the keys),   x_g: means of `probe` of its queries each, times the scale's sign
 //   (of equals the earlier) as they are; every cluster, less those of its members that were taken, is one key: the mean
-//   of the rest with the mean of their values, and log(how many) added to its score. One softmax over all of these.
-//                                   after Hooper et al. 2025, "Multipole Attention for Efficient Long Context Reasoning",
-//                                   and Vyas et al. 2020, "Fast transformers with clustered attention"
-//   Clusters are those of k-means from keys drawn by a seed, or the caller's. Causal, keys come in segments: the own one
-//   is seen exactly, earlier ones are clustered each for itself. Nothing depends on what comes later: the probes of a
-//   block are of the `lookback` queries up to its first one. With block = 1 it is what multipole_step gives.
+//   of the rest with the mean of their values, log(how many) added to its score. One softmax over all of these.
+//                                 after Hooper et al. 2025, "Multipole Attention for Efficient Long Context Reasoning",
+//                                 and Vyas et al. 2020, "Fast transformers with clustered attention"
+//   Clusters are those of k-means, from keys drawn by a seed, or the caller's. Causal, keys come in segments: the own
+//   one is seen exactly, earlier ones are clustered each for itself. Nothing depends on what comes later: a block chooses
+//   by the `lookback` queries up to its first one. With block = 1 it is what multipole_step gives.
 //
 //   attn::multipole(q, k, v, out);
-//   attn::multipole(q, k, v, out, {.exact = 384, .probe = 16});
+//   attn::multipole(q, k, v, out, {.exact = 384, .probe = 16});   // half the error
 //   attn::multipole(q, k, v, out, {.causal = true});
 //
 // Shapes   as full_softmax.
 // Cost     per head 2 (D + Dv) operations for each of Lq (exact + clusters) pairs, causal Lq (exact + segment / 2 +
-//          clusters Lk / (2 segment)); 2 D for each of Lq Lk / probe pairs, half of it causal, and for each of
-//          Lk clusters (iterations + 1) of a key head. Scratch per key head, one at a time or as many as keep the threads
-//          busy: about Lk (D + 1) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal for each cluster; per
-//          thread: about 4 Lk + (exact + clusters + segment) (D + Dv).
+//          clusters Lk / (2 segment)); 2 D for each of Lq Lk / probe pairs, causal Lq Lk lookback / (2 block probe),
+//          and, per key head, for each of Lk clusters (iterations + 1). Scratch per key head, one at a time or as many as
+//          keep the threads busy: about Lk (D + 1) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal for
+//          each cluster; per thread: about 4 Lk + (exact + clusters + segment) (D + Dv).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -121,7 +121,11 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
   if (o.clusters == 0) o.candidate_clusters = 0;
   if (!causal && !o.assigned) o.clusters = std::min(o.clusters, std::max<index>(1, s.keys));
   check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});
-  return {.views = views, .o = o, .assignment = given.assignment, .sinks = given.sinks, .lse = {},
+  return {.views = views,
+          .o = o,
+          .assignment = given.assignment,
+          .sinks = given.sinks,
+          .lse = {},
           .terms = terms_of<T>(given, s.dim)};
 }
 

@@ -4,9 +4,9 @@
 //   attn::multipole_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64}, {.segment = 256});
 //   cache.append(k, v);                                             // or by the step
 //
-// Memory   that of kv_cache; for every segment, per batch item and key head, clusters * (dim + value_dim + 3) numbers of
-//          the compute type and segment + clusters of 4 bytes. It grows as tokens come, doubling; reserve() allocates
-//          once.
+// Memory   that of kv_cache; for every segment, per batch item and key head, clusters * (dim + value_dim + 3) numbers
+//          of the compute type and segment + clusters of 4 bytes. It grows as tokens come, doubling; reserve()
+//          allocates once.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>
@@ -34,12 +34,17 @@ class multipole_cache : public detail::token_state {
  public:
   using real = compute_type<S>;
 
-  /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent or options that do not fit.
+  /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent or options that do not
+  /// fit.
   explicit multipole_cache(const state_extents& extents, const multipole_cache_options& options = {})
       : token_state("multipole_cache", extents), keys_and_values_(extents) {
-    settings_ = {.causal = true, .exact = options.exact, .clusters = options.clusters,
+    settings_ = {.causal = true,
+                 .exact = options.exact,
+                 .clusters = options.clusters,
                  .candidate_clusters = options.clusters > 0 ? options.candidate_clusters : 0,
-                 .segment = options.segment, .iterations = options.iterations, .seed = options.seed};
+                 .segment = options.segment,
+                 .iterations = options.iterations,
+                 .seed = options.seed};
     const detail::validator check("multipole_cache");
     detail::check_multipole_settings(check, settings_);
     check.at_least("candidate_clusters", 0, options.candidate_clusters);
@@ -48,7 +53,8 @@ class multipole_cache : public detail::token_state {
   /// Tokens there is room for.
   index capacity() const { return keys_and_values_.capacity(); }
   std::size_t bytes() const {
-    return keys_and_values_.bytes() + (means_.capacity() + value_means_.capacity() + counts_.capacity()) * sizeof(real) +
+    return keys_and_values_.bytes() +
+           (means_.capacity() + value_means_.capacity() + counts_.capacity()) * sizeof(real) +
            (order_.capacity() + begins_.capacity()) * sizeof(detail::cluster_number);
   }
 
@@ -104,16 +110,21 @@ class multipole_cache : public detail::token_state {
   /// The clusters of the segments of one head, one after the other.
   struct head_clusters {
     index stride, stride_v;
-    const real *means, *value_means;          // [clusters][stride]
-    const real *counts, *logs;                // [clusters]: how many keys, and log2 of it
-    const detail::cluster_number* order;      // [segments][segment]: keys of a segment by cluster
-    const detail::cluster_number* begins;     // [clusters]: where a cluster begins in its segment's order
+    const real *means, *value_means;       // [clusters][stride]
+    const real *counts, *logs;             // [clusters]: how many keys, and log2 of it
+    const detail::cluster_number* order;   // [segments][segment]: keys of a segment by cluster
+    const detail::cluster_number* begins;  // [clusters]: where a cluster begins in its segment's order
   };
   head_clusters clusters_of(index b, index h) const {
     const index rows = room_ * settings_.clusters, head = b * heads() + h;
-    return {stride(), stride_v(), means_.data() + head * rows * stride(), value_means_.data() + head * rows * stride_v(),
-            counts_.data() + 2 * head * rows, counts_.data() + (2 * head + 1) * rows,
-            order_.data() + head * room_ * settings_.segment, begins_.data() + head * rows};
+    return {stride(),
+            stride_v(),
+            means_.data() + head * rows * stride(),
+            value_means_.data() + head * rows * stride_v(),
+            counts_.data() + 2 * head * rows,
+            counts_.data() + (2 * head + 1) * rows,
+            order_.data() + head * room_ * settings_.segment,
+            begins_.data() + head * rows};
   }
 
  private:
@@ -144,9 +155,8 @@ class multipole_cache : public detail::token_state {
     if (finished <= first) return;
     if (finished > room_) reserve_segments(std::max(finished, 2 * room_));
     if (settings_.clusters > 0)
-      exec.for_each(pairs * (finished - first), [&](index task, int worker) {
-        cluster_segment(task % pairs, first + task / pairs, exec, worker);
-      });
+      exec.for_each(pairs * (finished - first),
+                    [&](index task, int worker) { cluster_segment(task % pairs, first + task / pairs, exec, worker); });
     segments_ = finished;
   }
 

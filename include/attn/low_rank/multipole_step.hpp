@@ -10,8 +10,8 @@
 //
 // Cost     per token and query head: 2 (D + Dv) operations for every cluster and for every key of the own segment and
 //          of those taken, 2 D for every key of the candidate clusters. Clusters are read once for the query heads of a
-//          key head. Every `segment` tokens their k-means. Scratch per thread: about 7 numbers for a token so far, 1 for
-//          a cluster and query head.
+//          key head. Every `segment` tokens their k-means. Scratch per thread: about 7 numbers for a token so far, 1
+//          for a cluster and query head.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 #pragma once
 
@@ -40,8 +40,8 @@ void multipole_step(multipole_cache<S>& cache, const Q& q, const K& k, const V& 
       "multipole_step", q, k, v, out, options, none, exec, [&](auto& call, const auto& given) {
         cache.check_tokens(call.check, call.k, call.v);
         call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
-        for (const auto& [name, view] : std::initializer_list<detail::validator::named_view>{
-                 {"q", call.q}, {"out", call.out}, {"lse", given.lse}})
+        for (const auto& [name, view] :
+             std::initializer_list<detail::validator::named_view>{{"q", call.q}, {"out", call.out}, {"lse", given.lse}})
           cache.no_alias(call.check, name, view);
         const index before = cache.tokens();
         cache.append(call.k, call.v, call.exec);

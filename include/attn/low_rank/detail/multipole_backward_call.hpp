@@ -13,7 +13,7 @@ namespace attn::inline ATTN_ISA::detail {
 /// What a piece adds to every key, and to every member of a cluster. Null: not wanted.
 template <class T>
 struct multipole_piece {
-  T *d_keys = nullptr, *d_values = nullptr;      // [Lk + panel][]
+  T *d_keys = nullptr, *d_values = nullptr;          // [Lk + panel][]
   T *share_keys = nullptr, *share_values = nullptr;  // [clusters][]
   T *far_keys = nullptr, *far_values = nullptr;      // [clusters + panel][]: of their means, where some stay whole
 };
@@ -40,7 +40,9 @@ struct multipole_backward_call {
   index stride() const { return backward_keys<T>::stride(shape().dim); }
   index stride_v() const { return backward_keys<T>::stride(shape().dim_v); }
   index tasks() const { return multipole_blocks::tasks(o(), shape().keys, shape().queries); }
-  index pieces() const { return std::clamp<index>(shape().queries / 2048, 1, std::min<index>(8, std::max<index>(1, tasks()))); }
+  index pieces() const {
+    return std::clamp<index>(shape().queries / 2048, 1, std::min<index>(8, std::max<index>(1, tasks())));
+  }
   index most_clusters() const { return o().segments(shape().keys) * o().clusters; }
   bool with_far() const { return few_clusters_change(o(), most_clusters()); }
 
@@ -262,9 +264,8 @@ struct multipole_backward_call {
     for_each_head(w, heads, ceil_div(shape().keys, step_keys), [&](const pair& p, index b, index kv, index n, int) {
       store_keys(p, b, kv, n * step_keys, std::min((n + 1) * step_keys, shape().keys));
     });
-    for_each_head(w, heads, in.dq ? shape().group() : 0, [&](const pair&, index b, index kv, index g, int) {
-      clear_queries(b, kv * shape().group() + g);
-    });
+    for_each_head(w, heads, in.dq ? shape().group() : 0,
+                  [&](const pair&, index b, index kv, index g, int) { clear_queries(b, kv * shape().group() + g); });
   }
 
   void run(execution& exec) const {

@@ -1,7 +1,7 @@
 // attn: what one block of queries of multipole sees: the keys it takes exactly, and what these leave of the clusters.
 //
-// Where there are many more clusters than keys taken, most stay whole: the `far` ones, packed once for all queries. Only
-// those that lost a key are the block's own.
+// Where there are many more clusters than keys taken, most stay whole: the `far` ones, packed once for all queries.
+// Only those that lost a key are the block's own.
 #pragma once
 
 #include <attn/low_rank/detail/multipole_choice.hpp>
@@ -56,8 +56,8 @@ struct multipole_keys {
   const multipole_settings& o;
   const multipole_clusters<T>& clusters;
   matrix_view<const S> key, value;
-  const T* far_logs = nullptr;        // [clusters]: log2 of their counts
-  const T* far_panels = nullptr;      // their means, packed across
+  const T* far_logs = nullptr;    // [clusters]: log2 of their counts
+  const T* far_panels = nullptr;  // their means, packed across
 
   /// Of key j among all.
   index cluster_of(index j) const { return (o.causal ? j / o.segment * o.clusters : 0) + clusters.cluster[j]; }
@@ -69,20 +69,20 @@ inline bool few_clusters_change(const multipole_settings& o, index clusters) { r
 /// Scratch of one worker.
 template <class T>
 struct multipole_block {
-  index stride = 0;          // of ranks
+  index stride = 0;  // of ranks
   probe_rows<T> probes;
-  T* ranks = nullptr;        // [together][stride]
-  T* buffer = nullptr;       // [most of keys and clusters]
-  T* far_ranks = nullptr;    // [together][clusters], for candidate_clusters
-  bool* candidate = nullptr;             // [clusters]
-  index* list = nullptr;                 // candidates, or places
-  index* chosen = nullptr;               // [keys]: taken exactly, ascending
-  cluster_sums<T> rest;                  // per slot: what is left of a cluster
-  T* logs = nullptr;                     // per slot: log2 of how many keys
-  T* far_logs = nullptr;                 // [clusters]: -infinity for those that lost a key
-  cluster_number* slot = nullptr;        // [clusters]: or -1
-  cluster_number* of_slot = nullptr;     // per slot: the cluster
-  index taken = 0, slots = 0, far = 0;   // keys taken; own clusters, filled up to whole panels; far ones
+  T* ranks = nullptr;                   // [together][stride]
+  T* buffer = nullptr;                  // [most of keys and clusters]
+  T* far_ranks = nullptr;               // [together][clusters], for candidate_clusters
+  bool* candidate = nullptr;            // [clusters]
+  index* list = nullptr;                // candidates, or places
+  index* chosen = nullptr;              // [keys]: taken exactly, ascending
+  cluster_sums<T> rest;                 // per slot: what is left of a cluster
+  T* logs = nullptr;                    // per slot: log2 of how many keys
+  T* far_logs = nullptr;                // [clusters]: -infinity for those that lost a key
+  cluster_number* slot = nullptr;       // [clusters]: or -1
+  cluster_number* of_slot = nullptr;    // per slot: the cluster
+  index taken = 0, slots = 0, far = 0;  // keys taken; own clusters, filled up to whole panels; far ones
 
   static index most_slots(const multipole_settings& o, index keys) {
     const index all = o.segments(keys) * o.clusters, most = few_clusters_change(o, all) ? 2 * o.exact : all;

@@ -1,5 +1,5 @@
-// attn: the driver of multipole: keys are clustered, then blocks of queries choose, and attend to the keys they take, to
-// clusters and, in the causal form, to their own segment.
+// attn: the driver of multipole: keys are clustered, then blocks of queries choose, and attend to the keys they take,
+// to clusters and, in the causal form, to their own segment.
 #pragma once
 
 #include <attn/low_rank/detail/attention_call.hpp>
@@ -114,7 +114,8 @@ struct multipole_clustering {
       const index n = lengths.keys(item(pair)), rows = o.segments(n) * o.clusters;
       p.clusters.sum_before(o, key(pair), n);
       if (!with_far() || rows == 0) return;
-      for (index r = 0; r < rows; ++r) {  // the centres are done with: they become the means, their parts those of values
+      for (index r = 0; r < rows;
+           ++r) {  // the centres are done with: they become the means, their parts those of values
         const T count = p.clusters.sums.counts[r], factor = count > T(0) ? T(1) / count : T(0);
         p.far_logs[r] = count > T(0) ? std::log2(count) : -std::numeric_limits<T>::infinity();
         divide(p.clusters.sums.key(r), p.clusters.sums.stride, factor, mean(p, r));

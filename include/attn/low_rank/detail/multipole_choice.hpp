@@ -31,9 +31,7 @@ index count_from(const T* x, index n, T t) {
   packet<T> sums[4] = {zero<T>(), zero<T>(), zero<T>(), zero<T>()};
   index i = 0, count = 0;
   for (; i + 4 * width<T> <= n; i += 4 * width<T>)
-    unroll<4>([&](auto u) {
-      sums[u] = add(sums[u], if_less(load<T>(x + i + u * width<T>), least, zero<T>(), one));
-    });
+    unroll<4>([&](auto u) { sums[u] = add(sums[u], if_less(load<T>(x + i + u * width<T>), least, zero<T>(), one)); });
   for (; i < n; ++i) count += x[i] >= t;
   return count + static_cast<index>(sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3]))));
 }
@@ -111,8 +109,12 @@ struct probe_rows {
 
   static probe_rows layout(arena& memory, index rows, index dim) {
     const index padded = round_up(rows, tile_rows);
-    return {dim, 0, memory.allocate<T>(rows * round_up(dim, width<T>)), memory.allocate<T>(padded * dim + width<T>),
-            memory.allocate<T>(padded), memory.allocate<index>(padded)};
+    return {dim,
+            0,
+            memory.allocate<T>(rows * round_up(dim, width<T>)),
+            memory.allocate<T>(padded * dim + width<T>),
+            memory.allocate<T>(padded),
+            memory.allocate<index>(padded)};
   }
 
   /// Appends the mean of queries [begin, end), times `sign`.
@@ -141,8 +143,8 @@ struct probe_rows {
     }
     for (index r = rows; r < round_up(rows, tile_rows); ++r) offset[r] = offset[rows - 1], block[r] = block[rows - 1];
     for (index r = 0; r < rows; r += tile_rows)
-      pack_rows<T>([&](index n) { return means + (r + n) * stride; }, std::min<index>(tile_rows, rows - r), dim, 1, T(1),
-                   packed + r * dim);
+      pack_rows<T>([&](index n) { return means + (r + n) * stride; }, std::min<index>(tile_rows, rows - r), dim, 1,
+                   T(1), packed + r * dim);
   }
 
   /// ranks[block][j] for keys [0, keys), which lie in panels; `ranks` has rows of `stride` numbers, whole panels.
@@ -150,8 +152,7 @@ struct probe_rows {
     constexpr index wide = panel_width<T>;
     const index blocks = block[rows - 1] + 1;
     for (index j = 0; j < keys; j += wide) {
-      for (index b = 0; b < blocks; ++b)
-        std::fill_n(ranks + b * stride + j, wide, -std::numeric_limits<T>::infinity());
+      for (index b = 0; b < blocks; ++b) std::fill_n(ranks + b * stride + j, wide, -std::numeric_limits<T>::infinity());
       for (index r = 0; r < rows; r += tile_rows)
         with_tile_height(rows - r, [&](auto M) {
           tile_product<T, M.value, 2>(packed_rows<T>{packed + r * dim}, panels + j * dim, dim,

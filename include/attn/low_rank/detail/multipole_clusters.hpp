@@ -204,8 +204,8 @@ struct multipole_clusters {
 
   /// All of it for one segment: rows of k and v are its own. `keys` is such that there is one.
   template <class S>
-  void cluster_one(const multipole_settings& o, const matrix_view<const S>& k, const matrix_view<const S>& v, index keys,
-                   index number, const cluster_scratch<T>& s) const {
+  void cluster_one(const multipole_settings& o, const matrix_view<const S>& k, const matrix_view<const S>& v,
+                   index keys, index number, const cluster_scratch<T>& s) const {
     const index size = o.segment_keys(keys);
     pack_panels_across<T>([&](index j) { return k.row(j); }, size, k.cols, k.col_stride, panels);
     const bool iterated = iterates(o, keys);

@@ -4,8 +4,8 @@
 //   2. per query head: choose             clusters, then keys among those of the clusters chosen
 //   3. one softmax over keys taken, rests of clusters, and the own segment
 //
-// The rest of a cluster needs no keys: with S its members taken, n_rest its score is (n s - sum_S s_j) / n_rest, and its
-// value (n v - sum_S v_j) / n_rest: weights of the clusters' means and of the keys taken change instead.
+// The rest of a cluster needs no keys: with S its members taken, n_rest its score is (n s - sum_S s_j) / n_rest, and
+// its value (n v - sum_S v_j) / n_rest: weights of the clusters' means and of the keys taken change instead.
 #pragma once
 
 #include <attn/low_rank/detail/multipole_choice.hpp>
@@ -49,11 +49,11 @@ struct multipole_step_call {
 
   struct scratch {
     stream_queries<T> rows;
-    online_softmax<T> own, far;  // of the own segment; of everything else
-    index stride;                // of cluster scores
-    T* scores;                   // [group][stride]: of clusters, then their weights
-    T *ranks, *buffer;           // of keys, of those and clusters
-    T* taken_scores;             // [exact]
+    online_softmax<T> own, far;       // of the own segment; of everything else
+    index stride;                     // of cluster scores
+    T* scores;                        // [group][stride]: of clusters, then their weights
+    T *ranks, *buffer;                // of keys, of those and clusters
+    T* taken_scores;                  // [exact]
     index *list, *chosen, *taken;     // candidates, choices, keys taken
     cluster_number *of_list, *slot;   // the cluster of a candidate; [clusters]: its place among those that lost keys
     cluster_number *of_taken, *lost;  // [exact]
@@ -64,10 +64,23 @@ struct multipole_step_call {
     const index group = shape.group(), past = most_past(), clusters = most_clusters();
     const index stride = round_up(clusters, stream_tile), most = std::min(o.exact, past);
     scratch s{stream_queries<T>::layout(memory, group, shape.dim, shape.dim_v),
-              online_softmax<T>::layout(memory, group, shape.dim_v), online_softmax<T>::layout(memory, group, shape.dim_v),
-              stride, memory.allocate<T>(group * stride), memory.allocate<T>(std::max(past, clusters) + width<T>),
-              memory.allocate<T>(std::max(past, clusters)), nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-              nullptr, nullptr, nullptr, nullptr};
+              online_softmax<T>::layout(memory, group, shape.dim_v),
+              online_softmax<T>::layout(memory, group, shape.dim_v),
+              stride,
+              memory.allocate<T>(group * stride),
+              memory.allocate<T>(std::max(past, clusters) + width<T>),
+              memory.allocate<T>(std::max(past, clusters)),
+              nullptr,
+              nullptr,
+              nullptr,
+              nullptr,
+              nullptr,
+              nullptr,
+              nullptr,
+              nullptr,
+              nullptr,
+              nullptr,
+              nullptr};
     s.taken_scores = memory.allocate<T>(most);
     s.list = memory.allocate<index>(past), s.chosen = memory.allocate<index>(std::max(past, clusters));
     s.taken = memory.allocate<index>(most);
@@ -88,8 +101,9 @@ struct multipole_step_call {
       const matrix_view<const T> tile{means.row(begin), count, c.stride, c.stride, 1};
       by_rows<T>(s.rows.rows, [&](index r, auto R) {
         stream_scores<T, R.value>(s.rows.data + r * s.rows.stride, s.rows.stride, tile, s.rows.scores + r * stream_tile,
-                                  r == 0 ? stream_prefetcher(means, begin + count, std::min(begin + 2 * count, clusters))
-                                         : stream_prefetcher());
+                                  r == 0
+                                      ? stream_prefetcher(means, begin + count, std::min(begin + 2 * count, clusters))
+                                      : stream_prefetcher());
       });
       for (index r = 0; r < s.rows.rows; ++r)
         std::copy_n(s.rows.scores + r * stream_tile, count, s.scores + r * s.stride + begin);
@@ -127,8 +141,8 @@ struct multipole_step_call {
   /// Step 2, second half: the keys row r takes, with their scores. Returns how many.
   index take(index found, index kv_batch, index kv, index r, scratch& s) const {
     const matrix_view<const S> keys = head_of(all_keys, kv_batch, kv);
-    gathered_scores(s.rows.data + r * s.rows.stride, [&](index n) { return keys.row(s.list[n]); }, found, shape.dim,
-                    s.ranks);
+    gathered_scores(
+        s.rows.data + r * s.rows.stride, [&](index n) { return keys.row(s.list[n]); }, found, shape.dim, s.ranks);
     index count = found;
     if (o.exact < found) {
       for (index n = 0; n < found; ++n)
@@ -228,9 +242,9 @@ struct multipole_step_call {
       by_rows<T>(s.rows.rows, [&](index r, auto R) {
         bool zeros = false;
         for (index n = 0; n < R.value * stream_tile; ++n) zeros |= s.rows.scores[r * stream_tile + n] == T(0);
-        stream_output<T, R.value>(s.rows.scores + r * stream_tile, zeros, ones, tile, s.far.row(r), s.far.stride,
-                                  r == 0 ? stream_prefetcher(values, next, std::min(next + count, clusters))
-                                         : stream_prefetcher());
+        stream_output<T, R.value>(
+            s.rows.scores + r * stream_tile, zeros, ones, tile, s.far.row(r), s.far.stride,
+            r == 0 ? stream_prefetcher(values, next, std::min(next + count, clusters)) : stream_prefetcher());
       });
     }
   }
