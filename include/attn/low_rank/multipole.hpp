@@ -7,8 +7,8 @@
 //                                 after Hooper et al. 2025, "Multipole Attention for Efficient Long Context Reasoning",
 //                                 and Vyas et al. 2020, "Fast transformers with clustered attention"
 //   Clusters are those of k-means, from keys drawn by a seed, or the caller's. Causal, keys come in segments: the own
-//   one is seen exactly, earlier ones are clustered each for itself. Nothing depends on what comes later: a block chooses
-//   by the `lookback` queries up to its first one. With block = 1 it is what multipole_step gives.
+//   one is seen exactly, earlier ones are clustered each for itself. Nothing depends on what comes later: a block
+//   chooses by the `lookback` queries up to its first one. With block = 1 it is what multipole_step gives.
 //
 //   attn::multipole(q, k, v, out);
 //   attn::multipole(q, k, v, out, {.exact = 384, .probe = 16});   // half the error
@@ -17,8 +17,8 @@
 // Shapes   as full_softmax.
 // Cost     per head 2 (D + Dv) operations for each of Lq (exact + clusters) pairs, causal Lq (exact + segment / 2 +
 //          clusters Lk / (2 segment)); 2 D for each of Lq Lk / probe pairs, causal Lq Lk lookback / (2 block probe),
-//          and, per key head, for each of Lk clusters (iterations + 1). Scratch per key head, one at a time or as many as
-//          keep the threads busy: about Lk (D + 1) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal for
+//          and, per key head, for each of Lk clusters (iterations + 1). Scratch per key head, one at a time or as many
+//          as keep the threads busy: about Lk (D + 1) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal for
 //          each cluster; per thread: about 4 Lk + (exact + clusters + segment) (D + Dv).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
