@@ -8,13 +8,6 @@
 
 namespace testing {
 
-// Relative to the reverse pass. Denominators of features that are not all positive come near 0, where errors grow: cases
-// say by how much more. What is stored in 16 bits is rounded once.
-template <class S>
-inline constexpr double gradient_tolerance = std::is_same_v<S, double> ? 1e-12
-                                             : std::is_same_v<S, float> ? 5e-6
-                                                                        : tolerance<S>::out - 2e-6 + 5e-6;
-
 // The inputs of a problem, in the order of their gradients; a gate or features not given are empty.
 inline constexpr std::size_t gradient_count = 5;
 inline const std::vector<std::string> gradient_names = {"q", "k", "v", "gate", "features"};
@@ -148,12 +141,13 @@ tensors gradients_by(const Problem& p, const tensor<double>& d_out, const asked&
   return gradients_by<S>(p, d_out, serial, a);
 }
 
-// Against the reverse pass of the reference on the same rounded inputs.
+// Against the reverse pass of the reference on the same rounded inputs. Denominators of features that are not all
+// positive come near 0, where errors grow: cases say by what factor.
 template <class S, class Problem>
 void check_backward(const Problem& problem, double factor = 1) {
   const Problem p = rounded<S>(problem);
   check_gradients(
-      case_of(p), factor * gradient_tolerance<S>,
+      case_of(p), factor * gradient_tolerance<S>::value,
       [&](const tensors&, const tensors& d_results) { return gradients_by<S>(p, d_results[0]); },
       [](tensors& d) {
         for (auto& x : d) x = rounded<S>(x);
@@ -210,7 +204,7 @@ void check_backward_laws(const Problem& problem) {
   for (std::size_t n = 0; n < gradient_count; ++n)
     for (std::size_t e = 0; e < all[n].data.size(); ++e)
       if (const double sum = all[n].data[e] + 0.5;
-          !(std::abs(added[n].data[e] - sum) <= gradient_tolerance<S> * (1 + std::abs(sum)))) {
+          !(std::abs(added[n].data[e] - sum) <= gradient_tolerance<S>::value * (1 + std::abs(sum)))) {
         INFO("added to: " << gradient_names[n] << " " << sum << " " << added[n].data[e]);
         CHECK(false);
         break;
