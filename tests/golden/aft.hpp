@@ -11,6 +11,12 @@ inline void read_aft_options(const golden_case& golden, reference::aft_options& 
   options.lengths = golden.integers("lengths");
 }
 
+template <class Options>
+std::string name_of_biases(const problem<Options>& p) {
+  if constexpr (requires { p.options.band; }) return p.options.band ? "band" : "w";
+  return "w";
+}
+
 // `biases`: arrays that may hold them, none or one in a case.
 template <class Options>
 golden_operator aft_entry(const char* name, const std::set<std::string>& keys, const std::set<std::string>& biases,
@@ -19,7 +25,7 @@ golden_operator aft_entry(const char* name, const std::set<std::string>& keys, c
     attn::execution serial;
     return {run_aft<decltype(zero)>(read(golden), serial), {}};
   };
-  golden_operator entry = with_gradients(
+  return with_gradients(
       {name, with({"operator", "source", "tolerance", "causal", "lengths", "gate"}, keys),
        with({"q", "k", "v", "out"}, biases),
        [=](const golden_case& golden) -> reference::result {
@@ -27,26 +33,21 @@ golden_operator aft_entry(const char* name, const std::set<std::string>& keys, c
        },
        [=](const golden_case& golden) { return by_library(golden, double()); },
        [=](const golden_case& golden) { return by_library(golden, float()); }},
-      read, [](const problem<Options>& p) { return aft_gradient_case(p); },
+      read,
+      [](const problem<Options>& p) {
+        gradient_case c = aft_gradient_case(p);
+        if (c.names.size() > 3) c.names[3] = name_of_biases(p);
+        return c;
+      },
       [](const problem<Options>& p, const tensor<double>& d_out, auto zero) {
         using T = decltype(zero);
         attn::execution serial;
         const std::vector<tensor<T>> all = run_aft_backward<T>(p, cast<T>(d_out), serial);
-        const char* const names[] = {"q", "k", "v", "w"};
+        const std::string names[] = {"q", "k", "v", name_of_biases(p)};
         named_tensors named;
         for (std::size_t n = 0; n < all.size(); ++n) named[names[n]] = cast<double>(all[n]);
         return named;
       });
-  // The gradient of the biases under their name and with their shape in the case.
-  for (golden_gradients* gradients :
-       {&entry.gradients_by_reference, &entry.gradients_in_double, &entry.gradients_in_float})
-    *gradients = [=, plain = *gradients](const golden_case& golden) {
-      named_tensors all = plain(golden);
-      for (const std::string& of : biases)
-        if (golden.has_array(of)) all[of] = all["w"], all[of].extents = golden.array(of).extents;
-      return all;
-    };
-  return entry;
 }
 
 }  // namespace testing
