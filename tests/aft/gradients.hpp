@@ -5,13 +5,6 @@
 
 namespace testing {
 
-// A unit of rounding of the result, and what its sums lose.
-template <class S>
-inline constexpr double gradient_tolerance = std::is_same_v<S, double>  ? 1e-12
-                                             : std::is_same_v<S, float> ? 5e-6
-                                             : std::is_same_v<S, Eigen::half> ? 0x1p-11 + 5e-6
-                                                                              : 0x1p-8 + 5e-6;
-
 // The options of a reference for another number type, with w in its place.
 template <class N>
 struct aft_reference_options {
@@ -94,7 +87,8 @@ std::vector<tensor<S>> run_aft_backward(const problem<Options>& p, const tensor<
 
 // Against the reverse pass of the reference on the same rounded inputs.
 template <class S, class Options>
-void check_aft_gradients(problem<Options> p, attn::execution& execution, double tolerance = gradient_tolerance<S>) {
+void check_aft_gradients(problem<Options> p, attn::execution& execution,
+                         double tolerance = gradient_tolerance<S>::value) {
   p.q = rounded<S>(p.q), p.k = rounded<S>(p.k), p.v = rounded<S>(p.v);
   if constexpr (!std::is_same_v<Options, reference::aft_simple_options>) p.options.w = rounded<S>(p.options.w);
   check_gradients(
@@ -131,7 +125,7 @@ void check_saturated_aft_gradients(problem<Options> p) {
       const double difference = static_cast<double>(actual[n].data[e]) - wanted.gradients[n].data[e];
       error += difference * difference, norm += wanted.gradients[n].data[e] * wanted.gradients[n].data[e];
     }
-  CHECK(std::sqrt(error) <= gradient_tolerance<S> * std::sqrt(norm));
+  CHECK(std::sqrt(error) <= gradient_tolerance<S>::value * std::sqrt(norm));
 }
 
 // What must hold to the last bit: gradients alone or together, threads, and adding to what is there.

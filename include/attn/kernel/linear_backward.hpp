@@ -148,7 +148,8 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<linear_options<S>>(options);
   auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.gate_name = "decay", views.gate = given.decay, views.d_gate = gradients.decay;
+  views.gate_name = "decay", views.of_gate = "the gradient of decay";
+  views.gate = given.decay, views.d_gate = gradients.decay;
   detail::run_linear_backward<S>(views, given, detail::callable_or_default<feature_maps::elu_plus_one>(map),
                                  detail::callable_or_default<detail::own_derivative>(map_backward),
                                  detail::execution_of(exec, options, map, map_backward));

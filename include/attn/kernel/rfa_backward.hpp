@@ -114,7 +114,8 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
   auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
   views.x = detail::with_features(views.x, features);
   views.d_features = gradients.features;
-  views.gate_name = "gate", views.gate = given.gate, views.d_gate = gradients.gate;
+  views.gate_name = "gate", views.of_gate = "the gradient of gate";
+  views.gate = given.gate, views.d_gate = gradients.gate;
   detail::run_rfa_backward<S>(views, given, detail::execution_of(exec, options));
 }
 

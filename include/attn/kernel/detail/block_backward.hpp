@@ -105,6 +105,7 @@ struct kernel_backward {
                  const scratch_type& x) const {
     const auto& s = x.forward;
     const exponential_scaling<T>* const e = exponential();
+    if (logarithms() && reverse()) row_sizes(x.d_columns, call.shape.dim_v, x.d_sizes);
     for (index t = 0; t < kernel_chunk; ++t) {
       T of_sums = T(1), of_own = T(1), eps = call.eps;
       if (e) {
@@ -141,7 +142,9 @@ struct kernel_backward {
     x.of_sums[t] = a * n, x.of_own[t] = b * n;
     x.normal[t] = x.forward.state_factor[t] * n;
     if (!exponential()) return;
-    if (n == T(0)) {
+    // A row without d_out has no part in R, nor in its log scales: what a row of the future is changes no bit.
+    if (n == T(0) || (logarithms() && reverse() && x.d_sizes[t] == T(0))) {
+      n = T(0);
       x.log_scale[t] = -no_log_scale<T>;
     } else if (!exponential()->is_signed) {  // so that R is of the size of weights
       int exponent = 0;
