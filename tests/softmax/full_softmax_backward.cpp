@@ -106,6 +106,7 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_backward: odd lengths and dims", "[full_so
       if (lengths[n] > 65 && step != 0) continue;
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
       shape.dim = dims[(n + step) % 6], shape.value_dim = dims[(n + 2 * step + 1) % 6];
+      if (lengths[n] == 1) shape.value_dim = lone_key_value_dim;
       if (lengths[n] > 65) shape.heads = 1, shape.dim = n % 2 ? 3 : 17, shape.value_dim = n % 2 ? 16 : 5;
       full_softmax_problem p = problem_of(shape, n + 1);
       p.options.causal = (n + step) % 2 == 0;

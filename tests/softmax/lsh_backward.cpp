@@ -100,6 +100,7 @@ TEMPLATE_LIST_TEST_CASE("lsh_backward: odd lengths, dims, chunks and buckets", "
       o.chunk = chunks[c], o.causal = (n + c) % 2, o.wrap = (n + c) % 3 == 0;
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n]};
       shape.dim = dims[(n + c) % 5], shape.value_dim = dims[(n + 2 * c + 1) % 5];
+      if (lengths[n] == 1) shape.value_dim = lone_key_value_dim;
       if (lengths[n] > 65) shape.dim = 5, shape.value_dim = 3;
       CAPTURE(lengths[n], o.rounds, o.buckets, o.chunk, o.causal, o.wrap, shape.dim, shape.value_dim);
       check_backward<TestType>(problem_of<TestType>(shape, o, n + 1), true, {}, c == 1 ? &three : nullptr);

@@ -118,6 +118,7 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_backward: windows of all sizes, odd leng
     for (std::size_t w = 0; w < std::size(windows); ++w) {
       problem_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
       shape.dim = dims[(n + w) % 5], shape.value_dim = dims[(n + 2 * w + 1) % 5];
+      if (lengths[n] == 1) shape.value_dim = lone_key_value_dim;
       if (lengths[n] > 65) shape.heads = 1, shape.dim = w % 2 ? 3 : 9, shape.value_dim = w % 2 ? 8 : 5;
       sliding_window_problem p = problem_of(shape, n + 1);
       p.options.left = windows[w][0], p.options.right = windows[w][1];

@@ -36,6 +36,10 @@ double gradient_factor(const std::string& of) {
   return sizeof(S) == 2 && !of.starts_with("v") ? 2 : 1;
 }
 
+// A lone key has weight 1 whatever its score, whose gradient is d_lse: what is left of two equal sums over the values'
+// dims. Of few terms it keeps its digits.
+inline constexpr index lone_key_value_dim = 3;
+
 // The score function of all these tests, which masks some keys and is not linear in the score, and d times its
 // derivative.
 struct smooth_score {

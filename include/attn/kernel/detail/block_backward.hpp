@@ -19,7 +19,7 @@ struct kernel_backward {
   bool d_features = false;  // those of performer and rfa
   bool accumulate = false;
 
-  using scratch_type = backward_scratch<T>;
+  using scratch_type = kernel_backward_scratch<T>;
   using sums_type = kernel_sums<T>;
 
   // What is needed for what is asked for.

@@ -24,7 +24,7 @@ struct backward_engine {
   static constexpr index chunks = kernel_segment / kernel_chunk;
 
   struct worker_scratch {
-    backward_scratch<T> x;
+    kernel_backward_scratch<T> x;
     sums_type own, own_queries, after, later;  // a segment's own; those after it; both
     sums_type *before, *seen;                  // [segments], [chunks]: of the keys before each
     T *dk, *dv, *gates;                        // of all keys of a head, where several pairs add to it
@@ -48,7 +48,7 @@ struct backward_engine {
     worker_scratch w;
     const auto forward = kernel_scratch<T>::layout(memory, m, shape.dim_v,
                                                    std::max(call.map->scratch_size, in.map.scratch_size), log_scaled);
-    w.x = backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated());
+    w.x = kernel_backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated());
     w.own = sums(), w.own_queries = sums(), w.after = sums(), w.later = sums();
     w.before = list(call.causal ? segments(shape.keys) : 0);
     w.seen = list(call.causal ? std::min(chunks, ceil_div(shape.keys, kernel_chunk)) : 0);
@@ -86,7 +86,7 @@ struct backward_engine {
 
   /// Bidirectional: the blocks of queries of one segment, which `own` takes.
   void attend_rows(index b, index h, index begin, index end, const sums_type& sums, sums_type& own,
-                   const backward_scratch<T>& x, sums_type* features) const {
+                   const kernel_backward_scratch<T>& x, sums_type* features) const {
     own.clear();
     for (index i = begin; i < end; i += kernel_chunk)
       for (index g = 0; g < call.group(); ++g)
@@ -145,10 +145,10 @@ struct backward_engine {
       }
     };
     sums_type &sums = list[most], &after = list[most + 1];
-    sum_segments(keys, sums, [&](index begin, index end, sums_type& own, const backward_scratch<T>& x) {
+    sum_segments(keys, sums, [&](index begin, index end, sums_type& own, const kernel_backward_scratch<T>& x) {
       call.sum_up(b, h, begin, end, x.forward, own);
     });
-    sum_segments(queries, after, [&](index begin, index end, sums_type& own, const backward_scratch<T>& x) {
+    sum_segments(queries, after, [&](index begin, index end, sums_type& own, const kernel_backward_scratch<T>& x) {
       attend_rows(b, h, begin, end, sums, own, x, nullptr);
     });
     const pair_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
