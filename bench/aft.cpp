@@ -1,7 +1,11 @@
 // Attention-free mixing: a softmax over tokens for every channel on its own.
+#include <attn/aft/aft_conv_backward.hpp>
 #include <attn/aft/aft_conv_step.hpp>
+#include <attn/aft/aft_full_backward.hpp>
 #include <attn/aft/aft_full_step.hpp>
+#include <attn/aft/aft_local_backward.hpp>
 #include <attn/aft/aft_local_step.hpp>
+#include <attn/aft/aft_simple_backward.hpp>
 #include <attn/aft/aft_simple_step.hpp>
 
 #include <algorithm>
@@ -20,6 +24,10 @@ double all_pairs(const problem& p) {
   const auto n = static_cast<double>(p.length);
   return p.causal ? n * (n + 1) / 2 : n * n;
 }
+
+// The sums of keys again, those of g = dy / den and h = y g for each key, and, for the biases, two products over the
+// channels.
+double backward_flops(const problem& p, double pairs) { return 3 * seen_flops(p, pairs); }
 
 // Those within `side` tokens; the rest comes as running sums, one addition a token.
 double near_pairs(const problem& p, index side) {
@@ -93,6 +101,48 @@ runner prepare_conv(const problem& p) {
              input q, input k, input v, output out, attn::execution& exec) {
     attn::aft_conv(q, k, v, out, w->view(), {.causal = causal}, exec);
   };
+}
+
+// With the gradient of w. `call` takes the views, w, its gradient and the execution.
+template <class Call>
+training_runner train_biased(std::shared_ptr<biases> w, Call call) {
+  const auto memory = parameter_memory(w->numbers.size());
+  return {{}, [=](const training_views& x, attn::execution& exec) {
+            call(x, w->view(), output(memory->data(), w->shape), exec);
+          }};
+}
+
+training_runner train_full(const problem& p) {
+  return train_biased(std::make_shared<biases>(1, p.length, p.length),
+                      [causal = p.causal](const training_views& x, input w, output dw, attn::execution& exec) {
+                        attn::aft_full_backward(x.q, x.k, x.v, w, x.d_out,
+                                                {.q = x.dq, .k = x.dk, .v = x.dv, .w = dw}, {.causal = causal}, exec);
+                      });
+}
+
+training_runner train_local(const problem& p) {
+  const index s = local_window(p.set);
+  return train_biased(std::make_shared<biases>(1, p.length, 2 * s - 1),
+                      [s, causal = p.causal](const training_views& x, input w, output dw, attn::execution& exec) {
+                        attn::aft_local_backward(x.q, x.k, x.v, w, x.d_out,
+                                                 {.q = x.dq, .k = x.dk, .v = x.dv, .w = dw},
+                                                 {.causal = causal, .window = s, .band = true}, exec);
+                      });
+}
+
+training_runner train_simple(const problem& p) {
+  return {{}, [causal = p.causal](const training_views& x, attn::execution& exec) {
+            attn::aft_simple_backward(x.q, x.k, x.v, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, {.causal = causal},
+                                      exec);
+          }};
+}
+
+training_runner train_conv(const problem& p) {
+  return train_biased(std::make_shared<biases>(1, p.heads, kernel_width(p.set)),
+                      [causal = p.causal](const training_views& x, input w, output dw, attn::execution& exec) {
+                        attn::aft_conv_backward(x.q, x.k, x.v, w, x.d_out,
+                                                {.q = x.dq, .k = x.dk, .v = x.dv, .w = dw}, {.causal = causal}, exec);
+                      });
 }
 
 // Decoding: every key head with one query head.
@@ -184,7 +234,8 @@ family aft_family() {
                          [](const problem& p) {
                            return static_cast<double>(p.length) * static_cast<double>(p.length) * sizeof(float);
                          },
-                     .approximates = false},
+                     .approximates = false,
+                     .backward = {[](const problem& p) { return backward_flops(p, all_pairs(p)); }, train_full}},
                     {.name = "aft_local",
                      .cost = growth::linear,
                      .has_causal = true,
@@ -196,7 +247,11 @@ family aft_family() {
                          [](const problem& p) {
                            return static_cast<double>(p.length * (2 * local_window(p.set) - 1)) * sizeof(float);
                          },
-                     .approximates = false},
+                     .approximates = false,
+                     .backward = {[](const problem& p) {
+                                    return backward_flops(p, near_pairs(p, local_window(p.set) - 1));
+                                  },
+                                  train_local}},
                     {.name = "aft_simple",
                      .cost = growth::linear,
                      .has_causal = true,
@@ -206,7 +261,10 @@ family aft_family() {
                      .prepare = prepare_simple,
                      .approximates = false,
                      .moved_bytes =
-                         [](const problem& p) { return 4 * static_cast<double>(p.length) * column_bytes(p); }},
+                         [](const problem& p) { return 4 * static_cast<double>(p.length) * column_bytes(p); },
+                     // Two passes of sums, no biases.
+                     .backward = {[](const problem& p) { return 2 * seen_flops(p, static_cast<double>(p.length)); },
+                                  train_simple}},
                     {.name = "aft_conv",
                      .cost = growth::linear,
                      .has_causal = true,
@@ -214,7 +272,11 @@ family aft_family() {
                      .uses = {"window"},
                      .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, kernel_width(p.set) / 2)); },
                      .prepare = prepare_conv,
-                     .approximates = false}},
+                     .approximates = false,
+                     .backward = {[](const problem& p) {
+                                    return backward_flops(p, near_pairs(p, kernel_width(p.set) / 2));
+                                  },
+                                  train_conv}}},
       .decoders = {{.name = "aft_full_decode",
                     .exact = false,
                     .uses = {},

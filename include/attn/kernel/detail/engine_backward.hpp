@@ -7,8 +7,8 @@
 // forward pass, and for the same reasons. One task is one key head; bidirectional, threads may share one.
 #pragma once
 
-#include <attn/kernel/detail/block_backward.hpp>
 #include <attn/kernel/detail/gate_gradients.hpp>
+#include <attn/kernel/detail/key_rows_backward.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -28,12 +28,15 @@ struct backward_engine {
     sums_type own, own_queries, after, later;  // a segment's own; those after it; both
     sums_type *before, *seen;                  // [segments], [chunks]: of the keys before each
     T *dk, *dv, *gates;                        // of all keys of a head, where several pairs add to it
+    key_rows_scratch<T> rows;
+    sums_type turned;  // R^T
   };
 
   index segments(index keys) const { return ceil_div(keys, kernel_segment); }
   index pairs_per_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
   bool keep_dk() const { return in.dk && (pairs_per_head() > 1 || in.map.finishes_keys); }
   bool keep_dv() const { return in.dv && pairs_per_head() > 1; }
+  bool key_rows() const { return in.map.by_rows && !call.causal && (in.dk || in.dv); }
 
   worker_scratch layout(arena& memory) const {
     const index m = call.map->features;
@@ -52,6 +55,10 @@ struct backward_engine {
     w.dk = memory.allocate<T>(keep_dk() ? shape.keys * shape.dim : 0);
     w.dv = memory.allocate<T>(keep_dv() ? shape.keys * shape.dim_v : 0);
     w.gates = memory.allocate<T>(in.of_gates() ? shape.keys : 0);
+    if (key_rows()) {
+      w.rows = key_rows_scratch<T>::layout(memory, m, shape.dim_v);
+      w.turned = sums_type::layout(memory, shape.dim_v, m, false);
+    }
     return w;
   }
 
@@ -86,13 +93,14 @@ struct backward_engine {
         in.attend_block({b, h, h * call.group() + g, i, 0, std::min<index>(kernel_chunk, end - i), 0}, &sums,
                         in.reverse() ? &own : nullptr, T(1), x, features);
   }
-  void attend_keys(index b, index h, index begin, const sums_type& after, const kernel_backward_scratch<T>& x,
-                   const pair_target& to) const {
+  void attend_keys(index b, index h, index begin, const sums_type& after, const sums_type& turned,
+                   const worker_scratch& w, const pair_target& to) const {
     const index count = std::min<index>(kernel_chunk, call.lengths.keys(b) - begin);
-    in.load_chunk(b, h, begin, count, false, x);
     row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
-    in.from_later(&after, count, prefetch, x);
-    in.store_chunk(b, h, begin, count, to.k, to.v, to.features, x);
+    if (key_rows()) return attend_key_rows(in, b, h, begin, count, after, turned, w.rows, to.k, to.v, prefetch);
+    in.load_chunk(b, h, begin, count, false, w.x);
+    in.from_later(&after, count, prefetch, w.x);
+    in.store_chunk(b, h, begin, count, to.k, to.v, to.features, w.x);
   }
 
   void run_both(index b, index h, worker_scratch& w, const pair_target& to) const {
@@ -108,8 +116,9 @@ struct backward_engine {
       attend_rows(b, h, begin, std::min(begin + kernel_segment, queries), sums, w.own_queries, w.x, to.features);
       if (in.reverse()) add_segment(after, T(1), w.own_queries, s);
     }
+    if (key_rows()) transpose_sums(after, w.turned);
     for (index begin = 0; begin < keys && in.reverse(); begin += kernel_chunk)
-      attend_keys(b, h, begin, after, w.x, to);
+      attend_keys(b, h, begin, after, w.turned, w, to);
   }
 
   /// May threads share one head? Where nothing of it is summed up over all of its tokens but S and R.
@@ -117,8 +126,9 @@ struct backward_engine {
     return !call.causal && !in.d_features && !in.map.finishes_keys && pairs_per_head() == 1;
   }
 
-  /// The same by all threads; `list` has sums for `most` segments, and for the two totals.
-  void share_head(index b, index h, execution& exec, sums_type* list, index most) const {
+  /// The same by all threads; `list` has sums for `most` segments, and for the two totals. Where R^T is needed, it lies in
+  /// `turned`.
+  void share_head(index b, index h, execution& exec, sums_type* list, index most, sums_type& turned) const {
     const index keys = call.lengths.keys(b), queries = call.lengths.queries(b);
     const auto scratch = [&](int worker) { return exec.scratch(worker, [&](arena& memory) { return layout(memory); }); };
     const auto sum_segments = [&](index tokens, sums_type& sums, const auto& body) {
@@ -142,9 +152,10 @@ struct backward_engine {
       attend_rows(b, h, begin, end, sums, own, x, nullptr);
     });
     const pair_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
+    if (key_rows()) transpose_sums(after, turned);
     if (in.reverse())
       exec.for_each(ceil_div(keys, kernel_chunk), [&](index n, int worker) {
-        attend_keys(b, h, n * kernel_chunk, after, scratch(worker).x, to);
+        attend_keys(b, h, n * kernel_chunk, after, turned, scratch(worker), to);
       });
   }
 
@@ -293,13 +304,14 @@ struct backward_engine {
     const bool share = can_share() && threads > 1 && heads < 2 * threads && heads % threads != 0;
     const index most = share ? 16 * threads : 0;
     const index m = call.map->features;
-    sums_type* list = nullptr;
+    sums_type *list = nullptr, turned;
     exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, pairs);
       in.map.layout(memory, pairs);
       list = memory.allocate_list(share ? most + 2 : 0, [&](arena& one) {
         return sums_type::layout(one, m, shape.dim_v, call.log_scaled());
       });
+      if (share && key_rows()) turned = sums_type::layout(memory, shape.dim_v, m, false);
       return feature_sums = memory.allocate_list(in.d_features ? pairs : 0, [&](arena& one) {
         return sums_type::layout(one, feature_rows, shape.dim, false);
       });
@@ -309,7 +321,7 @@ struct backward_engine {
     if (share)
       for (index n = 0; n < heads; ++n) {
         const index b = n / shape.kv_heads, h = n % shape.kv_heads;
-        if (call.lengths.keys(b) > 0 && call.lengths.queries(b) > 0) share_head(b, h, exec, list, most);
+        if (call.lengths.keys(b) > 0 && call.lengths.queries(b) > 0) share_head(b, h, exec, list, most, turned);
         pad(b, h);
       }
     else
