@@ -51,9 +51,7 @@ double state_bytes(const problem& p, double features, bool log_scaled = false) {
 
 double rows(const problem& p) { return static_cast<double>(p.set.features); }
 double feature_bytes(const problem& p) { return sizeof(float) * rows(p) * static_cast<double>(p.dim); }
-attn::tensor<float, 3> draw(const problem& p) {
-  return attn::draw_features<float>(p.set.features, p.dim, {.seed = 7});
-}
+attn::tensor<float, 3> draw(const problem& p) { return attn::draw_features<float>(p.set.features, p.dim, {.seed = 7}); }
 
 attn::kernel_state_extents extents_of(const problem& p) {
   return {.heads = p.kv_heads, .features = p.set.features, .value_dim = p.dim_v};
@@ -124,53 +122,48 @@ training_runner train_rfa(const problem& p) {
 
 family kernel_family() {
   return {
-      .operators = {{.name = "linear",
-                     .cost = growth::linear,
-                     .has_causal = true,
-                     .exact = false,
-                     .uses = {},
-                     .flops = [](const problem& p) { return kernel_flops(p, 0, static_cast<double>(p.dim)); },
-                     .prepare = [](const problem& p) -> runner {
-                       return [causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
-                         attn::linear(q, k, v, out, {.causal = causal}, exec);
-                       };
-                     },
-                     .approximates = false,
-                     .backward = {[](const problem& p) {
-                                    return kernel_backward_flops(p, 0, static_cast<double>(p.dim));
-                                  },
-                                  train_linear}},
-                    {.name = "performer",
-                     .cost = growth::linear,
-                     .has_causal = true,
-                     .exact = false,
-                     .uses = {"features"},
-                     .flops = [](const problem& p) { return kernel_flops(p, rows(p), rows(p)); },
-                     .prepare = [](const problem& p) -> runner {
-                       return [w = draw(p), causal = p.causal](input q, input k, input v, output out,
-                                                               attn::execution& exec) {
-                         attn::performer(q, k, v, out, w, {.causal = causal}, exec);
-                       };
-                     },
-                     .parameter_bytes = feature_bytes,
-                     .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), rows(p)); },
-                                  train_performer}},
-                    {.name = "rfa",
-                     .cost = growth::linear,
-                     .has_causal = true,
-                     .exact = false,
-                     .uses = {"features"},
-                     .flops = [](const problem& p) { return kernel_flops(p, rows(p), 2 * rows(p)); },
-                     .prepare = [](const problem& p) -> runner {
-                       return [w = draw(p), causal = p.causal](input q, input k, input v, output out,
-                                                               attn::execution& exec) {
-                         attn::rfa(q, k, v, out, w, {.causal = causal}, exec);
-                       };
-                     },
-                     .parameter_bytes = feature_bytes,
-                     .approximates = false,
-                     .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), 2 * rows(p)); },
-                                  train_rfa}}},
+      .operators =
+          {{.name = "linear",
+            .cost = growth::linear,
+            .has_causal = true,
+            .exact = false,
+            .uses = {},
+            .flops = [](const problem& p) { return kernel_flops(p, 0, static_cast<double>(p.dim)); },
+            .prepare = [](const problem& p) -> runner {
+              return [causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+                attn::linear(q, k, v, out, {.causal = causal}, exec);
+              };
+            },
+            .approximates = false,
+            .backward = {[](const problem& p) { return kernel_backward_flops(p, 0, static_cast<double>(p.dim)); },
+                         train_linear}},
+           {.name = "performer",
+            .cost = growth::linear,
+            .has_causal = true,
+            .exact = false,
+            .uses = {"features"},
+            .flops = [](const problem& p) { return kernel_flops(p, rows(p), rows(p)); },
+            .prepare = [](const problem& p) -> runner {
+              return [w = draw(p), causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+                attn::performer(q, k, v, out, w, {.causal = causal}, exec);
+              };
+            },
+            .parameter_bytes = feature_bytes,
+            .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), rows(p)); }, train_performer}},
+           {.name = "rfa",
+            .cost = growth::linear,
+            .has_causal = true,
+            .exact = false,
+            .uses = {"features"},
+            .flops = [](const problem& p) { return kernel_flops(p, rows(p), 2 * rows(p)); },
+            .prepare = [](const problem& p) -> runner {
+              return [w = draw(p), causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+                attn::rfa(q, k, v, out, w, {.causal = causal}, exec);
+              };
+            },
+            .parameter_bytes = feature_bytes,
+            .approximates = false,
+            .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), 2 * rows(p)); }, train_rfa}}},
       .decoders = {{.name = "linear_decode",
                     .exact = false,
                     .uses = {},

@@ -230,9 +230,9 @@ struct kernel_backward {
   }
 
   /// A block of queries. `sums`: of the keys before, or null. With `keys`, those of the chunk in s.k_own; adds to their
-  /// gradients k_d and dv. `own`, where given, takes the queries, after `decay` times what it has.
+  /// gradients k_d and dv. `own`, where given, takes the queries, after `decay` times what it has; `sums_only`: that alone.
   void attend_block(const block& at, const sums_type* sums, sums_type* own, T decay, const scratch_type& x,
-                    kernel_sums<T>* dw) const {
+                    kernel_sums<T>* dw, bool sums_only = false) const {
     const auto& s = x.forward;
     const index m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
     alignas(64) T own_den[kernel_chunk], own_dot[kernel_chunk];
@@ -259,6 +259,7 @@ struct kernel_backward {
         recompute_row(sums, t, x);
         underflowed = true;
       }
+    if (sums_only) return add_queries(at, *own, decay, prefetch, x);
     if (of_gates() && at.keys > 0) add_gate_pairs(sums, at, x);
     if (of_queries() && sums)
       each_packet<T>(m, lanes, [&, z = sums->weights, log = logarithms()](index r, index t, index n) {

@@ -55,9 +55,8 @@ void rows_times_sums(const T* rows, index stride, index count, const kernel_sums
     for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
       prefetch.next(rows_per_sums_tile);
       with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
-        tile_product<T, M.value, 2>(
-            strided_rows<T>{rows + t * stride, stride}, sums.panel(col), sums.features,
-            [&](auto m, auto half, const auto& x) { done(t + m, col + half * width<T>, x); });
+        tile_product<T, M.value, 2>(strided_rows<T>{rows + t * stride, stride}, sums.panel(col), sums.features,
+                                    [&](auto m, auto half, const auto& x) { done(t + m, col + half * width<T>, x); });
       });
     }
 }
