@@ -70,6 +70,27 @@ TEMPLATE_LIST_TEST_CASE("aft backward: what lies in a masked key changes nothing
   });
 }
 
+TEMPLATE_LIST_TEST_CASE("aft backward: what has no channels has a gradient of 0", "[aft_backward_properties]",
+                        exact_types) {
+  using T = TestType;
+  attn::execution serial;  // whose scratch memory holds NaN
+  for_each_operator({.length = 50}, [&](auto p) {
+    std::fill(p.k.data.begin(), p.k.data.end(), nan);
+    (void)run_aft_backward<T>(p, cast<T>(p.q), serial);
+  });
+  for_each_operator({.length = 50, .dim = 0}, [&](auto p) {
+    const auto check = [&] {
+      for (const auto& x : run_aft_backward<T>(p, cast<T>(p.q), serial))
+        CHECK(std::all_of(x.data.begin(), x.data.end(), [](T value) { return value == T(0); }));
+    };
+    check();
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(p.options)>, reference::aft_conv_options>) {
+      p.k = tensor<double>(p.q.batch(), p.q.heads(), p.q.length(), 1, 1.0);  // one for all channels
+      check();
+    }
+  });
+}
+
 // Of the biases; those of the rest are a law for all operators.
 TEMPLATE_LIST_TEST_CASE("aft backward: biases of any strides", "[aft_backward_properties]", all_types) {
   using S = TestType;
