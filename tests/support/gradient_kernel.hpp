@@ -249,6 +249,11 @@ void check_backward_segments(const Problem& problem) {
   const tensor<double> d_out = random_normal(99, p.q.batch(), p.q.heads(), p.q.length(), p.v.dim());
   attn::execution threads(3, 0);
   CHECK(gradients_by<S>(p, d_out, threads) == gradients_by<S>(p, d_out));
+  // Threads share a head where nothing is summed up over all of its tokens.
+  for (bool of_keys : {false, true}) {
+    const asked shared{.of = {true, of_keys, of_keys, false, false}};
+    CHECK(gradients_by<S>(p, d_out, threads, shared) == gradients_by<S>(p, d_out, shared));
+  }
 }
 
 }  // namespace testing

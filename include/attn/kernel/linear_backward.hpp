@@ -17,8 +17,8 @@
 // Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor anything else of the forward
 //          call is needed. Gradients have the shapes of what they are of; dk and dv are summed over grouped queries.
 // Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: as the forward call's,
-//          causal one state of (D + 1) Dv numbers per 1024 tokens and 16 more; where decay is per query head and keys
-//          are shared, Lk (D + Dv) numbers.
+//          causal one state of (D + 1) Dv numbers per 1024 tokens and 16 more, 8 more where threads share a head; where
+//          decay is per query head and keys are shared, Lk (D + Dv) numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 #pragma once
