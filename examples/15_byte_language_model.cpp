@@ -21,25 +21,31 @@
 #include <thread>
 #include <variant>
 
-
 namespace byte_model {
 
 struct settings : sizes {
   std::vector<std::string> files{};
   std::string op = "full_softmax", load{}, save{}, prompt{};
   bool compare = false, self_test = false;
-  index batch = 4, steps = 1500, seed = 1, threads = std::max<index>(1, std::thread::hardware_concurrency()), bytes = 300;
+  index batch = 4, steps = 1500, seed = 1, threads = std::max<index>(1, std::thread::hardware_concurrency()),
+        bytes = 300;
+  index reports = 20;  // of what is held out, in training
   double rate = 2e-3, temperature = 0.7;
 };
 
 settings parse(int count, char** arguments) {
   settings s;
   const std::pair<std::string, std::variant<bool*, index*, double*, std::string*>> options[] = {
-      {"--operator", &s.op},     {"--load", &s.load},       {"--save", &s.save},       {"--prompt", &s.prompt},
-      {"--masked", &s.masked},   {"--compare", &s.compare}, {"--layers", &s.layers},   {"--reversible", &s.reversible},
-      {"--width", &s.width},     {"--heads", &s.heads},     {"--context", &s.context}, {"--temperature", &s.temperature},
-      {"--batch", &s.batch},     {"--steps", &s.steps},     {"--seed", &s.seed},       {"--self-test", &s.self_test},
-      {"--threads", &s.threads}, {"--bytes", &s.bytes},     {"--rate", &s.rate}};
+      {"--operator", &s.op},     {"--load", &s.load},
+      {"--save", &s.save},       {"--prompt", &s.prompt},
+      {"--masked", &s.masked},   {"--compare", &s.compare},
+      {"--layers", &s.layers},   {"--reversible", &s.reversible},
+      {"--width", &s.width},     {"--heads", &s.heads},
+      {"--context", &s.context}, {"--temperature", &s.temperature},
+      {"--batch", &s.batch},     {"--steps", &s.steps},
+      {"--seed", &s.seed},       {"--self-test", &s.self_test},
+      {"--threads", &s.threads}, {"--bytes", &s.bytes},
+      {"--rate", &s.rate}};
   for (int n = 1; n < count; ++n) {
     const std::string name = arguments[n];
     if (!name.starts_with("--")) {
@@ -61,8 +67,9 @@ settings parse(int count, char** arguments) {
     if (const auto number = std::get_if<double*>(&found->second)) **number = std::strtod(value.c_str(), &end);
     if (end && (*end || value.empty() || errno != 0)) fail(name + " needs a number; found " + value);
   }
-  const std::pair<const char*, index> least_1[] = {{"--layers", s.layers},   {"--width", s.width}, {"--heads", s.heads},
-                                                   {"--context", s.context}, {"--batch", s.batch}, {"--threads", s.threads}};
+  const std::pair<const char*, index> least_1[] = {{"--layers", s.layers}, {"--width", s.width},
+                                                   {"--heads", s.heads},   {"--context", s.context},
+                                                   {"--batch", s.batch},   {"--threads", s.threads}};
   for (const auto& [name, value] : least_1)
     if (value < 1) fail(name + std::string(" must be at least 1; found ") + std::to_string(value));
   if (s.width % s.heads != 0) fail("--heads must divide --width");
@@ -116,10 +123,11 @@ progress train(model& m, const corpus& text, const settings& s, bool quiet = fal
     m.backward(a, batch.tokens, exec);
     // The rate rises over the first steps and falls by a cosine.
     const double rising = double(step) / std::min(100., 0.1 * double(s.steps));
-    m.update(s.rate * std::min(rising, 0.55 + 0.45 * std::cos(std::numbers::pi * double(step) / double(s.steps))), exec);
+    m.update(s.rate * std::min(rising, 0.55 + 0.45 * std::cos(std::numbers::pi * double(step) / double(s.steps))),
+             exec);
     steps.push_back(seconds() - start);
     spent = m.spent;
-    if (step % std::max<index>(1, s.steps / 20) != 0 && step != s.steps) continue;
+    if (step % std::max<index>(1, s.steps / s.reports) != 0 && step != s.steps) continue;
 
     p.curve.push_back({step, std::accumulate(steps.begin(), steps.end(), 0.), held_out_bits(m, text.held, exec)});
     p.mebibytes = (m.bytes() + a.bytes() + double(exec.scratch_bytes())) / (1 << 20);
@@ -128,18 +136,21 @@ progress train(model& m, const corpus& text, const settings& s, bool quiet = fal
     peaks.push_back(peak(exec));
     const double mean = std::accumulate(bits.begin(), bits.end(), 0.) / double(bits.size());
     std::printf("%6td steps, %4.0f s: %.3f bits per byte, %.3f held out; %.0f bytes/s, %.0f MiB\n", step,
-                p.curve.back().seconds, mean, p.curve.back().bits, double(s.batch * s.context) / p.step_seconds, p.mebibytes);
+                p.curve.back().seconds, mean, p.curve.back().bits, double(s.batch * s.context) / p.step_seconds,
+                p.mebibytes);
     std::fflush(stdout);
     bits.clear();
   }
   if (quiet || steps.empty()) return p;
 
   const double total = p.curve.back().seconds, ms = 1e3 / double(s.steps);
-  std::printf("a step takes %.1f ms: %s %.1f, the rest of the blocks %.1f, embedding %.1f, logits %.1f, cross entropy %.1f, "
-              "Adam %.1f\n%s%.2f of the peak of %.0f GFLOP/s\n", ms * total, s.op.c_str(), ms * spent.mixing,
-              ms * (spent.blocks - spent.mixing), ms * spent.embedding, ms * spent.logits, ms * spent.loss,
-              ms * spent.update, m.op.pairs > 0 ? "" : "without the operator's own arithmetic, ",
-              m.operations(s.batch) / p.step_seconds / median(peaks), 1e-9 * median(peaks));
+  std::printf(
+      "a step takes %.1f ms: %s %.1f, the rest of the blocks %.1f, embedding %.1f, logits %.1f, cross entropy %.1f, "
+      "Adam %.1f\n%s%.2f of the peak of %.0f GFLOP/s\n",
+      ms * total, s.op.c_str(), ms * spent.mixing, ms * (spent.blocks - spent.mixing), ms * spent.embedding,
+      ms * spent.logits, ms * spent.loss, ms * spent.update,
+      m.op.pairs > 0 ? "" : "without the operator's own arithmetic, ",
+      m.operations(s.batch) / p.step_seconds / median(peaks), 1e-9 * median(peaks));
   return p;
 }
 
@@ -215,9 +226,12 @@ void write(model& m, const corpus& text, const settings& s) {
   const std::string all(tokens.begin(), tokens.end());
   std::printf("\n%s|%s\n\n%.0f bytes/s; ", prompt.c_str(), all.substr(prompt.size()).c_str(),
               double(tokens.size() - prompt.size()) / time);
-  if (!m.op.stream) std::puts("this operator has no streaming step: each byte took the whole text once more");
-  else if (parallel_agrees(m, tokens, std::ssize(prompt), s, exec)) std::puts("the parallel form writes the same bytes");
-  else std::puts("the parallel form writes other bytes: two were nearly as likely");
+  if (!m.op.stream)
+    std::puts("this operator has no streaming step: each byte took the whole text once more");
+  else if (parallel_agrees(m, tokens, std::ssize(prompt), s, exec))
+    std::puts("the parallel form writes the same bytes");
+  else
+    std::puts("the parallel form writes other bytes: two were nearly as likely");
 }
 
 // Comparing -----------------------------------------------------------------------------------------------------------
@@ -227,13 +241,14 @@ void compare(settings s, const corpus& text) {
   std::ofstream curves(name + ".csv");
   if (!curves) fail("cannot write " + name + ".csv");
   curves << "operator,step,seconds,bits\n";
-  std::printf("%td steps of %td x %td bytes, %td blocks of width %td; byte frequencies alone: %.3f bits\n\n", s.steps, s.batch,
-              s.context, s.layers, s.width, text.frequency_bits);
+  std::printf("%td steps of %td x %td bytes, %td blocks of width %td; byte frequencies alone: %.3f bits\n\n", s.steps,
+              s.batch, s.context, s.layers, s.width, text.frequency_bits);
   std::printf("%-16s %14s %12s %12s %12s\n", "operator", "held-out bits", "time a step", "bytes/s", "memory");
   for (const mixer& op : mixers(s)) {
     model m(s, op, static_cast<std::uint64_t>(s.seed));
     const progress p = train(m, text, s, true);
-    for (const auto& [step, time, bits] : p.curve) curves << op.name << ',' << step << ',' << time << ',' << bits << '\n';
+    for (const auto& [step, time, bits] : p.curve)
+      curves << op.name << ',' << step << ',' << time << ',' << bits << '\n';
     if (p.curve.empty()) continue;
     std::printf("%-16s %14.3f %9.1f ms %12.0f %8.1f MiB\n", op.name.c_str(), p.curve.back().bits, 1e3 * p.step_seconds,
                 double(s.batch * s.context) / p.step_seconds, p.mebibytes);
@@ -268,7 +283,8 @@ figure.savefig(name + ".png", dpi=120)
   for (const char* python : {"python3", "/usr/bin/python3"})
     if (drawn != 0) drawn = std::system((std::string(python) + " -c '" + draw + "' " + name + " 2> /dev/null").c_str());
   std::printf(drawn == 0 ? "\nThe curves are in %s.csv and .png.\n"
-                         : "\nThe curves are in %s.csv; for a picture, python3 with matplotlib is lacking.\n", name.c_str());
+                         : "\nThe curves are in %s.csv; for a picture, python3 with matplotlib is lacking.\n",
+              name.c_str());
 }
 
 // Testing -------------------------------------------------------------------------------------------------------------
@@ -289,7 +305,7 @@ std::string made_text() {
 int self_test() {
   settings s;
   s.layers = 2, s.width = 32, s.heads = 2, s.context = 64, s.batch = 4, s.bytes = 24;
-  s.threads = 1;
+  s.threads = s.reports = 1;
   const corpus text = hold_out({made_text()}, s.context);
   execution exec;
   bool passed = true;
@@ -311,7 +327,8 @@ int self_test() {
         if (masked || !op.stream) continue;
         const std::string prompt = text.held.substr(0, 11);
         const list<int> tokens = continue_prompt(m, prompt, s, exec);
-        expect(std::ssize(tokens) == std::ssize(prompt) + s.bytes && parallel_agrees(m, tokens, std::ssize(prompt), s, exec),
+        expect(std::ssize(tokens) == std::ssize(prompt) + s.bytes &&
+                   parallel_agrees(m, tokens, std::ssize(prompt), s, exec),
                op.name + ": the same bytes by stream and parallel");
       }
       std::puts("");
@@ -343,7 +360,8 @@ int self_test() {
       return true;
     }
   };
-  expect(refuses([&] { load(narrow, folder); }) && refuses([&] { check_folder(narrow, folder); }), "other shapes are refused");
+  expect(refuses([&] { load(narrow, folder); }) && refuses([&] { check_folder(narrow, folder); }),
+         "other shapes are refused");
   std::filesystem::remove_all(folder);
   std::puts(passed ? "passed" : "\nfailed");
   return passed ? 0 : 1;
@@ -357,8 +375,8 @@ int run(const settings& s) {
   if (s.compare) return compare(s, text), 0;
   if (!s.load.empty()) load(m, s.load);
   if (!s.save.empty()) check_folder(m, s.save);
-  std::printf("%s, %td blocks of width %td with %td heads; %zu bytes to learn from, %zu held out\n", s.op.c_str(), s.layers,
-              s.width, s.heads, text.train.size(), text.held.size());
+  std::printf("%s, %td blocks of width %td with %td heads; %zu bytes to learn from, %zu held out\n", s.op.c_str(),
+              s.layers, s.width, s.heads, text.train.size(), text.held.size());
   std::printf("byte frequencies alone: %.3f bits per byte\n", text.frequency_bits);
   train(m, text, s);
   if (!s.save.empty()) save(m, s.save);

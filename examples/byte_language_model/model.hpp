@@ -100,7 +100,8 @@ struct working_block {
   }
   void mix_backward(sequence x, sequence d_out, sequence_out dx, execution& exec) const {
     if (!op.projects)
-      return op.backward(call_of(split_heads(x, 1), {}, {}, {}, split_heads(d_out, 1), split_heads(dx, 1), {}, {}, exec));
+      return op.backward(
+          call_of(split_heads(x, 1), {}, {}, {}, split_heads(d_out, 1), split_heads(dx, 1), {}, {}, exec));
     const auto attend = [this](in q, in k, in v, to o, execution& e) { mix_heads(call_of(q, k, v, o, e)); };
     const auto attend_backward = [this](in q, in k, in v, in, in d, to dq, to dk, to dv, execution& e) {
       op.backward(call_of(q, k, v, split_heads(a.attended[slot()].view(), s.heads), d, dq, dk, dv, e));
@@ -137,7 +138,8 @@ struct working_block {
   auto feeding_backward() const {
     return [this](sequence x, sequence, sequence d_out, sequence_out dx, execution& e) {
       const auto [up, down, up_bias, down_bias] = gradients().feed_forward;
-      attn::feed_forward_backward(a.normed, weights().feed_forward, d_out, {.x = a.d_normed, .up = up, .down = down}, {}, e);
+      attn::feed_forward_backward(a.normed, weights().feed_forward, d_out, {.x = a.d_normed, .up = up, .down = down},
+                                  {}, e);
       const auto [gamma, beta] = gradients().norm_2;
       attn::layer_norm_backward(x, weights().norm_2, a.d_normed, {.x = dx, .gamma = gamma, .beta = beta}, {}, e);
     };
@@ -160,7 +162,8 @@ struct working_block {
     const auto mixer_backward = [this](sequence x, sequence, sequence d_out, sequence_out dx, execution& e) {
       mix_backward(x, d_out, dx, e);
     };
-    attn::encoder_block_backward(a.x[n], weights(), mixer, mixer_backward, a.dx, gradients(), {.mixed = a.mixed[n]}, exec);
+    attn::encoder_block_backward(a.x[n], weights(), mixer, mixer_backward, a.dx, gradients(), {.mixed = a.mixed[n]},
+                                 exec);
   }
 };
 
@@ -225,7 +228,8 @@ struct model {
   double operations(index batch) const {
     double products = double(byte_count * s.width);
     for (const block& b : blocks)
-      for (const parameter* p : {&b.query, &b.key, &b.value, &b.output, &b.up, &b.down}) products += double(p->value.size());
+      for (const parameter* p : {&b.query, &b.key, &b.value, &b.output, &b.up, &b.down})
+        products += double(p->value.size());
     return 6 * double(batch) * (double(s.context) * products + 2 * double(s.layers * s.width) * op.pairs);
   }
   double bytes() const {

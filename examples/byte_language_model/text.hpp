@@ -56,8 +56,9 @@ inline corpus hold_out(const list<std::string>& texts, index context) {
     c.held += text.substr(text.size() - text.size() / 10);
   }
   if (std::ssize(c.held) <= context)
-    fail("expected a text of at least " + std::to_string(10 * (context + 1)) + " bytes, so that a tenth of it holds the context of " +
-         std::to_string(context) + "; found " + std::to_string(size));
+    fail("expected a text of at least " + std::to_string(10 * (context + 1)) +
+         " bytes, so that a tenth of it holds the context of " + std::to_string(context) + "; found " +
+         std::to_string(size));
   list<double> count(byte_count, 1);
   for (const int byte : tokens_of(c.train)) ++count[byte];
   for (const int byte : tokens_of(c.held))
@@ -92,12 +93,13 @@ inline double loss(tensor& logits, const list<int>& targets, execution& exec) {
   list<double> bits(targets.size());  // added up in order, whatever the threads
   exec.for_each((rows.rows() + 63) / 64, [&](index task, int) {
     for (index n = 64 * task; n < std::min<index>(rows.rows(), 64 * task + 64); ++n) {
-      auto row = rows.row(n).array();
       const int target = targets[n];
       if (target < 0) {
-        row = 0;
+        rows.row(n).setZero();
         continue;
       }
+      // A copy, because in what order Eigen adds depends on where a row begins in memory.
+      Eigen::Array<float, 1, byte_count> row = rows.row(n);
       row -= row.maxCoeff();
       const double logit = row[target];
       row = row.exp();
@@ -105,6 +107,7 @@ inline double loss(tensor& logits, const list<int>& targets, execution& exec) {
       bits[n] = (std::log(sum) - logit) / std::numbers::ln2;
       row *= float(1 / (sum * count));
       row[target] -= float(1 / count);
+      rows.row(n) = row;
     }
   });
   double sum = 0;

@@ -79,7 +79,8 @@ inline void save(const model& m, const std::string& folder) {
   for (const parameter& p : m.parameters) {
     if (p.value.size() == 0) continue;
     std::string content = npy_header(p.value);
-    content.append(reinterpret_cast<const char*>(p.value.data()), sizeof(float) * static_cast<std::size_t>(p.value.size()));
+    content.append(reinterpret_cast<const char*>(p.value.data()),
+                   sizeof(float) * static_cast<std::size_t>(p.value.size()));
     write(file_of(folder, p), content);
   }
 }
