@@ -247,8 +247,8 @@ void compare(settings s, const corpus& text) {
   for (const mixer& op : mixers(s)) {
     model m(s, op, static_cast<std::uint64_t>(s.seed));
     const progress p = train(m, text, s, true);
-    for (const auto& [step, time, bits] : p.curve)
-      curves << op.name << ',' << step << ',' << time << ',' << bits << '\n';
+    for (const point& q : p.curve)  // by the median step: nothing else that ran meanwhile is in the curves
+      curves << op.name << ',' << q.step << ',' << double(q.step) * p.step_seconds << ',' << q.bits << '\n';
     if (p.curve.empty()) continue;
     std::printf("%-16s %14.3f %9.1f ms %12.0f %8.1f MiB\n", op.name.c_str(), p.curve.back().bits, 1e3 * p.step_seconds,
                 double(s.batch * s.context) / p.step_seconds, p.mebibytes);
