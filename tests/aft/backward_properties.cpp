@@ -122,6 +122,25 @@ TEMPLATE_LIST_TEST_CASE("aft backward: biases of any strides", "[aft_backward_pr
   }
 }
 
+// A NaN in d_out reaches the keys its row sees, and no others.
+TEMPLATE_LIST_TEST_CASE("aft_simple_backward: a masked key gets nothing of a NaN", "[aft_backward_properties]",
+                        all_types) {
+  using S = TestType;
+  tensor<S> q = cast<S>(random_normal(1, 1, 1, 3, 9)), k = q, v = q, d_out = q, dk(1, 1, 3, 9, S(7)), dv = dk, dq = dk;
+  for (index d = 0; d < 9; ++d) k(0, 0, 1, d) = -std::numeric_limits<S>::infinity();
+  d_out(0, 0, 0, 4) = std::numeric_limits<S>::quiet_NaN();
+  for (bool causal : {false, true}) {
+    attn::execution serial;
+    compiled_aft_simple<S>::backward(view(q), view(k), view(v), view(d_out),
+                                     {.q = view(dq), .k = view(dk), .v = view(dv)}, {.causal = causal}, serial);
+    for (index d = 0; d < 9; ++d) {
+      CHECK(static_cast<double>(dk(0, 0, 1, d)) == 0);
+      CHECK(static_cast<double>(dv(0, 0, 1, d)) == 0);
+    }
+    CHECK(std::isnan(static_cast<double>(dv(0, 0, 0, 4))));
+  }
+}
+
 TEST_CASE("aft backward: scratch memory grows with the shape alone", "[aft_backward_properties]") {
   attn::execution serial;
   const auto d_out = cast<float>(random_normal(99, 2, 2, 130, 5));

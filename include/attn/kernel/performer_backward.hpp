@@ -17,8 +17,9 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 //
-// As safe as the forward call: gradients are taken of logarithms of features, weights are at most 1, and pairs that
-// underflow are recomputed.
+// Gradients are taken of logarithms of features, weights are at most 4, and pairs that underflow are recomputed: nothing
+// overflows, however long queries and keys are. Where log features are beyond 1e6 (double: 1e14), of queries or keys some
+// 1e3 (1e7) long, the rounding of their difference is in the weights, and the gradients lose their digits.
 #pragma once
 
 #include <attn/kernel/detail/kernel_backward_call.hpp>
