@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 
 #include "inputs.hpp"
 #include "table.hpp"
@@ -91,11 +90,6 @@ runner prepare_long_short(const problem& p) {
 
 double five_for_two(double forward, const problem& p) {
   return forward * static_cast<double>(3 * p.dim + 2 * p.dim_v) / static_cast<double>(p.dim + p.dim_v);
-}
-
-// Memory for the gradient of parameters.
-std::shared_ptr<Eigen::ArrayXf> parameter_memory(std::size_t count) {
-  return std::make_shared<Eigen::ArrayXf>(Eigen::ArrayXf::Zero(static_cast<Eigen::Index>(count)));
 }
 
 // Softmax over `rank` keys, and of both projections the gradients of what is projected and of the projection.

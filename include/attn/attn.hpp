@@ -2,12 +2,16 @@
 #pragma once
 
 #include <attn/aft/aft_conv.hpp>
+#include <attn/aft/aft_conv_backward.hpp>
 #include <attn/aft/aft_conv_step.hpp>
 #include <attn/aft/aft_full.hpp>
+#include <attn/aft/aft_full_backward.hpp>
 #include <attn/aft/aft_full_step.hpp>
 #include <attn/aft/aft_local.hpp>
+#include <attn/aft/aft_local_backward.hpp>
 #include <attn/aft/aft_local_step.hpp>
 #include <attn/aft/aft_simple.hpp>
+#include <attn/aft/aft_simple_backward.hpp>
 #include <attn/aft/aft_simple_step.hpp>
 #include <attn/core/execution.hpp>
 #include <attn/core/kv_cache.hpp>
@@ -20,10 +24,13 @@
 #include <attn/kernel/draw_features.hpp>
 #include <attn/kernel/feature_maps.hpp>
 #include <attn/kernel/linear.hpp>
+#include <attn/kernel/linear_backward.hpp>
 #include <attn/kernel/linear_step.hpp>
 #include <attn/kernel/performer.hpp>
+#include <attn/kernel/performer_backward.hpp>
 #include <attn/kernel/performer_step.hpp>
 #include <attn/kernel/rfa.hpp>
+#include <attn/kernel/rfa_backward.hpp>
 #include <attn/kernel/rfa_step.hpp>
 #include <attn/layers/encoder_block.hpp>
 #include <attn/layers/encoder_block_backward.hpp>

@@ -101,6 +101,7 @@ struct law_operator {
   binder<T> stream{};  // law 6: a fresh state; each call feeds the next tokens
   std::vector<law_limit<T>> limits{};
   backward_binder<T> backward{};  // none: it has no backward pass yet
+  bool reads_queries = true;      // has q a gradient that is not 0?
   bool reads_values = true;       // has v a gradient?
   bool queries_mix = false;       // law 10 of gradients: is a row of out made of other queries too?
 };

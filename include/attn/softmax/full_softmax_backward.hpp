@@ -166,11 +166,16 @@ struct full_backward {
     const bool in_order = in.d_bias && ((in.d_bias.extent(0) == 1 && shape.batch > 1) ||
                                         (in.d_bias.extent(1) == 1 && shape.kv_heads > 1));
     const index bytes = static_cast<index>(sizeof(T)) * 3 * (shape.keys + shape.queries) * (shape.dim + shape.dim_v);
-    const index size = in_order ? 1 : wave_size(exec, pairs, bytes);
-    const index parts = size >= threads ? 1 : std::clamp<index>(segments(), 1, 8);
+    // Threads share the segments of a pair rather than take a pair each: fewer packed keys compete for the caches.
+    const index enough = ceil_div(4 * threads, std::max<index>(1, segments()));
+    const index size = in_order ? std::min<index>(1, pairs) : std::min({wave_size(exec, pairs, bytes), enough, pairs});
+    const auto parts_of = [&](index count) {
+      return count % threads == 0 || count >= 4 * threads ? 1 : std::clamp<index>(segments(), 1, 8);
+    };
+    const index most = size > 0 ? std::max(parts_of(size), parts_of(pairs % size)) : 1;
     for_each_wave(
-        exec, pairs, size, [&](arena& memory) { return layout(memory, parts); },
-        [&](const wave<pair_scratch>& w) { attend_pairs(w, parts); });
+        exec, pairs, size, [&](arena& memory) { return layout(memory, most); },
+        [&](const wave<pair_scratch>& w) { attend_pairs(w, parts_of(w.count)); });
   }
 };
 template <class S, class Score, class ScoreBackward>
