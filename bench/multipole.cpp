@@ -26,18 +26,15 @@ double multipole_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), heads = static_cast<double>(p.heads);
   const auto pair = 2.0 * static_cast<double>(p.dim + p.dim_v), product = 2.0 * static_cast<double>(p.dim);
   const auto segment = static_cast<double>(o.segment), steps = static_cast<double>(o.iterations + 1);
+  const auto exact = static_cast<double>(o.exact), probe = static_cast<double>(o.probe);
   if (!p.causal) {
-    const double exact = std::min(n, static_cast<double>(o.exact.value_or(192))),
-                 clusters = static_cast<double>(o.clusters.value_or(64)),
-                 probe = static_cast<double>(o.probe.value_or(32));
-    return heads * (n * (exact + clusters) * pair + n * n / probe * product + n * clusters * steps * product);
+    const auto clusters = static_cast<double>(o.clusters.value_or(64));
+    return heads * (n * (std::min(n, exact) + clusters) * pair + n * n / probe * product + n * clusters * steps * product);
   }
-  const double past = std::max(0.0, n - segment) / 2,
-               exact = std::min(past, static_cast<double>(o.exact.value_or(160))),
-               clusters = static_cast<double>(o.clusters.value_or(16)),
-               means = 16 / static_cast<double>(o.probe.value_or(4));
-  return heads * (n * (exact + past / segment * clusters + std::min(n, segment) / 2) * pair +
-                  n / 64 * means * past * product + n * clusters * steps * product);
+  const auto clusters = static_cast<double>(o.clusters.value_or(8));
+  const double past = std::max(0.0, n - segment) / 2, means = std::max(1.0, 32 / probe);
+  return heads * (n * (std::min(past, exact) + past / segment * clusters + std::min(n, segment) / 2) * pair +
+                  n / 128 * means * past * product + n * clusters * steps * product);
 }
 
 runner prepare_multipole(const problem& p) {

@@ -11,7 +11,7 @@ namespace reference {
 template <class N>
 struct basic_multipole_options : basic_softmax_options<N> {  // no ALiBi and no score: a cluster has no position
   index exact = 192, clusters = 64, block = 96, probe = 32, lookback = 16, candidate_clusters = 0, segment = 256;
-  index iterations = 2;
+  index iterations = 1;
   tensor<double> assignment;  // [B, Hkv, Lk, 1], or empty: k-means
   // Different keys of a segment, that many, from which k-means starts.
   std::function<std::vector<index>(index segment, index keys, index clusters)> starts;

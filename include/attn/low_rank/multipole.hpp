@@ -39,15 +39,15 @@ struct multipole_options {
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
-  /// Keys a block of queries takes exactly, >= 0: all of them where there are no more. 192 unless given, causal 160.
-  std::optional<index> exact{};
-  /// Clusters, causal of every segment, >= 0; 64 unless given, causal 16. Without clusters the other keys are not seen.
+  /// Keys a block of queries takes exactly, >= 0: all of them where there are no more.
+  index exact = 192;
+  /// Clusters, causal of every segment, >= 0; 64 unless given, causal 8. Without clusters the other keys are not seen.
   std::optional<index> clusters{};
-  /// Queries that choose together, >= 1; 96 unless given, causal 64. Fewer choose better, and cost more.
+  /// Queries that choose together, >= 1; 96 unless given, causal 128. Fewer choose better, and cost more.
   std::optional<index> block{};
-  /// Queries of a mean by which a block chooses, >= 1; 32 unless given, causal 4. Few where queries differ much.
-  std::optional<index> probe{};
-  /// Causal: how many queries up to the block's first one it chooses by, >= 1; 16 unless given, at most `block`.
+  /// Queries of a mean by which a block chooses, >= 1. Few where queries differ much.
+  index probe = 32;
+  /// Causal: how many queries up to the block's first one it chooses by, >= 1; 32 unless given, at most `block`.
   std::optional<index> lookback{};
   /// If not 0: only the keys of so many clusters are chosen from, those with the largest max over g of x_g.(mean of the
   /// cluster - mean of the keys).
@@ -55,7 +55,7 @@ struct multipole_options {
   /// Tokens of a segment, >= 1: causal only.
   index segment = 256;
   /// Steps of k-means, >= 0, and the seed of the keys it starts from.
-  index iterations = 2;
+  index iterations = 1;
   std::uint64_t seed = 0;
   /// In place of k-means: the cluster of every key, 0 ... clusters - 1, causal within its segment, [B, Hkv, Lk]. Not
   /// read in padding.
@@ -91,16 +91,16 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
                                     const multipole_options<S>& given, const memory_layout& out) {
   using T = compute_type<S>;
   const bool causal = given.causal;
-  const index block = given.block.value_or(causal ? 64 : 96);
+  const index block = given.block.value_or(causal ? 128 : 96);
   multipole_settings o{.causal = causal,
                        .assigned = bool(given.assignment),
                        .block = block,
-                       .probe = given.probe.value_or(causal ? 4 : 32),
-                       .exact = given.exact.value_or(causal ? 160 : 192),
-                       .clusters = given.clusters.value_or(causal ? 16 : 64),
+                       .probe = given.probe,
+                       .exact = given.exact,
+                       .clusters = given.clusters.value_or(causal ? 8 : 64),
                        .candidate_clusters = given.candidate_clusters,
                        .segment = given.segment,
-                       .lookback = given.lookback.value_or(std::min<index>(16, block)),
+                       .lookback = given.lookback.value_or(std::min<index>(32, block)),
                        .iterations = given.iterations,
                        .seed = given.seed};
   const attention_shape& s = views.shape;

@@ -23,7 +23,7 @@ struct multipole_cache_options {
   /// If not 0: only the keys of so many clusters are read and chosen from, else all of them.
   index candidate_clusters = 32;
   /// Steps of k-means, >= 0, and the seed of the keys it starts from.
-  index iterations = 2;
+  index iterations = 1;
   std::uint64_t seed = 0;
 };
 
