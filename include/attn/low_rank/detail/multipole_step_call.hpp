@@ -62,27 +62,16 @@ struct multipole_step_call {
   };
   scratch layout(arena& memory) const {
     const index group = shape.group(), past = most_past(), clusters = most_clusters();
-    const index stride = round_up(clusters, stream_tile), most = std::min(o.exact, past);
-    scratch s{stream_queries<T>::layout(memory, group, shape.dim, shape.dim_v),
-              online_softmax<T>::layout(memory, group, shape.dim_v),
-              online_softmax<T>::layout(memory, group, shape.dim_v),
-              stride,
-              memory.allocate<T>(group * stride),
-              memory.allocate<T>(std::max(past, clusters) + width<T>),
-              memory.allocate<T>(std::max(past, clusters)),
-              nullptr,
-              nullptr,
-              nullptr,
-              nullptr,
-              nullptr,
-              nullptr,
-              nullptr,
-              nullptr,
-              nullptr,
-              nullptr,
-              nullptr};
+    const index most = std::min(o.exact, past), listed = std::max(past, clusters);
+    scratch s;
+    s.rows = stream_queries<T>::layout(memory, group, shape.dim, shape.dim_v);
+    s.own = online_softmax<T>::layout(memory, group, shape.dim_v);
+    s.far = online_softmax<T>::layout(memory, group, shape.dim_v);
+    s.stride = round_up(clusters, stream_tile);
+    s.scores = memory.allocate<T>(group * s.stride);
+    s.ranks = memory.allocate<T>(listed + width<T>), s.buffer = memory.allocate<T>(listed);
     s.taken_scores = memory.allocate<T>(most);
-    s.list = memory.allocate<index>(past), s.chosen = memory.allocate<index>(std::max(past, clusters));
+    s.list = memory.allocate<index>(past), s.chosen = memory.allocate<index>(listed);
     s.taken = memory.allocate<index>(most);
     s.of_list = memory.allocate<cluster_number>(past), s.slot = memory.allocate<cluster_number>(clusters);
     s.of_taken = memory.allocate<cluster_number>(most), s.lost = memory.allocate<cluster_number>(most);
