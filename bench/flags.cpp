@@ -39,7 +39,7 @@ const known_flag known[] = {
     {"far", &flags::far, 0, "aft_full: share of the blocks of rows of which one row and channel takes the exact path"},
     {"input", &flags::input, 0, "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on"},
     {"min-length", &flags::min_length, 1, "shortest length; lengths double from here"},
-    {"max-length", &flags::max_length, 0, "longest length; 0: 16384, and 1048576 for what is linear"},
+    {"max-length", &flags::max_length, 0, "longest length; 0: 16384, 262144 for caches, 1048576 for what is linear"},
     {"max-seconds", &flags::max_seconds, 0,
      "leave out lengths at which one run takes longer; 0: 0.7, or less to fit the budget"},
     {"budget", &flags::budget, 0, "seconds the timing may take; the sweep is repeated up to 5 times while it fits"},
