@@ -15,7 +15,7 @@ struct known_flag {
   std::variant<flags::index flags::*, double flags::*, std::string flags::*, bool flags::*> member;
   double least;
   const char* help;
-  bool telling = true;  // also where it has its default value
+  bool shown_if_default = true;  // in labels
 };
 
 const known_flag known[] = {
@@ -136,7 +136,8 @@ std::string flags_help() {
 std::string describe(const flags& set, const std::vector<std::string>& names) {
   std::string text;
   for (const known_flag& flag : known)
-    if (std::ranges::find(names, flag.name) != names.end() && (flag.telling || shown(set, flag) != shown({}, flag)))
+    if (std::ranges::find(names, flag.name) != names.end() &&
+        (flag.shown_if_default || shown(set, flag) != shown({}, flag)))
       text += (text.empty() ? "" : ", ") + std::string(flag.name) + "=" + shown(set, flag);
   return text;
 }

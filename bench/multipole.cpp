@@ -86,7 +86,7 @@ struct multipole_stream final : stream {
   void rewind(index tokens) override { cache.truncate(tokens); }
 };
 
-// Numbers a step reads: for every query head, the keys of the candidates and the values of those taken; for every one of
+// Numbers a step reads: for every query head, the keys of the candidates and the values of those taken; for each of
 // `shared_heads`, the clusters of the segments before and the tokens of its own.
 double numbers_read(const problem& p, index shared_heads) {
   const auto o = multipole_stream::settings(p);

@@ -15,7 +15,8 @@ sys.dont_write_bytecode = True  # the folder of the sources stays as it is
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedFormatter, FixedLocator, LogLocator
 
-from plot_common import FAMILIES, USUAL, colour, length_axis, memory, read, remark, save, seconds, title, tokens, value_axis
+from plot_common import (FAMILIES, USUAL, colour, length_axis, memory, read, remark, save, seconds, title, tokens,
+                         value_axis)
 from plot_error import error_pictures
 
 # --- curves, one panel per family -----------------------------------------------------------------------------------------

@@ -44,7 +44,8 @@ def label_curves(axes, curves):
             out = 9 + 0.4 * abs(up)
             line = {"arrowstyle": "-", "color": c.colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4,
                     "relpos": (0 if side == "left" else 1, 0.5)}
-            text = axes.annotate(LABELS.get(c.operator, c.operator), (x, y), xytext=(out if side == "left" else -out, up),
+            name = LABELS.get(c.operator, c.operator)
+            text = axes.annotate(name, (x, y), xytext=(out if side == "left" else -out, up),
                                  textcoords="offset points", ha=side, va="center", color=c.colour, fontsize=8.5,
                                  fontweight="bold", arrowprops=line if abs(up) > 6 else None)
             text.update_positions(renderer)
@@ -111,7 +112,8 @@ def error_picture(context, curves, folder, name, heading):
             upper.set_ylabel(f"relative error against full softmax, on {context.get('error_tokens', '')} tokens")
             lower.set_ylabel("rounding\nonly")
     title(figure, heading, context)
-    remark(figure, "large dot: setting of the other pictures   small: others" + "   grey: slower than full softmax" * bool(full))
+    remark(figure, "large dot: setting of the other pictures   small: others"
+           + "   grey: slower than full softmax" * bool(full))
     save(figure, folder, name)
 
 

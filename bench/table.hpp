@@ -63,11 +63,12 @@ struct operator_entry {
   runner (*prepare)(const problem&);  // makes parameters (projections, features), outside the timing
   double (*parameter_bytes)(const problem&) = nullptr;
   bool approximates = true;  // takes the place of full softmax on the same q, k, v: its error has a meaning
-  bool shared_keys = false;  // the keys are the queries, normalised: its error is against full softmax over those
+  bool shared_keys = false;  // the keys are the queries, normalised: its error is relative to full softmax over those
   double (*moved_bytes)(const problem&) = nullptr;  // read and written at least, where memory is the bound
   backward_entry backward{};
-  // Besides the flags': its curve of error against time, measured at one length. The causal form's, if others.
-  std::vector<setting> settings{}, causal_settings{};
+  // Measured at one length, besides the flags' own: together its curve of error against time.
+  std::vector<setting> settings{};
+  std::vector<setting> causal_settings{};  // of the causal form, where they differ
 };
 
 /// Decoding: a state that has seen some tokens and is fed one more at a time.

@@ -120,7 +120,7 @@ double layers_of(const decode_entry& entry, const problem& p) {
 
 constexpr index chunk = 4096;  // tokens a cache is filled with at once
 
-/// A state that no longer grows takes as long for a step whatever it has seen.
+/// Tokens a state is filled with. Once it no longer grows, a step takes the same time whatever it has seen.
 index tokens_fed(const decode_entry& entry, const problem& p) {
   problem first = p;
   first.length = std::min(chunk, p.length);
