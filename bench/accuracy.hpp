@@ -14,8 +14,8 @@ namespace bench {
 /// heads.
 class dataset {
  public:
-  /// Which full softmax is the reference. Shared keys are the queries divided by their norms; the scale is then 1, and a
-  /// query sees its own key only if there is no other.
+  /// Which full softmax is the reference. Shared keys are the queries divided by their norms; the scale is then 1, and
+  /// a query sees its own key only if there is no other.
   struct form {
     bool causal = false, shared_keys = false;
   };
