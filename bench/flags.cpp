@@ -158,7 +158,7 @@ std::string name_of(const setting& values) {
   for (const auto& [member, value] : values)
     for (const known_flag& flag : known)
       if (const auto* number = std::get_if<flags::index flags::*>(&flag.member); number && *number == member)
-        text += (text.empty() ? "" : ",") + std::string(flag.name) + ":" + std::to_string(value);
+        text += (text.empty() ? std::string() : std::string(",")) + flag.name + ':' + std::to_string(value);
   return text;
 }
 

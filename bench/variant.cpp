@@ -200,7 +200,7 @@ std::vector<variant> make_variants(const flags& given) {
       const auto other = std::make_shared<const flags>(with(given, s));
       variant x = make_variant(entry, causal, other);
       if (x.label == describe(given, entry.uses)) continue;
-      x.name += "/" + name_of(s);
+      x.name += '/' + name_of(s);
       variants.push_back(std::move(x));
     }
   };
