@@ -149,7 +149,8 @@ family kernel_family() {
               };
             },
             .parameter_bytes = feature_bytes,
-            .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), rows(p)); }, train_performer}},
+            .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), rows(p)); }, train_performer},
+            .settings = settings_of(&flags::features, {64, 128, 512, 1024})},
            {.name = "rfa",
             .cost = growth::linear,
             .has_causal = true,

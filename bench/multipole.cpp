@@ -3,8 +3,10 @@
 #include <attn/low_rank/multipole_step.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
+#include "flops.hpp"
 #include "table.hpp"
 
 namespace bench {
@@ -16,26 +18,32 @@ attn::multipole_options<float> options_of(const problem& p) {
   if (p.set.exact > 0) o.exact = p.set.exact;
   if (p.set.clusters > 0) o.clusters = p.set.clusters;
   if (p.set.probe > 0) o.probe = p.set.probe;
+  if (p.set.query_block > 0) o.block = p.set.query_block;
   return o;
 }
 
-// A query's products with keys taken, clusters and its own segment; those of the choice, one with every key for `probe`
-// queries, or for a causal block for each mean; k-means.
-double multipole_flops(const problem& p) {
+// A query's products with keys taken, clusters and its own segment.
+double attended_flops(const problem& p) {
   const auto o = options_of(p);
-  const auto n = static_cast<double>(p.length), heads = static_cast<double>(p.heads);
-  const auto pair = 2.0 * static_cast<double>(p.dim + p.dim_v), product = 2.0 * static_cast<double>(p.dim);
-  const auto segment = static_cast<double>(o.segment), steps = static_cast<double>(o.iterations + 1);
-  const auto exact = static_cast<double>(o.exact), probe = static_cast<double>(o.probe);
-  if (!p.causal) {
-    const auto clusters = static_cast<double>(o.clusters.value_or(64));
-    return heads * (n * (std::min(n, exact) + clusters) * pair + n * n / probe * product + n * clusters * steps * product);
-  }
-  const auto clusters = static_cast<double>(o.clusters.value_or(8));
-  const double past = std::max(0.0, n - segment) / 2, means = std::max(1.0, 32 / probe);
-  return heads * (n * (std::min(past, exact) + past / segment * clusters + std::min(n, segment) / 2) * pair +
-                  n / 128 * means * past * product + n * clusters * steps * product);
+  const auto n = static_cast<double>(p.length), exact = static_cast<double>(o.exact);
+  if (!p.causal) return pair_flops(p, n * (std::min(n, exact) + static_cast<double>(o.clusters.value_or(64))));
+  const auto clusters = static_cast<double>(o.clusters.value_or(8)), segment = static_cast<double>(o.segment);
+  const double past = std::max(0.0, n - segment) / 2;
+  return pair_flops(p, n * (std::min(past, exact) + past / segment * clusters + std::min(n, segment) / 2));
 }
+
+// Those of k-means, and of the choice: one with every key for `probe` queries, or for each mean of a causal block.
+double choice_flops(const problem& p) {
+  const auto o = options_of(p);
+  const auto n = static_cast<double>(p.length), probe = static_cast<double>(o.probe);
+  const auto clusters = static_cast<double>(o.clusters.value_or(p.causal ? 8 : 64));
+  const auto block = static_cast<double>(o.block.value_or(128)), segment = static_cast<double>(o.segment);
+  const double ranked = p.causal ? std::max(0.0, n - segment) / 2 / block * std::ceil(std::min(32.0, block) / probe)
+                                 : n / probe;
+  return 2.0 * static_cast<double>(p.dim * p.heads) * n * (ranked + clusters * static_cast<double>(o.iterations + 1));
+}
+
+double multipole_flops(const problem& p) { return attended_flops(p) + choice_flops(p); }
 
 runner prepare_multipole(const problem& p) {
   return [o = options_of(p)](input q, input k, input v, output out, attn::execution& exec) {
@@ -43,10 +51,7 @@ runner prepare_multipole(const problem& p) {
   };
 }
 
-// Five products where the forward pass has two.
-double multipole_backward_flops(const problem& p) {
-  return multipole_flops(p) * static_cast<double>(3 * p.dim + 2 * p.dim_v) / static_cast<double>(p.dim + p.dim_v);
-}
+double multipole_backward_flops(const problem& p) { return five_for_two(attended_flops(p), p) + choice_flops(p); }
 
 training_runner train_multipole(const problem& p) {
   const auto options = [o = options_of(p)](const training_views& x) {
@@ -82,29 +87,29 @@ struct multipole_stream final : stream {
   void rewind(index tokens) override { cache.truncate(tokens); }
 };
 
-// What a step reads of every query head's: the keys of candidates and the values of those taken; and of every key
-// head's: its clusters and half a segment.
-double rows_read(const problem& p, double candidates, double taken, double shared) {
-  const auto dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v), n = static_cast<double>(p.length);
-  return static_cast<double>(p.heads) * (std::min(n, candidates) * dim + std::min(n, taken) * dim_v) +
-         static_cast<double>(p.kv_heads) * std::min(n, shared) * (dim + dim_v);
-}
-double candidates_of(const attn::multipole_cache_options& o) {
-  return static_cast<double>(o.candidate_clusters * o.segment) / static_cast<double>(o.clusters);
-}
-double shared_of(const problem& p, const attn::multipole_cache_options& o) {
-  return static_cast<double>(p.length * o.clusters) / static_cast<double>(o.segment) +
-         static_cast<double>(o.segment) / 2;
-}
-double step_bytes(const problem& p) {
+// Numbers a step reads: for every query head, the keys of the candidates and the values of those taken; for each of
+// `shared_heads`, the clusters of the segments before and the tokens of its own.
+double numbers_read(const problem& p, index shared_heads) {
   const auto o = multipole_stream::settings(p);
-  return sizeof(float) * rows_read(p, candidates_of(o), static_cast<double>(o.exact), shared_of(p, o));
+  const index segments = (p.length - 1) / o.segment, past = segments * o.segment;
+  const double candidates = static_cast<double>(std::min(past, o.candidate_clusters * o.segment / o.clusters)),
+               taken = static_cast<double>(std::min(past, o.exact)),
+               shared = static_cast<double>(segments * o.clusters + p.length - past);
+  return static_cast<double>(p.heads) *
+             (candidates * static_cast<double>(p.dim) + taken * static_cast<double>(p.dim_v)) +
+         static_cast<double>(shared_heads * (p.dim + p.dim_v)) * shared;
 }
-double step_flops(const problem& p) {
+double step_flops(const problem& p) { return 2 * numbers_read(p, p.heads); }
+double step_bytes(const problem& p) { return sizeof(float) * numbers_read(p, p.kv_heads); }
+double cache_bytes(const problem& p) {
   const auto o = multipole_stream::settings(p);
-  problem every_head = p;
-  every_head.kv_heads = p.heads;
-  return 2 * rows_read(every_head, candidates_of(o), static_cast<double>(o.exact), shared_of(p, o));
+  const auto rows = static_cast<double>(p.length + p.length / o.segment * o.clusters);
+  return sizeof(float) * rows * static_cast<double>(p.kv_heads * (p.dim + p.dim_v));
+}
+
+// Choices that are worth their time: more keys taken, by means of fewer queries.
+setting choice(index exact, index clusters, index probe) {
+  return {{&flags::exact, exact}, {&flags::clusters, clusters}, {&flags::probe, probe}};
 }
 
 }  // namespace
@@ -115,10 +120,14 @@ family multipole_family() {
                      .cost = growth::quadratic,
                      .has_causal = true,
                      .exact = false,
-                     .uses = {"exact", "clusters", "probe"},
+                     .uses = {"exact", "clusters", "probe", "query-block"},
                      .flops = multipole_flops,
                      .prepare = prepare_multipole,
-                     .backward = {multipole_backward_flops, train_multipole}}},
+                     .backward = {multipole_backward_flops, train_multipole},
+                     .settings = {choice(32, 16, 96), choice(64, 32, 64), choice(128, 32, 64), choice(256, 64, 16),
+                                  choice(384, 64, 16), choice(512, 64, 8)},
+                     .causal_settings = {choice(64, 8, 32), choice(128, 8, 32), choice(256, 16, 8),
+                                         choice(384, 16, 4)}}},
       .decoders = {{.name = "multipole_decode",
                     .exact = false,
                     .uses = {"exact", "clusters"},
@@ -126,7 +135,8 @@ family multipole_family() {
                     .cache_bytes = step_bytes,
                     .prepare = [](const problem& p) -> std::unique_ptr<stream> {
                       return std::make_unique<multipole_stream>(p);
-                    }}},
+                    },
+                    .state_bytes = cache_bytes}},
   };
 }
 
