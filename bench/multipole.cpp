@@ -27,7 +27,8 @@ double attended_flops(const problem& p) {
   const auto o = options_of(p);
   const auto n = static_cast<double>(p.length), exact = static_cast<double>(o.exact);
   if (!p.causal) return pair_flops(p, n * (std::min(n, exact) + static_cast<double>(o.clusters.value_or(64))));
-  const auto clusters = static_cast<double>(o.clusters.value_or(8)), segment = static_cast<double>(o.segment);
+  const auto clusters = static_cast<double>(o.clusters.value_or(8)),
+             segment = static_cast<double>(o.segment.value_or(256));
   const double past = std::max(0.0, n - segment) / 2;
   return pair_flops(p, n * (std::min(past, exact) + past / segment * clusters + std::min(n, segment) / 2));
 }
@@ -37,7 +38,7 @@ double choice_flops(const problem& p) {
   const auto o = options_of(p);
   const auto n = static_cast<double>(p.length), probe = static_cast<double>(o.probe);
   const auto clusters = static_cast<double>(o.clusters.value_or(p.causal ? 8 : 64));
-  const auto block = static_cast<double>(o.block.value_or(128)), segment = static_cast<double>(o.segment);
+  const auto block = static_cast<double>(o.block.value_or(128)), segment = static_cast<double>(o.segment.value_or(256));
   const double ranked = p.causal ? std::max(0.0, n - segment) / 2 / block * std::ceil(std::min(32.0, block) / probe)
                                  : n / probe;
   return 2.0 * static_cast<double>(p.dim * p.heads) * n * (ranked + clusters * static_cast<double>(o.iterations + 1));

@@ -6,7 +6,7 @@
 namespace testing {
 namespace {
 
-struct multipole_door : call_inputs<attn::multipole_options<float>> {
+struct multipole_call_of_test : call_inputs<attn::multipole_options<float>> {
   void assign(index b, index h, index j, index value) {
     indices.assign(static_cast<std::size_t>(b * h * j), 0);
     if (!indices.empty()) indices.back() = value;
@@ -16,7 +16,7 @@ struct multipole_door : call_inputs<attn::multipole_options<float>> {
 
 struct multipole_form {
   using options = attn::multipole_options<float>;
-  static void call(multipole_door& d, attn::execution& execution) {
+  static void call(multipole_call_of_test& d, attn::execution& execution) {
     compiled_multipole<float>::call(d.q_view, d.k_view, d.v_view, d.out_view_, d.options, execution);
   }
 };
@@ -28,7 +28,7 @@ bool untouched(const tensor<float>& x) {
 }  // namespace
 
 TEST_CASE("multipole refuses what does not fit", "[multipole_refusals]") {
-  using here = multipole_door;
+  using here = multipole_call_of_test;
   auto list = common_refusals<here>();
   list.push_back({"negative exact", "exact >= 0; found -1", [](here& d) { d.options.exact = -1; }});
   list.push_back({"negative clusters", "clusters >= 0; found -2", [](here& d) { d.options.clusters = -2; }});
@@ -44,11 +44,14 @@ TEST_CASE("multipole refuses what does not fit", "[multipole_refusals]") {
   list.push_back(
       {"no lookback", "lookback >= 1; found 0", [](here& d) { d.options.causal = true, d.options.lookback = 0; }});
   list.push_back({"a lookback not causal", "a lookback with causal only", [](here& d) { d.options.lookback = 3; }});
+  list.push_back({"a segment not causal", "a segment with causal only", [](here& d) { d.options.segment = 3; }});
   list.push_back({"negative iterations", "iterations >= 0; found -1", [](here& d) { d.options.iterations = -1; }});
   list.push_back({"an assignment beyond the clusters", "assignment from 0 to 63; found 64",
                   [](here& d) { d.assign(2, 2, 9, 64); }});
   list.push_back(
       {"a negative assignment", "assignment from 0 to 63; found -1", [](here& d) { d.assign(2, 2, 9, -1); }});
+  list.push_back({"an assignment to no clusters", "clusters > 0 with an assignment; found 0",
+                  [](here& d) { d.assign(2, 2, 9, 0), d.options.clusters = 0; }});
   list.push_back({"an assignment of another batch", "assignment batch = key batch 2; found 1",
                   [](here& d) { d.assign(1, 2, 9, 0); }});
   list.push_back({"an assignment of query heads", "assignment heads = key heads 2; found 4",

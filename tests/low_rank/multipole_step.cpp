@@ -14,7 +14,7 @@ struct step_case {
 
   step_case(const problem_shape& s, index seed = 1)
       : p(random_problem<multipole_problem>(s, static_cast<std::uint64_t>(seed))) {
-    cache = {.exact = 7, .clusters = 5, .segment = 16, .candidate_clusters = 3, .seed = 4};
+    cache = {.exact = 7, .clusters = 5, .candidate_clusters = 3, .segment = 16, .seed = 4};
   }
   // The causal form of the whole sequence.
   template <class S>

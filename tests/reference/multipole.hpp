@@ -113,7 +113,7 @@ std::vector<bool> taken_keys(const tensor<N>& q, const tensor<N>& k, const basic
   const index kv_head = h / (q.heads() / k.heads());
   std::vector<bool> taken(static_cast<std::size_t>(past), o.exact >= past);
   if (o.exact >= past) return taken;
-  const double sign = o.scale.value_or(1) < 0 ? -1 : 1;
+  const double scale = o.scale.value_or(1), sign = scale < 0 ? -1 : scale > 0 ? 1 : 0;
   const auto dim = static_cast<std::size_t>(k.dim());
   std::vector<std::vector<double>> keys, probes;
   for (index j = 0; j < past; ++j) keys.push_back(numbers(k, b, kv_head, j));

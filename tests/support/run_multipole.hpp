@@ -73,8 +73,8 @@ struct stored_multipole_options {
   explicit stored_multipole_options(const reference::multipole_options& from, std::uint64_t seed = 0) : common(from) {
     auto& o = options;
     o.exact = from.exact, o.clusters = from.clusters, o.block = from.block, o.probe = from.probe;
-    if (from.causal) o.lookback = from.lookback;
-    o.candidate_clusters = from.candidate_clusters, o.segment = from.segment;
+    if (from.causal) o.lookback = from.lookback, o.segment = from.segment;
+    o.candidate_clusters = from.candidate_clusters;
     o.iterations = from.iterations, o.seed = seed;
     for (double c : from.assignment.data) assignment.push_back(static_cast<index>(c));
     if (!from.assignment.empty())

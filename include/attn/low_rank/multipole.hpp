@@ -2,24 +2,28 @@
 //
 //   Keys are grouped into clusters. A block of queries takes the `exact` keys j with the largest
 //     max over g of x_g.(k_j - mean of the keys),   x_g: means of `probe` of its queries each, times the scale's sign
-//   (of equals the earlier) as they are; every cluster, less those of its members that were taken, is one key: the mean
-//   of the rest with the mean of their values, log(how many) added to its score. One softmax over all of these.
+//   (ties: the earlier; NaN: the lowest) as they are; every cluster, less those of its members that were taken, is one
+//   key: the mean of the rest with the mean of their values, log(how many) added to its score. One softmax over all of
+//   these. Every query head chooses for itself.
 //                                 after Hooper et al. 2025, "Multipole Attention for Efficient Long Context Reasoning",
 //                                 and Vyas et al. 2020, "Fast transformers with clustered attention"
 //   Clusters are those of k-means, from keys drawn by a seed, or the caller's. Causal, keys come in segments: the own
-//   one is seen exactly, earlier ones are clustered each for itself. Nothing depends on what comes later: a block
-//   chooses by the `lookback` queries up to its first one. With block = 1 it is what multipole_step gives.
+//   one is seen exactly, earlier ones are clustered each for itself, and `exact` keys, less their mean, are taken from
+//   these. Nothing depends on what comes later: a block chooses by the `lookback` queries up to its first one. With
+//   block = 1, and the same settings otherwise, it is what multipole_step gives.
 //
 //   attn::multipole(q, k, v, out);
 //   attn::multipole(q, k, v, out, {.exact = 384, .probe = 16});   // half the error
 //   attn::multipole(q, k, v, out, {.causal = true});
 //
 // Shapes   as full_softmax.
+// Result   zeros and lse -infinity where a query sees no key. An infinite key or value, once taken, leaves NaN in its
+//          cluster: keys and values have to be finite.
 // Cost     per head 2 (D + Dv) operations for each of Lq (exact + clusters) pairs, causal Lq (exact + segment / 2 +
 //          clusters Lk / (2 segment)); 2 D for each of Lq Lk / probe pairs, causal Lq Lk lookback / (2 block probe),
 //          and, per key head, for each of Lk clusters (iterations + 1). Scratch per key head, one at a time or as many
-//          as keep the threads busy: about Lk (D + 1) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal for
-//          each cluster; per thread: about 4 Lk + (exact + clusters + segment) (D + Dv).
+//          as keep the threads busy: about Lk (D + 1) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal
+//          5 (D + Dv) for each cluster; per thread: about 4 Lk + (exact + clusters + segment) (D + Dv).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -47,13 +51,13 @@ struct multipole_options {
   std::optional<index> block{};
   /// Queries of a mean by which a block chooses, >= 1. Few where queries differ much.
   index probe = 32;
-  /// Causal: how many queries up to the block's first one it chooses by, >= 1; 32 unless given, at most `block`.
+  /// Causal only: how many queries up to the block's first one it chooses by, >= 1; min(32, block) unless given.
   std::optional<index> lookback{};
   /// If not 0: only the keys of so many clusters are chosen from, those with the largest max over g of x_g.(mean of the
-  /// cluster - mean of the keys).
+  /// cluster - mean of the keys). Without clusters, all keys are candidates.
   index candidate_clusters = 0;
-  /// Tokens of a segment, >= 1: causal only.
-  index segment = 256;
+  /// Causal only: tokens of a segment, >= 1; 256 unless given.
+  std::optional<index> segment{};
   /// Steps of k-means, >= 0, and the seed of the keys it starts from.
   index iterations = 1;
   std::uint64_t seed = 0;
@@ -74,6 +78,7 @@ inline void check_assignment(const validator& check, const attention_shape& s, c
                              const tensor_view<const index, 3>& assignment, index clusters, const memory_layout& out,
                              const memory_layout& lse) {
   if (!assignment) return;
+  if (clusters == 0) check.fail("clusters > 0 with an assignment", 0);
   check.memory({{"out", out}, {"lse", lse}}, {{"assignment", assignment}});
   check.extents({{"assignment batch = key batch", s.batch, assignment.extent(0)},
                  {"assignment heads = key heads", s.kv_heads, assignment.extent(1)},
@@ -99,7 +104,7 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
                        .exact = given.exact,
                        .clusters = given.clusters.value_or(causal ? 8 : 64),
                        .candidate_clusters = given.candidate_clusters,
-                       .segment = given.segment,
+                       .segment = given.segment.value_or(256),
                        .lookback = given.lookback.value_or(std::min<index>(32, block)),
                        .iterations = given.iterations,
                        .seed = given.seed};
@@ -107,19 +112,18 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
   check_multipole_settings(check, o);
   check.at_least("block", 1, o.block);
   check.at_least("probe", 1, o.probe);
-  if (causal)
-    check.at_least("lookback", 1, o.lookback);
-  else if (given.lookback)
-    check.fail("a lookback with causal only", *given.lookback);
+  if (causal) check.at_least("lookback", 1, o.lookback);
+  if (!causal && given.lookback) check.fail("a lookback with causal only", *given.lookback);
+  if (!causal && given.segment) check.fail("a segment with causal only", *given.segment);
   check_assignment(check, s, views.lengths, given.assignment, o.clusters, out, given.lse);
-  // Numbers beyond what can occur mean the same.
+  // Numbers beyond what can occur have the same results, and are cut down to it.
   o.lookback = std::min(o.lookback, std::max<index>(1, s.queries));
   o.probe = std::min(o.probe, causal ? o.lookback : o.block);
   o.exact = std::min(o.exact, std::numeric_limits<index>::max() / 4);
   o.segment = std::min(o.segment, std::max<index>(1, s.keys));
   o.block = std::min(o.block, causal ? o.segment : std::max<index>(1, s.queries));
   if (o.clusters == 0) o.candidate_clusters = 0;
-  if (!causal && !o.assigned) o.clusters = std::min(o.clusters, std::max<index>(1, s.keys));
+  if (!o.assigned) o.clusters = std::min(o.clusters, causal ? o.segment : std::max<index>(1, s.keys));
   check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});
   return {.views = views,
           .o = o,

@@ -4,9 +4,9 @@
 //   attn::multipole_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64}, {.segment = 256});
 //   cache.append(k, v);                                             // or by the step
 //
-// Memory   that of kv_cache; for every segment, per batch item and key head, clusters * (dim + value_dim + 3) numbers
-//          of the compute type and segment + clusters of 4 bytes. It grows as tokens come, doubling; reserve()
-//          allocates once.
+// Memory   that of kv_cache; for every segment, per batch item and key head, clusters * (dim + value_dim + 2) numbers
+//          of the compute type, dims rounded up to vectors, and segment + clusters of 4 bytes. It grows as tokens
+//          come, doubling; reserve() allocates once.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>
@@ -18,10 +18,12 @@ namespace attn::inline ATTN_ISA {
 struct multipole_cache_options {
   /// Keys a query takes exactly, >= 0.
   index exact = 128;
-  /// Clusters of a segment, >= 0, and tokens of one, >= 1.
-  index clusters = 16, segment = 256;
-  /// If not 0: only the keys of so many clusters are read and chosen from, else all of them.
+  /// Clusters of a segment, >= 0.
+  index clusters = 16;
+  /// If not 0: only the keys of so many clusters are read and chosen from, else, and without clusters, all of them.
   index candidate_clusters = 32;
+  /// Tokens of a segment, >= 1.
+  index segment = 256;
   /// Steps of k-means, >= 0, and the seed of the keys it starts from.
   index iterations = 1;
   std::uint64_t seed = 0;
@@ -40,7 +42,7 @@ class multipole_cache : public detail::token_state {
       : token_state("multipole_cache", extents), keys_and_values_(extents) {
     settings_ = {.causal = true,
                  .exact = options.exact,
-                 .clusters = options.clusters,
+                 .clusters = std::min(options.clusters, std::max<index>(1, options.segment)),
                  .candidate_clusters = options.clusters > 0 ? options.candidate_clusters : 0,
                  .segment = options.segment,
                  .iterations = options.iterations,

@@ -30,7 +30,7 @@ struct multipole_blocks {
     return o.causal ? ceil_div(most_keys, o.segment) : ceil_div(most_queries, o.block * together(o));
   }
 
-  /// visit(blocks, count) for every group of blocks of a task; all of them have the same past.
+  /// visit(blocks, count) for the blocks of a task, those ranked together at once; all of them have the same past.
   template <class Visit>
   void visit_task(index task, Visit&& visit) const {
     query_block list[tile_rows];
@@ -140,6 +140,10 @@ struct multipole_block {
   void choose(const multipole_keys<T, S>& k, const query_block& one, index b) {
     const multipole_settings& o = k.o;
     const T* const x = ranks + b * stride;
+    if (o.exact == 0) {  // nothing was ranked
+      taken = 0;
+      return;
+    }
     if (o.exact >= one.past || o.candidate_clusters == 0 || one.past == 0) {
       taken = choose_largest(x, one.past, o.exact, buffer, chosen);
       return;
@@ -159,7 +163,7 @@ struct multipole_block {
     for (index n = 0; n < taken; ++n) chosen[n] = list[chosen[n]];
   }
 
-  /// What the keys taken leave of the clusters.
+  /// The rest of every cluster, without the keys taken: its mean, and log2 of its size.
   template <class S>
   void leave(const multipole_keys<T, S>& k, index past) {
     constexpr T none = -std::numeric_limits<T>::infinity();

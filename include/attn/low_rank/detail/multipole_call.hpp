@@ -114,8 +114,8 @@ struct multipole_clustering {
       const index n = lengths.keys(item(pair)), rows = o.segments(n) * o.clusters;
       p.clusters.sum_before(o, key(pair), n);
       if (!with_far() || rows == 0) return;
-      for (index r = 0; r < rows;
-           ++r) {  // the centres are done with: they become the means, their parts those of values
+      // Means overwrite the centres, which no later step reads; means of values their parts.
+      for (index r = 0; r < rows; ++r) {
         const T count = p.clusters.sums.counts[r], factor = count > T(0) ? T(1) / count : T(0);
         p.far_logs[r] = count > T(0) ? std::log2(count) : -std::numeric_limits<T>::infinity();
         divide(p.clusters.sums.key(r), p.clusters.sums.stride, factor, mean(p, r));
@@ -158,7 +158,7 @@ struct multipole_call {
 
   const attention_shape& shape() const { return views.shape; }
   multipole_clustering<S> clustering() const { return {o, views.k, views.v, assignment, shape(), views.lengths}; }
-  T sign() const { return terms.scale < T(0) ? T(-1) : T(1); }
+  T sign() const { return terms.scale < T(0) ? T(-1) : terms.scale > T(0) ? T(1) : T(0); }
 
   /// Multiplications and additions, roughly.
   double operations() const {

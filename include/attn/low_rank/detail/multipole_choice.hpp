@@ -10,7 +10,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Numbers whose order as integers is that of floats as numbers, -0 below 0.
+/// Integers in the order of the floats they stand for; -0 is 0.
 template <class T>
 struct ordered_bits {
   using integer = typename float_bits<T>::integer;
@@ -53,11 +53,11 @@ T kth_largest(const T* x, index n, index k) {
   return bits::number(least);
 }
 
-/// Writes the places of the `count` largest of n numbers, ascending; of equals the earlier ones. Returns how many.
+/// Writes the places of the `count` largest of n numbers, ascending; ties: the earlier ones. Returns how many.
 /// `buffer` holds n numbers, `chosen` n places.
 ///
-/// The count-th largest of the maxima of disjoint groups is no more than the count-th largest of all: what lies below
-/// it is left out at once.
+/// The count-th largest of the maxima of disjoint sets is no more than the count-th largest of all: what lies below it
+/// is left out at once.
 template <class T>
 index choose_largest(const T* x, index n, index count, T* buffer, index* chosen) {
   if (count >= n) {
@@ -66,14 +66,14 @@ index choose_largest(const T* x, index n, index count, T* buffer, index* chosen)
   }
   if (count <= 0) return 0;
   T least = -std::numeric_limits<T>::infinity();
-  const index packets = n / width<T>, height = std::clamp<index>(n / (2 * count), 1, 16), groups = packets / height;
-  if (height > 1 && groups * width<T> >= count) {
-    for (index g = 0; g < groups; ++g) {
+  const index packets = n / width<T>, height = std::clamp<index>(n / (2 * count), 1, 16), sets = packets / height;
+  if (height > 1 && sets * width<T> >= count) {
+    for (index g = 0; g < sets; ++g) {
       packet<T> highest = load<T>(x + g * height * width<T>);
       for (index p = 1; p < height; ++p) highest = max(highest, load<T>(x + (g * height + p) * width<T>));
       store<T>(buffer + g * width<T>, highest);
     }
-    least = kth_largest(buffer, groups * width<T>, count);
+    least = kth_largest(buffer, sets * width<T>, count);
   }
   index found = 0;
   const auto look = [&](index i) {
@@ -158,7 +158,9 @@ struct probe_rows {
           tile_product<T, M.value, 2>(packed_rows<T>{packed + r * dim}, panels + j * dim, dim,
                                       [&](auto m, auto n, const auto& x) {
                                         T* const to = ranks + block[r + m] * stride + j + n * width<T>;
-                                        store<T>(to, max(load<T>(to), sub(x, broadcast<T>(offset[r + m]))));
+                                        const packet<T> known = load<T>(to);
+                                        const packet<T> rank = sub(x, broadcast<T>(offset[r + m]));
+                                        store<T>(to, if_less(known, rank, rank, known));  // NaN is no larger
                                       });
         });
     }

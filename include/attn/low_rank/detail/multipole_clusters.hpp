@@ -1,7 +1,7 @@
 // attn: the clusters of multipole: k-means of the keys of a segment, and what is summed up of every cluster.
 //
 //   1. start     centres are keys of the segment, drawn by a seed
-//   2. assign    every key goes to the nearest centre, of equals the first: a product of centres and keys
+//   2. assign    every key goes to the nearest centre, ties: the first: a product of centres and keys
 //   3. merge     centres become the means of their keys; one without keys stays. Back to 2, `iterations` times
 //   4. assign, and sum up keys and values
 //
@@ -55,29 +55,38 @@ ATTN_INLINE void add_row(T* to, const matrix_view<const S>& x, index i, T sign =
 /// Scratch of one worker.
 template <class T>
 struct cluster_scratch {
-  T *centres = nullptr, *half_squares = nullptr;  // packed as rows of tiles; |c|^2 / 2
+  T *centres = nullptr, *offsets = nullptr;  // less their mean m, packed as rows of tiles; |c|^2 / 2 + m.c
+  T *rows = nullptr, *mean = nullptr;        // [clusters][padded dim]: centres less their mean
   index* drawn = nullptr;                         // [keys of a segment]
 
   static cluster_scratch layout(arena& memory, index clusters, index dim, index keys) {
-    const index rows = round_up(clusters, tile_rows);
-    return {memory.allocate<T>(rows * dim + width<T>), memory.allocate<T>(rows), memory.allocate<index>(keys)};
+    const index tiles = round_up(clusters, tile_rows), stride = round_up(dim, width<T>);
+    return {memory.allocate<T>(tiles * dim + width<T>), memory.allocate<T>(tiles),
+            memory.allocate<T>(clusters * stride), memory.allocate<T>(stride), memory.allocate<index>(keys)};
   }
 
-  /// Packs centres [rows][stride].
-  void pack(const T* rows, index stride, index clusters, index dim) const {
+  /// Packs centres [clusters][stride], less their mean: where keys lie far from the origin, fewer digits are lost.
+  void pack(const T* from, index stride, index clusters, index dim) const {
+    std::fill_n(mean, stride, T(0));
+    for (index c = 0; c < clusters; ++c)
+      for (index d = 0; d < dim; ++d) mean[d] += from[c * stride + d];
+    for (index d = 0; d < dim; ++d) mean[d] /= static_cast<T>(clusters);
+    for (index c = 0; c < clusters; ++c)
+      for (index d = 0; d < dim; ++d) rows[c * stride + d] = from[c * stride + d] - mean[d];
     for (index c = 0; c < clusters; c += tile_rows)
       pack_rows<T>([&](index n) { return rows + (c + n) * stride; }, std::min<index>(tile_rows, clusters - c), dim, 1,
                    T(1), centres + c * dim);
     for (index c = 0; c < round_up(clusters, tile_rows); ++c) {
       const T* const row = rows + std::min(c, clusters - 1) * stride;
-      T sum = 0;
-      for (index d = 0; d < dim; ++d) sum += row[d] * row[d];
-      half_squares[c] = sum / T(2);
+      T square = 0, of_mean = 0;
+      for (index d = 0; d < dim; ++d) square += row[d] * row[d], of_mean += row[d] * mean[d];
+      offsets[c] = square / T(2) + of_mean;
     }
   }
 };
 
-/// cluster[j] = the nearest centre, argmax k_j.c - |c|^2 / 2, of the keys [begin, end), which lie in panels.
+/// cluster[j] = the nearest centre, argmax (k_j - m).c - |c|^2 / 2 of centres c less m, of the keys [begin, end), which
+/// lie in panels.
 template <class T>
 void nearest_centres(const cluster_scratch<T>& s, index clusters, index dim, const T* panels, index begin, index end,
                      cluster_number* cluster) {
@@ -89,10 +98,10 @@ void nearest_centres(const cluster_scratch<T>& s, index clusters, index dim, con
       with_tile_height(clusters - c, [&](auto M) {
         tile_product<T, M.value, 2>(packed_rows<T>{s.centres + c * dim}, panels + first * dim, dim,
                                     [&](auto m, auto n, const auto& x) {
-                                      const packet<T> score = sub(x, broadcast<T>(s.half_squares[c + m]));
+                                      const packet<T> score = sub(x, broadcast<T>(s.offsets[c + m]));
                                       const packet<T> number = broadcast<T>(static_cast<T>(c + m));
                                       at[n] = if_less(best[n], score, number, at[n]);
-                                      best[n] = max(best[n], score);  // a tile repeats the last one, which is not more
+                                      best[n] = if_less(best[n], score, score, best[n]);  // NaN is no larger
                                     });
       });
     alignas(64) T numbers[wide];

@@ -18,12 +18,12 @@ namespace attn::inline ATTN_ISA::detail {
 /// scores[n] = q . row(n) for `count` rows of contiguous numbers; `scores` takes whole packets.
 template <class T, class Row>
 void gathered_scores(const T* q, Row&& row, index count, index dim, T* scores) {
-  constexpr index ahead = 8;
+  constexpr index distance = 8;
   for (index n = 0; n < count; n += width<T>) {
     packet<T> sums[width<T>];
     for (int i = 0; i < width<T>; ++i) {
       const auto* const x = row(std::min(n + i, count - 1));
-      prefetch_bytes(reinterpret_cast<const char*>(row(std::min(n + i + ahead, count - 1))),
+      prefetch_bytes(reinterpret_cast<const char*>(row(std::min(n + i + distance, count - 1))),
                      dim * static_cast<index>(sizeof(*x)));
       packet<T> sum = zero<T>();
       for (index d = 0; d < dim; d += width<T>) sum = fma(load<T>(q + d), load_part<T>(x + d, 1, dim - d), sum);
@@ -260,7 +260,7 @@ struct multipole_step_call {
   }
 
   void run() const {
-    const index seen = most_clusters() + std::min(o.exact, before) + o.segment;
+    const index seen = most_clusters() + std::min(o.exact, before) + std::min(o.segment, before + shape.queries);
     const auto limit = in.limit_threads(seen, static_cast<double>(shape.queries) * static_cast<double>(seen));
     in.exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {
       scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
