@@ -29,8 +29,8 @@ double kernel_flops(const problem& p, double projected, double features) {
   return heads * (4 * n * dim * projected + 4 * n * features * dim_v + pairs);
 }
 
-/// W x again and W^T back; five products with the sums of keys and of queries where the forward pass has two, and as many
-/// with the triangle.
+/// W x again and W^T back; five products with the sums of keys and of queries where the forward pass has two, and as
+/// many with the triangle.
 double kernel_backward_flops(const problem& p, double projected, double features) {
   const auto n = static_cast<double>(p.length), heads = static_cast<double>(p.heads);
   const auto dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v);

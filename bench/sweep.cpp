@@ -36,7 +36,8 @@ class name_filter {
 };
 
 /// Doubled up to 16384, where operators overtake each other; fewer beyond, where curves are straight. Of backward
-/// passes the powers of 4 that are among them: they follow the forward curves. Of a setting that is not the flags', one.
+/// passes the powers of 4 that are among them: they follow the forward curves. Of a setting that is not the flags',
+/// one.
 std::vector<index> lengths_of(const variant& x, const flags& set) {
   std::vector<index> lengths;
   const index longest = set.max_length > 0 ? set.max_length : x.longest;
