@@ -116,7 +116,7 @@ def tokens(n):
 def length_axis(axes, curves, label):
     lengths = sorted({n for c in curves for n in c.at})
     low, high = lengths[0], lengths[-1]
-    step = 1 if len(lengths) <= 7 else 2
+    step = 1 if high < low << 8 else 2
     ticks = [low << i for i in range(0, 40, step) if low << i <= high]
     axes.set_xscale("log", base=2)
     axes.set_xlim(low / 1.25, high * 1.25)
