@@ -154,6 +154,13 @@ inline list<mixer> mixers(const sizes& s) {
           *c.d_own += matrix::Map(d.data() + n * c.d_own->size(), c.d_own->rows(), c.d_own->cols());
       });
   all.back().own = {s.heads * s.context, 2, 1};
+  attn::multipole_options<float> eighth{.causal = causal, .exact = near, .clusters = causal ? 8 : near, .block = near};
+  if (causal) eighth.segment = near;
+  add(
+      "multipole", eighth, [](auto& c, auto& o) { attn::multipole(c.q, c.k, c.v, c.out, o, c.exec); },
+      [](auto& c, auto& o) {
+        attn::multipole_backward(c.q, c.k, c.v, c.out, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, o, c.exec);
+      });
   add(
       "linear", attn::linear_options<float>{.causal = causal},
       [](auto& c, auto& o) { attn::linear(c.q, c.k, c.v, c.out, o, c.exec); },

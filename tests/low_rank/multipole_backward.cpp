@@ -88,6 +88,8 @@ multipole_problem problem_of_choice(int choice, index queries, index keys) {
   choose_multipole(p.options, choice);
   return p;
 }
+
+#if !defined(ATTN_TEST_FEW_TYPES)
 std::vector<int> choices() {
   std::vector<int> list;
   for (int choice : selected_bits(10, true))
@@ -95,6 +97,7 @@ std::vector<int> choices() {
   for (int choice : {0, 1, 64, 65, 128, 129, 256, 257, 1023 - 24}) list.push_back(choice);
   return list;
 }
+#endif
 
 }  // namespace
 
