@@ -110,8 +110,8 @@ TEMPLATE_LIST_TEST_CASE("multipole: k-means on threads and in many parts", "[mul
     CHECK(relative_error(alone.out, reference::multipole(p.q, p.k, p.v, p.options).out) <= tolerance<TestType>::out);
 }
 
-// The same offset of all keys changes no weight, and of clusters only where a key is between two centres: one of 512 moves
-// the output by some 0.01. Were the digits of |k|^2 lost, it would be 0.08.
+// The same offset of all keys changes no weight, and of clusters only where a key is between two centres: one of 512
+// moves the output by some 0.01. Were the digits of |k|^2 lost, it would be 0.08.
 TEST_CASE("multipole: k-means of keys far from the origin", "[multipole]") {
   multipole_problem p = multipole_of({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 64, .keys = 512, .dim = 32});
   for (index j = 0; j < 512; ++j)
