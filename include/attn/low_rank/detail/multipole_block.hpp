@@ -4,7 +4,6 @@
 // Only those that lost a key are the block's own.
 #pragma once
 
-#include <attn/core/detail/prefetch.hpp>
 #include <attn/low_rank/detail/multipole_choice.hpp>
 #include <attn/low_rank/detail/multipole_clusters.hpp>
 
@@ -186,7 +185,6 @@ struct multipole_block {
       for (index c = 0; c < all; ++c) copy(c);
     }
     for (index n = 0; n < taken && all > 0; ++n) {
-      if (n + 8 < taken) prefetch_row(k.key, chosen[n + 8]), prefetch_row(k.value, chosen[n + 8]);
       const index j = chosen[n], c = k.cluster_of(j);
       if (slot[c] < 0) far_logs[c] = none, copy(c);
       const index to = slot[c];
