@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <stdexcept>
 
 #include "npy.hpp"
@@ -17,17 +18,18 @@ matrix rows(const std::vector<float>& x, index head, index length, index dim) {
 }
 
 /// Plain softmax, a few queries at a time so that long inputs fit into memory.
-Eigen::MatrixXd attend(const matrix& q, const matrix& k, const matrix& v, bool causal) {
+Eigen::MatrixXd attend(const matrix& q, const matrix& k, const matrix& v, dataset::form of) {
   constexpr index block = 256;
-  const double scale = 1 / std::sqrt(static_cast<double>(q.cols()));
+  const double scale = of.shared_keys ? 1 : 1 / std::sqrt(static_cast<double>(q.cols()));
   Eigen::MatrixXd out(q.rows(), v.cols());
   for (index begin = 0; begin < q.rows(); begin += block) {
     const index count = std::min(block, q.rows() - begin);
     Eigen::MatrixXd weights = q.middleRows(begin, count) * k.transpose() * scale;
     for (index i = 0; i < count; ++i) {
-      const index seen = causal ? begin + i + 1 : k.rows();
+      const index seen = of.causal ? begin + i + 1 : k.rows();
       auto row = weights.row(i);
       row.tail(k.rows() - seen).setZero();
+      if (of.shared_keys && seen > 1) row[begin + i] = -std::numeric_limits<double>::infinity();
       row.head(seen) = (row.head(seen).array() - row.head(seen).maxCoeff()).exp();
       row /= row.sum();
     }
@@ -72,21 +74,24 @@ problem dataset::problem_for(bool causal, const flags& set) const {
   return {length_, heads_, kv_heads_, dim_, dim_v_, causal, set};
 }
 
-const dataset::answers& dataset::exact(bool causal) const {
-  answers& known = exact_[causal];
+index dataset::kv_head_of(index head) const { return head / heads_ * kv_heads_ + head % heads_ / (heads_ / kv_heads_); }
+
+const dataset::answers& dataset::exact(form of) const {
+  answers& known = exact_[of.causal][of.shared_keys];
   if (known.empty())
     for (index head = 0; head < batch_ * heads_; ++head) {
-      const index kv_head = head / heads_ * kv_heads_ + head % heads_ / (heads_ / kv_heads_);
-      known.push_back(attend(rows(q_, head, length_, dim_), rows(k_, kv_head, length_, dim_),
-                             rows(v_, kv_head, length_, dim_v_), causal));
+      const index kv_head = kv_head_of(head);
+      const matrix q = rows(q_, head, length_, dim_);
+      known.push_back(attend(q, of.shared_keys ? matrix(q.rowwise().normalized()) : rows(k_, kv_head, length_, dim_),
+                             rows(v_, kv_head, length_, dim_v_), of));
     }
   return known;
 }
 
-double dataset::distance(const std::vector<float>& out, bool causal) const {
+double dataset::distance(const std::vector<float>& out, form of) const {
   double wrong = 0, whole = 0;
   for (index head = 0; head < batch_ * heads_; ++head) {
-    const Eigen::MatrixXd& expected = exact(causal)[static_cast<std::size_t>(head)];
+    const Eigen::MatrixXd& expected = exact(of)[static_cast<std::size_t>(head)];
     wrong += (rows(out, head, length_, dim_v_) - expected).squaredNorm();
     whole += expected.squaredNorm();
   }
@@ -105,7 +110,7 @@ double dataset::error(const operator_entry& entry, bool causal, const flags& set
     run(batch_item(q_, item, heads_, dim_), batch_item(k_, item, kv_heads_, dim_),
         batch_item(v_, item, kv_heads_, dim_v_),
         {out.data() + item * heads_ * length_ * dim_v_, {1, heads_, length_, dim_v_}}, serial);
-  return distance(out, causal);
+  return distance(out, {causal, entry.shared_keys});
 }
 
 double dataset::error(const decode_entry& entry, const flags& set) const {
@@ -119,17 +124,16 @@ double dataset::error(const decode_entry& entry, const flags& set) const {
     for (index t = 0; t < length_; ++t)
       state->step(q.slice(2, t, 1), k.slice(2, t, 1), v.slice(2, t, 1), o.slice(2, t, 1), serial);
   }
-  return distance(out, true);
+  return distance(out, {.causal = true});
 }
 
-double dataset::mean_error(bool causal) const {
+double dataset::mean_error(form of) const {
   std::vector<float> out;
   for (index head = 0; head < batch_ * heads_; ++head) {
-    const index kv_head = head / heads_ * kv_heads_ + head % heads_ / (heads_ / kv_heads_);
-    const matrix mean = mean_of_seen(rows(v_, kv_head, length_, dim_v_), causal);
+    const matrix mean = mean_of_seen(rows(v_, kv_head_of(head), length_, dim_v_), of.causal);
     out.insert(out.end(), mean.data(), mean.data() + mean.size());
   }
-  return distance(out, causal);
+  return distance(out, of);
 }
 
 }  // namespace bench

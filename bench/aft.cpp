@@ -1,7 +1,11 @@
 // Attention-free mixing: a softmax over tokens for every channel on its own.
+#include <attn/aft/aft_conv_backward.hpp>
 #include <attn/aft/aft_conv_step.hpp>
+#include <attn/aft/aft_full_backward.hpp>
 #include <attn/aft/aft_full_step.hpp>
+#include <attn/aft/aft_local_backward.hpp>
 #include <attn/aft/aft_local_step.hpp>
+#include <attn/aft/aft_simple_backward.hpp>
 #include <attn/aft/aft_simple_step.hpp>
 
 #include <algorithm>
@@ -20,6 +24,10 @@ double all_pairs(const problem& p) {
   const auto n = static_cast<double>(p.length);
   return p.causal ? n * (n + 1) / 2 : n * n;
 }
+
+// The sums of keys again, those of g = dy / den and h = y g for each key, and, for the biases, two products over the
+// channels.
+double backward_flops(const problem& p, double pairs) { return 3 * seen_flops(p, pairs); }
 
 // Those within `side` tokens; the rest comes as running sums, one addition a token.
 double near_pairs(const problem& p, index side) {
@@ -95,12 +103,54 @@ runner prepare_conv(const problem& p) {
   };
 }
 
+// With the gradient of w. `call` takes the views, w, its gradient and the execution.
+template <class Call>
+training_runner train_biased(std::shared_ptr<biases> w, Call call) {
+  const auto memory = parameter_memory(w->numbers.size());
+  return {{}, [=](const training_views& x, attn::execution& exec) {
+            call(x, w->view(), output(memory->data(), w->shape), exec);
+          }};
+}
+
+training_runner train_full(const problem& p) {
+  return train_biased(std::make_shared<biases>(1, p.length, p.length),
+                      [causal = p.causal](const training_views& x, input w, output dw, attn::execution& exec) {
+                        attn::aft_full_backward(x.q, x.k, x.v, w, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv, .w = dw},
+                                                {.causal = causal}, exec);
+                      });
+}
+
+training_runner train_local(const problem& p) {
+  const index s = local_window(p.set);
+  return train_biased(std::make_shared<biases>(1, p.length, 2 * s - 1),
+                      [s, causal = p.causal](const training_views& x, input w, output dw, attn::execution& exec) {
+                        attn::aft_local_backward(x.q, x.k, x.v, w, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv, .w = dw},
+                                                 {.causal = causal, .window = s, .band = true}, exec);
+                      });
+}
+
+training_runner train_simple(const problem& p) {
+  return {{}, [causal = p.causal](const training_views& x, attn::execution& exec) {
+            attn::aft_simple_backward(x.q, x.k, x.v, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, {.causal = causal},
+                                      exec);
+          }};
+}
+
+training_runner train_conv(const problem& p) {
+  return train_biased(std::make_shared<biases>(1, p.heads, kernel_width(p.set)),
+                      [causal = p.causal](const training_views& x, input w, output dw, attn::execution& exec) {
+                        attn::aft_conv_backward(x.q, x.k, x.v, w, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv, .w = dw},
+                                                {.causal = causal}, exec);
+                      });
+}
+
 // Decoding: every key head with one query head.
 struct full_stream final : stream {
   attn::kv_cache<float> cache;
   std::shared_ptr<biases> w;
 
-  explicit full_stream(const problem& p) : cache({.heads = p.kv_heads, .dim = p.dim}), w(std::make_shared<biases>(1, 1, p.length)) {
+  explicit full_stream(const problem& p)
+      : cache({.heads = p.kv_heads, .dim = p.dim}), w(std::make_shared<biases>(1, 1, p.length)) {
     cache.reserve(p.length);
   }
   std::unique_ptr<stream> copy() const override { return std::make_unique<full_stream>(*this); }
@@ -118,7 +168,8 @@ struct local_stream final : stream {
   std::shared_ptr<biases> w;
 
   explicit local_stream(const problem& p)
-      : state({.heads = p.kv_heads, .dim = p.dim}, {.window = local_window(p.set)}), w(std::make_shared<biases>(1, 1, 2 * state.window() - 1)) {}
+      : state({.heads = p.kv_heads, .dim = p.dim}, {.window = local_window(p.set)}),
+        w(std::make_shared<biases>(1, 1, 2 * state.window() - 1)) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<local_stream>(*this); }
   void feed(input k, input v) override { state.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
@@ -173,48 +224,56 @@ index in_window(const problem& p, index window) { return std::min(p.length, wind
 
 family aft_family() {
   return {
-      .operators = {{.name = "aft_full",
-                     .cost = growth::quadratic,
-                     .has_causal = true,
-                     .exact = false,
-                     .uses = {"far"},
-                     .flops = [](const problem& p) { return seen_flops(p, all_pairs(p)); },
-                     .prepare = prepare_full,
-                     .parameter_bytes =
-                         [](const problem& p) {
-                           return static_cast<double>(p.length) * static_cast<double>(p.length) * sizeof(float);
-                         },
-                     .approximates = false},
-                    {.name = "aft_local",
-                     .cost = growth::linear,
-                     .has_causal = true,
-                     .exact = false,
-                     .uses = {"window"},
-                     .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, local_window(p.set) - 1)); },
-                     .prepare = prepare_local,
-                     .parameter_bytes =
-                         [](const problem& p) {
-                           return static_cast<double>(p.length * (2 * local_window(p.set) - 1)) * sizeof(float);
-                         },
-                     .approximates = false},
-                    {.name = "aft_simple",
-                     .cost = growth::linear,
-                     .has_causal = true,
-                     .exact = false,
-                     .uses = {},
-                     .flops = [](const problem& p) { return seen_flops(p, static_cast<double>(p.length)); },
-                     .prepare = prepare_simple,
-                     .approximates = false,
-                     .moved_bytes =
-                         [](const problem& p) { return 4 * static_cast<double>(p.length) * column_bytes(p); }},
-                    {.name = "aft_conv",
-                     .cost = growth::linear,
-                     .has_causal = true,
-                     .exact = false,
-                     .uses = {"window"},
-                     .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, kernel_width(p.set) / 2)); },
-                     .prepare = prepare_conv,
-                     .approximates = false}},
+      .operators =
+          {{.name = "aft_full",
+            .cost = growth::quadratic,
+            .has_causal = true,
+            .exact = false,
+            .uses = {"far"},
+            .flops = [](const problem& p) { return seen_flops(p, all_pairs(p)); },
+            .prepare = prepare_full,
+            .parameter_bytes =
+                [](const problem& p) {
+                  return static_cast<double>(p.length) * static_cast<double>(p.length) * sizeof(float);
+                },
+            .approximates = false,
+            .backward = {[](const problem& p) { return backward_flops(p, all_pairs(p)); }, train_full}},
+           {.name = "aft_local",
+            .cost = growth::linear,
+            .has_causal = true,
+            .exact = false,
+            .uses = {"window"},
+            .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, local_window(p.set) - 1)); },
+            .prepare = prepare_local,
+            .parameter_bytes =
+                [](const problem& p) {
+                  return static_cast<double>(p.length * (2 * local_window(p.set) - 1)) * sizeof(float);
+                },
+            .approximates = false,
+            .backward = {[](const problem& p) { return backward_flops(p, near_pairs(p, local_window(p.set) - 1)); },
+                         train_local}},
+           {.name = "aft_simple",
+            .cost = growth::linear,
+            .has_causal = true,
+            .exact = false,
+            .uses = {},
+            .flops = [](const problem& p) { return seen_flops(p, static_cast<double>(p.length)); },
+            .prepare = prepare_simple,
+            .approximates = false,
+            .moved_bytes = [](const problem& p) { return 4 * static_cast<double>(p.length) * column_bytes(p); },
+            // Two passes of sums, no biases.
+            .backward = {[](const problem& p) { return 2 * seen_flops(p, static_cast<double>(p.length)); },
+                         train_simple}},
+           {.name = "aft_conv",
+            .cost = growth::linear,
+            .has_causal = true,
+            .exact = false,
+            .uses = {"window"},
+            .flops = [](const problem& p) { return seen_flops(p, near_pairs(p, kernel_width(p.set) / 2)); },
+            .prepare = prepare_conv,
+            .approximates = false,
+            .backward = {[](const problem& p) { return backward_flops(p, near_pairs(p, kernel_width(p.set) / 2)); },
+                         train_conv}}},
       .decoders = {{.name = "aft_full_decode",
                     .exact = false,
                     .uses = {},

@@ -15,6 +15,7 @@ struct known_flag {
   std::variant<flags::index flags::*, double flags::*, std::string flags::*, bool flags::*> member;
   double least;
   const char* help;
+  bool shown_if_default = true;  // in labels
 };
 
 const known_flag known[] = {
@@ -29,11 +30,16 @@ const known_flag known[] = {
      "sliding_window, long_short: keys on each side; aft_local: s; aft_conv: the odd width below it"},
     {"rank", &flags::rank, 1, "linformer: projected keys"},
     {"landmarks", &flags::landmarks, 1, "nystrom: segments whose means stand for the sequence"},
-    {"exact-inverse", &flags::exact_inverse, 0, "nystrom: the exact pseudo-inverse, not the iteration"},
+    {"exact-inverse", &flags::exact_inverse, 0, "nystrom: the exact pseudo-inverse, not the iteration", false},
+    {"random", &flags::random, 0, "bigbird: random blocks of every block of queries"},
+    {"exact", &flags::exact, 0, "multipole: keys a block of queries takes exactly; 0: its default", false},
+    {"clusters", &flags::clusters, 0, "multipole: clusters, causal of every segment; 0: its default", false},
+    {"probe", &flags::probe, 0, "multipole: queries of a mean by which a block chooses; 0: its default", false},
+    {"query-block", &flags::query_block, 0, "multipole: queries that choose together; 0: its default", false},
     {"far", &flags::far, 0, "aft_full: share of the blocks of rows of which one row and channel takes the exact path"},
     {"input", &flags::input, 0, "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on"},
     {"min-length", &flags::min_length, 1, "shortest length; lengths double from here"},
-    {"max-length", &flags::max_length, 0, "longest length; 0: 16384, and 1048576 for what is linear"},
+    {"max-length", &flags::max_length, 0, "longest length; 0: 16384, 262144 for caches, 1048576 for what is linear"},
     {"max-seconds", &flags::max_seconds, 0,
      "leave out lengths at which one run takes longer; 0: 0.7, or less to fit the budget"},
     {"budget", &flags::budget, 0, "seconds the timing may take; the sweep is repeated up to 5 times while it fits"},
@@ -130,8 +136,29 @@ std::string flags_help() {
 std::string describe(const flags& set, const std::vector<std::string>& names) {
   std::string text;
   for (const known_flag& flag : known)
-    if (std::ranges::find(names, flag.name) != names.end())
+    if (std::ranges::find(names, flag.name) != names.end() &&
+        (flag.shown_if_default || shown(set, flag) != shown({}, flag)))
       text += (text.empty() ? "" : ", ") + std::string(flag.name) + "=" + shown(set, flag);
+  return text;
+}
+
+std::vector<setting> settings_of(flags::index flags::*flag, std::initializer_list<flags::index> values) {
+  std::vector<setting> settings;
+  for (const flags::index value : values) settings.push_back({{flag, value}});
+  return settings;
+}
+
+flags with(flags set, const setting& values) {
+  for (const auto& [flag, value] : values) set.*flag = value;
+  return set;
+}
+
+std::string name_of(const setting& values) {
+  std::string text;
+  for (const auto& [member, value] : values)
+    for (const known_flag& flag : known)
+      if (const auto* number = std::get_if<flags::index flags::*>(&flag.member); number && *number == member)
+        text += (text.empty() ? std::string() : std::string(",")) + flag.name + ':' + std::to_string(value);
   return text;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -11,13 +12,15 @@ struct flags {
   using index = std::ptrdiff_t;
   index heads = 8, dim = 64, threads = 1;
   index window = 128, block = 128, stride = 64, rounds = 4, rank = 256, landmarks = 64, features = 256;
+  index random = 3;
+  index exact = 0, clusters = 0, probe = 0, query_block = 0;  // 0: the operator's own
   bool exact_inverse = false;
   double far = 0;
   std::string input;  // folder with q.npy, k.npy, v.npy instead of the shipped data
   index min_length = 256;
   index max_length = 0;    // 0: by the operator's growth
   double max_seconds = 0;  // a run that takes longer is left out; 0: 0.7, less where the sweep would not fit the budget
-  double budget = 120;     // seconds the timing may take; more than one repetition only within it
+  double budget = 135;     // seconds the timing may take; more than one repetition only within it
   bool smoke = false;
   bool help = false;
 };
@@ -36,5 +39,21 @@ std::string flags_help();
 
 /// "window=128, rank=256": the values of the named flags.
 std::string describe(const flags& set, const std::vector<std::string>& names);
+
+/// Values of some flags that take the place of those given: a point of a curve of error against time.
+struct flag_value {
+  flags::index flags::*flag;
+  flags::index value;
+};
+using setting = std::vector<flag_value>;
+
+/// One setting for each value of one flag.
+std::vector<setting> settings_of(flags::index flags::*flag, std::initializer_list<flags::index> values);
+
+/// `set` with the values of the setting.
+flags with(flags set, const setting&);
+
+/// "exact:64,probe:16", as part of a benchmark's name.
+std::string name_of(const setting&);
 
 }  // namespace bench

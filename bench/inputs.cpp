@@ -1,7 +1,5 @@
 #include "inputs.hpp"
 
-#include <attn/core/detail/eigen.hpp>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,10 @@
 // attn_bench: memory the operators are timed on.
 #pragma once
 
+#include <attn/core/detail/eigen.hpp>
+
 #include <cstddef>
+#include <memory>
 
 namespace bench {
 
@@ -14,5 +17,10 @@ const float* normal_numbers(role, std::size_t count);
 /// Memory for `count` results, already touched, the same for the same slot.
 float* result_memory(std::size_t count, int slot = 0);
 inline constexpr int result_slots = 5;
+
+/// Memory for the gradient of parameters, zeros.
+inline std::shared_ptr<Eigen::ArrayXf> parameter_memory(std::size_t count) {
+  return std::make_shared<Eigen::ArrayXf>(Eigen::ArrayXf::Zero(static_cast<Eigen::Index>(count)));
+}
 
 }  // namespace bench

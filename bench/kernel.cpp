@@ -1,6 +1,9 @@
 // Kernel attention: feature maps instead of softmax, a state of constant size.
+#include <attn/kernel/linear_backward.hpp>
 #include <attn/kernel/linear_step.hpp>
+#include <attn/kernel/performer_backward.hpp>
 #include <attn/kernel/performer_step.hpp>
+#include <attn/kernel/rfa_backward.hpp>
 #include <attn/kernel/rfa_step.hpp>
 
 #include <algorithm>
@@ -10,15 +13,29 @@
 namespace bench {
 namespace {
 
+/// Pairs of a query and a key of its chunk that it sees.
+double chunk_pairs(const problem& p) {
+  constexpr index chunk = attn::detail::kernel_chunk;
+  const auto full = static_cast<double>(p.length / chunk), rest = static_cast<double>(p.length % chunk);
+  return full * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2;
+}
+
 /// W x for queries and keys; then features into the sums, out of the sums, and, causal, the triangle of a chunk among
 /// itself: not in the formula, but in the way it is computed by chunks, which is credited for it.
 double kernel_flops(const problem& p, double projected, double features) {
   const auto n = static_cast<double>(p.length), heads = static_cast<double>(p.heads);
   const auto dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v);
-  constexpr index chunk = attn::detail::kernel_chunk;
-  const auto full = static_cast<double>(p.length / chunk), rest = static_cast<double>(p.length % chunk);
-  const double pairs = full * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2;
-  return heads * (4 * n * dim * projected + 4 * n * features * dim_v + (p.causal ? 2 * pairs * (features + dim_v) : 0));
+  const double pairs = p.causal ? 2 * chunk_pairs(p) * (features + dim_v) : 0;
+  return heads * (4 * n * dim * projected + 4 * n * features * dim_v + pairs);
+}
+
+/// W x again and W^T back; five products with the sums of keys and of queries where the forward pass has two, and as
+/// many with the triangle.
+double kernel_backward_flops(const problem& p, double projected, double features) {
+  const auto n = static_cast<double>(p.length), heads = static_cast<double>(p.heads);
+  const auto dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v);
+  const double pairs = p.causal ? 2 * chunk_pairs(p) * (3 * features + 2 * dim_v) : 0;
+  return heads * (8 * n * dim * projected + 10 * n * features * dim_v + pairs);
 }
 
 /// Of a decoded token: keys and values have p.kv_heads heads, queries p.heads.
@@ -34,9 +51,7 @@ double state_bytes(const problem& p, double features, bool log_scaled = false) {
 
 double rows(const problem& p) { return static_cast<double>(p.set.features); }
 double feature_bytes(const problem& p) { return sizeof(float) * rows(p) * static_cast<double>(p.dim); }
-attn::tensor<float, 3> draw(const problem& p) {
-  return attn::draw_features<float>(p.set.features, p.dim, {.seed = 7});
-}
+attn::tensor<float, 3> draw(const problem& p) { return attn::draw_features<float>(p.set.features, p.dim, {.seed = 7}); }
 
 attn::kernel_state_extents extents_of(const problem& p) {
   return {.heads = p.kv_heads, .features = p.set.features, .value_dim = p.dim_v};
@@ -86,49 +101,70 @@ std::unique_ptr<stream> rfa_stream(const problem& p) {
       });
 }
 
+training_runner train_linear(const problem& p) {
+  return {{}, [causal = p.causal](const training_views& x, attn::execution& exec) {
+            attn::linear_backward(x.q, x.k, x.v, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, {.causal = causal}, exec);
+          }};
+}
+training_runner train_performer(const problem& p) {
+  return {{}, [w = draw(p), causal = p.causal](const training_views& x, attn::execution& exec) {
+            attn::performer_backward(x.q, x.k, x.v, w, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, {.causal = causal},
+                                     exec);
+          }};
+}
+training_runner train_rfa(const problem& p) {
+  return {{}, [w = draw(p), causal = p.causal](const training_views& x, attn::execution& exec) {
+            attn::rfa_backward(x.q, x.k, x.v, w, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, {.causal = causal}, exec);
+          }};
+}
+
 }  // namespace
 
 family kernel_family() {
   return {
-      .operators = {{.name = "linear",
-                     .cost = growth::linear,
-                     .has_causal = true,
-                     .exact = false,
-                     .uses = {},
-                     .flops = [](const problem& p) { return kernel_flops(p, 0, static_cast<double>(p.dim)); },
-                     .prepare = [](const problem& p) -> runner {
-                       return [causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
-                         attn::linear(q, k, v, out, {.causal = causal}, exec);
-                       };
-                     },
-                     .approximates = false},
-                    {.name = "performer",
-                     .cost = growth::linear,
-                     .has_causal = true,
-                     .exact = false,
-                     .uses = {"features"},
-                     .flops = [](const problem& p) { return kernel_flops(p, rows(p), rows(p)); },
-                     .prepare = [](const problem& p) -> runner {
-                       return [w = draw(p), causal = p.causal](input q, input k, input v, output out,
-                                                               attn::execution& exec) {
-                         attn::performer(q, k, v, out, w, {.causal = causal}, exec);
-                       };
-                     },
-                     .parameter_bytes = feature_bytes},
-                    {.name = "rfa",
-                     .cost = growth::linear,
-                     .has_causal = true,
-                     .exact = false,
-                     .uses = {"features"},
-                     .flops = [](const problem& p) { return kernel_flops(p, rows(p), 2 * rows(p)); },
-                     .prepare = [](const problem& p) -> runner {
-                       return [w = draw(p), causal = p.causal](input q, input k, input v, output out,
-                                                               attn::execution& exec) {
-                         attn::rfa(q, k, v, out, w, {.causal = causal}, exec);
-                       };
-                     },
-                     .parameter_bytes = feature_bytes,
-                     .approximates = false}},
+      .operators =
+          {{.name = "linear",
+            .cost = growth::linear,
+            .has_causal = true,
+            .exact = false,
+            .uses = {},
+            .flops = [](const problem& p) { return kernel_flops(p, 0, static_cast<double>(p.dim)); },
+            .prepare = [](const problem& p) -> runner {
+              return [causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+                attn::linear(q, k, v, out, {.causal = causal}, exec);
+              };
+            },
+            .approximates = false,
+            .backward = {[](const problem& p) { return kernel_backward_flops(p, 0, static_cast<double>(p.dim)); },
+                         train_linear}},
+           {.name = "performer",
+            .cost = growth::linear,
+            .has_causal = true,
+            .exact = false,
+            .uses = {"features"},
+            .flops = [](const problem& p) { return kernel_flops(p, rows(p), rows(p)); },
+            .prepare = [](const problem& p) -> runner {
+              return [w = draw(p), causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+                attn::performer(q, k, v, out, w, {.causal = causal}, exec);
+              };
+            },
+            .parameter_bytes = feature_bytes,
+            .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), rows(p)); }, train_performer},
+            .settings = settings_of(&flags::features, {64, 128, 512, 1024})},
+           {.name = "rfa",
+            .cost = growth::linear,
+            .has_causal = true,
+            .exact = false,
+            .uses = {"features"},
+            .flops = [](const problem& p) { return kernel_flops(p, rows(p), 2 * rows(p)); },
+            .prepare = [](const problem& p) -> runner {
+              return [w = draw(p), causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
+                attn::rfa(q, k, v, out, w, {.causal = causal}, exec);
+              };
+            },
+            .parameter_bytes = feature_bytes,
+            .approximates = false,
+            .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), 2 * rows(p)); }, train_rfa}}},
       .decoders = {{.name = "linear_decode",
                     .exact = false,
                     .uses = {},

@@ -5,17 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 
+#include "flops.hpp"
 #include "inputs.hpp"
 #include "table.hpp"
 
 namespace bench {
 namespace {
-
-double pair_flops(const problem& p, double pairs) {
-  return 2.0 * pairs * static_cast<double>((p.dim + p.dim_v) * p.heads);
-}
 
 // The projection of keys and values, and softmax over `rank` of them.
 double linformer_flops(const problem& p) {
@@ -87,15 +83,6 @@ runner prepare_long_short(const problem& p) {
     attn::long_short(q, k, v, out, logits,
                      {.causal = causal, .left = w, .right = w, .segment = causal ? longest_segment : 0}, exec);
   };
-}
-
-double five_for_two(double forward, const problem& p) {
-  return forward * static_cast<double>(3 * p.dim + 2 * p.dim_v) / static_cast<double>(p.dim + p.dim_v);
-}
-
-// Memory for the gradient of parameters.
-std::shared_ptr<Eigen::ArrayXf> parameter_memory(std::size_t count) {
-  return std::make_shared<Eigen::ArrayXf>(Eigen::ArrayXf::Zero(static_cast<Eigen::Index>(count)));
 }
 
 // Softmax over `rank` keys, and of both projections the gradients of what is projected and of the projection.
@@ -178,7 +165,8 @@ family low_rank_family() {
                      .flops = linformer_flops,
                      .prepare = prepare_linformer,
                      .parameter_bytes = projection_bytes,
-                     .backward = {linformer_backward_flops, train_linformer}},
+                     .backward = {linformer_backward_flops, train_linformer},
+                     .settings = settings_of(&flags::rank, {64, 128, 512})},
                     {.name = "nystrom",
                      .cost = growth::linear,
                      .has_causal = false,
@@ -186,7 +174,8 @@ family low_rank_family() {
                      .uses = {"landmarks", "exact-inverse"},
                      .flops = nystrom_flops,
                      .prepare = prepare_nystrom,
-                     .backward = {nystrom_backward_flops, train_nystrom}},
+                     .backward = {nystrom_backward_flops, train_nystrom},
+                     .settings = settings_of(&flags::landmarks, {16, 32, 128, 256, 512})},
                     {.name = "long_short",
                      .cost = growth::linear,
                      .has_causal = true,

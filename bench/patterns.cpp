@@ -8,12 +8,13 @@
 #include <cmath>
 #include <memory>
 
+#include "flops.hpp"
 #include "table.hpp"
 
 namespace bench {
 namespace {
 
-/// One product with the key and one with the value for every pair of the pattern.
+/// Of every pair of the pattern.
 template <attn::key_pattern Pattern>
 double pattern_flops(const problem& p, const Pattern& pattern) {
   double pairs = 0;
@@ -24,10 +25,10 @@ double pattern_flops(const problem& p, const Pattern& pattern) {
   return 2.0 * pairs * static_cast<double>(p.dim + p.dim_v);
 }
 
-constexpr index bigbird_block = 64, random_blocks = 3;
+constexpr index bigbird_block = 64;
 
 attn::tensor<index, 3> random_table(const problem& p) {
-  return attn::draw_random_blocks((p.length + bigbird_block - 1) / bigbird_block, random_blocks,
+  return attn::draw_random_blocks((p.length + bigbird_block - 1) / bigbird_block, p.set.random,
                                   {.seed = 1, .heads = p.heads, .causal = p.causal});
 }
 
@@ -76,14 +77,22 @@ double lsh_flops(const problem& p) {
   return 2.0 * static_cast<double>(p.set.rounds * p.heads) * (seen * static_cast<double>(p.dim + p.dim_v) + hashes);
 }
 
+attn::tensor<float> rotations_of(const problem& p) {
+  return attn::draw_rotations<float>(p.set.rounds, p.dim, lsh_buckets, {.seed = 1, .heads = p.heads});
+}
+
+/// Unscaled, as published.
+attn::lsh_options<float> lsh_settings(const problem& p) {
+  return {.causal = p.causal, .rounds = p.set.rounds, .buckets = lsh_buckets, .chunk = lsh_chunk, .scaled = false};
+}
+
 /// Queries are keys: k is not looked at.
 runner prepare_lsh(const problem& p) {
-  return [causal = p.causal, rounds = p.set.rounds,
-          rotations = attn::draw_rotations<float>(p.set.rounds, p.dim, lsh_buckets, {.seed = 1, .heads = p.heads})](
-             input q, input, input v, output out, attn::execution& exec) {
-    attn::lsh(q, v, out,
-              {.causal = causal, .rounds = rounds, .buckets = lsh_buckets, .chunk = lsh_chunk, .rotations = rotations},
-              exec);
+  return [o = lsh_settings(p), rotations = rotations_of(p)](input q, input, input v, output out,
+                                                            attn::execution& exec) {
+    auto options = o;
+    options.rotations = rotations;
+    attn::lsh(q, v, out, options, exec);
   };
 }
 
@@ -102,10 +111,6 @@ double bigbird_flops(const problem& p) {
   return pattern_flops(p, attn::bigbird_pattern{.size = bigbird_block, .random = random});
 }
 
-/// Five products for every pair where the forward pass has two.
-double five_for_two(double forward, const problem& p) {
-  return forward * static_cast<double>(3 * p.dim + 2 * p.dim_v) / static_cast<double>(p.dim + p.dim_v);
-}
 template <double (*Forward)(const problem&)>
 double backward_flops(const problem& p) {
   return five_for_two(Forward(p), p);
@@ -154,11 +159,12 @@ double lsh_backward_flops(const problem& p) {
 }
 
 training_runner train_lsh(const problem& p) {
-  const auto rotations = std::make_shared<const attn::tensor<float>>(
-      attn::draw_rotations<float>(p.set.rounds, p.dim, lsh_buckets, {.seed = 1, .heads = p.heads}));
-  const auto options = [rotations, causal = p.causal, rounds = p.set.rounds](const training_views& x) {
-    return attn::lsh_options<float>{.causal = causal, .rounds = rounds, .buckets = lsh_buckets, .chunk = lsh_chunk,
-                                    .rotations = *rotations, .lse = x.lse};
+  const auto rotations = std::make_shared<const attn::tensor<float>>(rotations_of(p));
+  const auto options = [rotations, o = lsh_settings(p)](const training_views& x) {
+    auto with_lse = o;
+    with_lse.rotations = *rotations;
+    with_lse.lse = x.lse;
+    return with_lse;
   };
   return {[=](const training_views& x, attn::execution& exec) { attn::lsh(x.q, x.v, x.out, options(x), exec); },
           [=](const training_views& x, attn::execution& exec) {
@@ -176,7 +182,8 @@ std::vector<operator_entry> pattern_operators() {
            .uses = {"block"},
            .flops = block_flops,
            .prepare = prepare_block,
-           .backward = {backward_flops<block_flops>, train_block}},
+           .backward = {backward_flops<block_flops>, train_block},
+           .settings = settings_of(&flags::block, {16, 32, 64, 256})},
           {.name = "strided",
            .cost = growth::quadratic,
            .has_causal = true,
@@ -199,10 +206,11 @@ std::vector<operator_entry> pattern_operators() {
            .cost = growth::linear,
            .has_causal = true,
            .exact = false,
-           .uses = {},
+           .uses = {"random"},
            .flops = bigbird_flops,
            .prepare = prepare_bigbird,
-           .backward = {backward_flops<bigbird_flops>, train_bigbird}},
+           .backward = {backward_flops<bigbird_flops>, train_bigbird},
+           .settings = settings_of(&flags::random, {0, 1, 6, 9})},
           {.name = "lsh",
            .cost = growth::linear,
            .has_causal = true,
@@ -210,8 +218,9 @@ std::vector<operator_entry> pattern_operators() {
            .uses = {"rounds"},
            .flops = lsh_flops,
            .prepare = prepare_lsh,
-           .approximates = false,
-           .backward = {lsh_backward_flops, train_lsh}}};
+           .shared_keys = true,
+           .backward = {lsh_backward_flops, train_lsh},
+           .settings = settings_of(&flags::rounds, {1, 2, 8})}};
 }
 
 }  // namespace bench

@@ -13,8 +13,6 @@ namespace {
 
 using points = std::vector<const record*>;  // of one operator, by length
 
-constexpr index usual_length = 4096;
-
 template <class... T>
 std::string text(const char* format, T... values) {
   char line[256];
@@ -52,12 +50,15 @@ std::optional<index> beats_from(const points& all, const sweep& s) {
   return from;
 }
 
-enum class pass { forward, backward, both };
+bool is_backward(const variant& x) { return x.backward; }
+bool is_forward(const variant& x) { return !x.backward && !x.has_setting(); }
+bool is_curve(const variant& x) { return !x.has_setting(); }
 
-std::vector<points> by_operator(const sweep& s, pass wanted) {
+/// What was run of the wanted variants, by length.
+std::vector<points> by_operator(const sweep& s, bool (*wanted)(const variant&)) {
   std::vector<points> groups;
   for (const record& r : s.records()) {
-    if (r.seconds.empty() || (wanted != pass::both && r.of->backward != (wanted == pass::backward))) continue;
+    if (r.seconds.empty() || !wanted(*r.of)) continue;
     auto group = std::ranges::find_if(groups, [&](const points& g) { return g.front()->of == r.of; });
     if (group == groups.end()) group = groups.insert(groups.end(), points{});
     group->push_back(&r);
@@ -89,89 +90,98 @@ index summary_length(const std::vector<points>& groups) {
   return shown;
 }
 
-}  // namespace
+/// The record at `length`, or else the longest.
+const record& shown_of(const points& all, index length) {
+  const auto found = std::ranges::find(all, length, &record::length);
+  return found == all.end() ? *all.back() : **found;
+}
 
-std::string listing(const sweep& s, const machine& m, const flags& set) {
-  const auto groups = by_operator(s, pass::both);
-  if (groups.empty()) return "";
-  std::string lines =
-      text(
-          "\n%s, one core: %.1f Gflop/s of fused multiply-adds, sustained\n(median of %zu measurements between the "
-          "operators; a tenth below %.1f, a tenth above %.1f)\n",
-          processor_name().c_str(), m.peak_flops() * 1e-9, m.peak_samples(), m.peak_quantile(0.1) * 1e-9,
-          m.peak_quantile(0.9) * 1e-9) +
-      text("Memory: %.1f GB/s read, %.1f GB/s read and written back\n", m.read_bandwidth() * 1e-9,
-           m.rewrite_bandwidth() * 1e-9);
-  lines += text("\n%-32s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s", "of_peak",
-                "scratch", "runs");
-  for (const points& all : groups)
-    for (const record* r : all) {
-      const double per_second = 1 / r->best();
-      lines += text("%-36s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
-                    time_text(r->median()).c_str(), r->of->flops(r->length) * per_second * 1e-9, of_peak(*r, m, set),
-                    memory_text(static_cast<double>(r->scratch_bytes)).c_str(), r->seconds.size());
-      // The fastest run is one whose state happened to be in a cache: the median says what memory gives.
-      if (const auto moved = traffic_of(*r->of, r->length, r->median(), m))
-        lines += moved->share > 1.05
-                     ? text("   %.1f GB/s: more than the %s measured", moved->bytes_per_second * 1e-9, moved->of)
-                     : text("   %.1f GB/s: %.2f of the %s", moved->bytes_per_second * 1e-9, moved->share, moved->of);
-      lines += '\n';
+std::string time_shown(const record& r, index usual) {
+  return time_text(r.best()) + (r.length == usual ? "" : " @" + std::to_string(r.length));
+}
+
+/// Time relative to that of the rival.
+std::string of_rival(const sweep& s, const record& r, const char* format) {
+  const record* rival = s.find(r.of->rival + "/" + std::to_string(r.length));
+  return rival && rival != &r && !rival->seconds.empty() ? text(format, r.best() / rival->best()) : "-";
+}
+
+std::string exponent_text(const points& all) {
+  const auto slope = exponent(all);
+  return slope ? text("%.2f", *slope) : "-";
+}
+
+std::string names_of(const std::vector<dataset>& data) {
+  std::string line;
+  for (const dataset& d : data) line += text("%*s", column_width(d), d.name().c_str());
+  return line;
+}
+
+/// The settings of every operator that has several, at one length, in the order of time.
+std::string settings_summary(sweep& s) {
+  std::vector<points> forms;
+  for (const record& r : s.records()) {
+    if (r.seconds.empty() || !r.of->has_setting()) continue;
+    auto form = std::ranges::find_if(forms, [&](const points& f) { return f[0]->of->form == r.of->form; });
+    if (form == forms.end()) {
+      form = forms.insert(forms.end(), points{});
+      const record* given = s.find(r.of->form + "/" + std::to_string(r.length));
+      if (given && !given->seconds.empty()) form->push_back(given);
     }
-  return lines;
+    form->push_back(&r);
+  }
+  if (forms.empty()) return "";
+  std::ranges::sort(forms, {}, [](const points& f) { return f[0]->of; });
+  const index length = forms[0][0]->length;
+  std::string table =
+      text("\n%-22s %-32s %12s %8s", "operator", "setting", text("time at %td", length).c_str(), "of full") +
+      names_of(s.data()) + "\n";
+  for (points& all : forms) {
+    std::ranges::sort(all, {}, &record::best);
+    for (const record* r : all)
+      table += text("%-22s %-32s %12s %8s", r == all[0] ? r->of->form.c_str() : "",
+                    r->of->label.empty() ? "default" : r->of->label.c_str(), time_shown(*r, length).c_str(),
+                    of_rival(s, *r, "%.3f").c_str()) +
+               error_text(s.errors_of(*r->of).operators, s.data()) + "\n";
+  }
+  return table + text("Errors are those on the %td tokens of the data, with the same setting.\n", s.data()[0].length());
 }
 
 /// The backward passes, each beside its forward pass.
 std::string backward_summary(const sweep& s, const machine& m, const flags& set) {
-  const auto groups = by_operator(s, pass::backward);
+  const auto groups = by_operator(s, is_backward);
   if (groups.empty()) return "";
   const index common = summary_length(groups);
   std::string table = text("\n%-30s %9s %17s %10s %8s %10s\n", "backward pass", "exponent",
                            text("time at %td", common).c_str(), "of forward", "of_peak", "scratch");
   for (const points& all : groups) {
-    const record* shown = all.back();
-    for (const record* r : all)
-      if (r->length == common) shown = r;
-    std::string time = time_text(shown->best());
-    if (shown->length != common) time += " @" + std::to_string(shown->length);
-    const record* forward = s.find(shown->of->rival + "/" + std::to_string(shown->length));
-    const bool compared = forward && !forward->seconds.empty();
-    const auto slope = exponent(all);
-    table += text("%-30s %9s %17s %10s %8.2f %10s\n", shown->of->name.c_str(), slope ? text("%.2f", *slope).c_str() : "-",
-                  time.c_str(), compared ? text("%.2f", shown->best() / forward->best()).c_str() : "-",
-                  of_peak(*shown, m, set), memory_text(static_cast<double>(shown->scratch_bytes)).c_str());
+    const record& shown = shown_of(all, common);
+    table += text("%-30s %9s %17s %10s %8.2f %10s\n", shown.of->name.c_str(), exponent_text(all).c_str(),
+                  time_shown(shown, common).c_str(), of_rival(s, shown, "%.2f").c_str(), of_peak(shown, m, set),
+                  memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
   }
   return table + "of forward: time relative to the forward call, which is not part of it.\n";
 }
 
-std::string summary(sweep& s, const machine& m, const flags& set) {
-  const auto groups = by_operator(s, pass::forward);
-  if (groups.empty()) return backward_summary(s, m, set);
+std::string forward_summary(sweep& s, const machine& m, const flags& set) {
+  const auto groups = by_operator(s, is_forward);
+  if (groups.empty()) return "";
   const index common = summary_length(groups);
   const auto& data = s.data();
   std::string table = text("\n%-26s %9s %17s %8s %8s %10s", "", "", "", "", "", "") +
                       text("%*s\n", column_width(data[0]), "error on") +
                       text("%-26s %9s %17s %8s %8s %10s", "operator", "exponent", text("time at %td", common).c_str(),
                            "of full", "of_peak", "scratch");
-  for (const dataset& d : data) table += text("%*s", column_width(d), d.name().c_str());
-  table += "  faster than full from\n";
+  table += names_of(data) + "  faster than full from\n";
   bool elsewhere = false;
   for (const points& all : groups) {
-    const record* shown = all.back();
-    for (const record* r : all)
-      if (r->length == common) shown = r;
-    std::string time = time_text(shown->best());
-    if (shown->length != common) {
-      elsewhere = true;
-      time += " @" + std::to_string(shown->length);
-    }
-    const variant& x = *shown->of;
-    const auto slope = exponent(all);
+    const record& shown = shown_of(all, common);
+    elsewhere = elsewhere || shown.length != common;
+    const variant& x = *shown.of;
     const auto from = beats_from(all, s);
-    const record* rival = s.find(x.rival + "/" + std::to_string(shown->length));
-    const bool compared = rival && rival != shown && !rival->seconds.empty();
-    table += text("%-26s %9s %17s %8s %8.2f %10s", x.name.c_str(), slope ? text("%.2f", *slope).c_str() : "-",
-                  time.c_str(), compared ? text("%.3f", shown->best() / rival->best()).c_str() : "-",
-                  of_peak(*shown, m, set), memory_text(static_cast<double>(shown->scratch_bytes)).c_str());
+    table += text("%-26s %9s %17s %8s %8.2f %10s", x.name.c_str(), exponent_text(all).c_str(),
+                  time_shown(shown, common).c_str(), of_rival(s, shown, "%.3f").c_str(), of_peak(shown, m, set),
+                  memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
     table += error_text(s.errors_of(x).operators, data);
     table += text("  %21s\n", x.name == x.rival ? "" : from ? std::to_string(*from).c_str() : "-");
   }
@@ -191,8 +201,44 @@ std::string summary(sweep& s, const machine& m, const flags& set) {
       (elsewhere ? text(" @: the longest length, where %td was not run.\n", common) : "\n") +
       "of full: time relative to full_softmax. of_peak: useful operations per second over the sustained peak of the "
       "threads used.\n"
-      "error: relative to full softmax in double precision, on real queries, keys and values (bench/data).\n";
-  return table + backward_summary(s, m, set);
+      "error: relative to full softmax in double precision, on real queries, keys and values (bench/data); lsh's with\n"
+      "its queries as keys.\n";
+  return table;
+}
+
+}  // namespace
+
+std::string listing(const sweep& s, const machine& m, const flags& set) {
+  const auto groups = by_operator(s, is_curve);
+  if (groups.empty()) return "";
+  std::string lines =
+      text(
+          "\n%s, one core: %.1f Gflop/s of fused multiply-adds, sustained\n(median of %zu measurements between the "
+          "operators; a tenth below %.1f, a tenth above %.1f)\n",
+          processor_name().c_str(), m.peak_flops() * 1e-9, m.peak_samples(), m.peak_quantile(0.1) * 1e-9,
+          m.peak_quantile(0.9) * 1e-9) +
+      text("Memory: %.1f GB/s read, %.1f GB/s read and written back\n", m.read_bandwidth() * 1e-9,
+           m.rewrite_bandwidth() * 1e-9);
+  lines += text("\n%-36s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s", "of_peak",
+                "scratch", "runs");
+  for (const points& all : groups)
+    for (const record* r : all) {
+      const double per_second = 1 / r->best();
+      lines += text("%-36s %10s %10s %10.1f %8.2f %10s %7zu", r->name().c_str(), time_text(r->best()).c_str(),
+                    time_text(r->median()).c_str(), r->of->flops(r->length) * per_second * 1e-9, of_peak(*r, m, set),
+                    memory_text(static_cast<double>(r->scratch_bytes)).c_str(), r->seconds.size());
+      // The fastest run is one whose state happened to be in a cache: the median says what memory gives.
+      if (const auto moved = traffic_of(*r->of, r->length, r->median(), m))
+        lines += moved->share > 1.05
+                     ? text("   %.1f GB/s: more than the %s measured", moved->bytes_per_second * 1e-9, moved->of)
+                     : text("   %.1f GB/s: %.2f of the %s", moved->bytes_per_second * 1e-9, moved->share, moved->of);
+      lines += '\n';
+    }
+  return lines;
+}
+
+std::string summary(sweep& s, const machine& m, const flags& set) {
+  return forward_summary(s, m, set) + settings_summary(s) + backward_summary(s, m, set);
 }
 
 }  // namespace bench

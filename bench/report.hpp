@@ -16,11 +16,11 @@ struct silent_reporter final : benchmark::BenchmarkReporter {
   void ReportRuns(const std::vector<Run>&) override {}
 };
 
-/// The machine's peak and one line per benchmark.
+/// The machine's peak and one line per operator and length.
 std::string listing(const sweep&, const machine&, const flags&);
 
 /// One line per operator: fitted exponent, time at 4096, of_peak, scratch, error, from which length it is faster than
-/// full softmax.
+/// full softmax; error and time of every setting; one line per backward pass.
 std::string summary(sweep&, const machine&, const flags&);
 
 }  // namespace bench

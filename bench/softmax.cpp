@@ -6,15 +6,11 @@
 
 #include <algorithm>
 
+#include "flops.hpp"
 #include "table.hpp"
 
 namespace bench {
 namespace {
-
-// Per seen pair: one product with the key, one with the value.
-double pair_flops(const problem& p, double pairs) {
-  return 2.0 * pairs * static_cast<double>((p.dim + p.dim_v) * p.heads);
-}
 
 double full_pairs(const problem& p) {
   const auto n = static_cast<double>(p.length);
@@ -70,11 +66,6 @@ runner prepare_window(const problem& p) {
   };
 }
 
-// Five products where the forward pass has two: scores, weights' gradients, dq, dk with keys, dv with values.
-double backward_pair_flops(const problem& p, double pairs) {
-  return 2.0 * pairs * static_cast<double>((3 * p.dim + 2 * p.dim_v) * p.heads);
-}
-
 training_runner train_full(const problem& p) {
   return {[causal = p.causal](const training_views& x, attn::execution& exec) {
             attn::full_softmax(x.q, x.k, x.v, x.out, {.causal = causal, .lse = x.lse}, exec);
@@ -111,7 +102,8 @@ family softmax_family() {
                      .uses = {},
                      .flops = [](const problem& p) { return pair_flops(p, full_pairs(p)); },
                      .prepare = prepare_full,
-                     .backward = {[](const problem& p) { return backward_pair_flops(p, full_pairs(p)); }, train_full}},
+                     .backward = {[](const problem& p) { return five_for_two(pair_flops(p, full_pairs(p)), p); },
+                                  train_full}},
                     {.name = "sliding_window",
                      .cost = growth::linear,
                      .has_causal = true,
@@ -119,8 +111,9 @@ family softmax_family() {
                      .uses = {"window"},
                      .flops = [](const problem& p) { return pair_flops(p, window_pairs(p)); },
                      .prepare = prepare_window,
-                     .backward = {[](const problem& p) { return backward_pair_flops(p, window_pairs(p)); },
-                                  train_window}}},
+                     .backward = {[](const problem& p) { return five_for_two(pair_flops(p, window_pairs(p)), p); },
+                                  train_window},
+                     .settings = settings_of(&flags::window, {16, 32, 64, 256, 512})}},
       .decoders = {{.name = "full_softmax_decode",
                     .exact = true,
                     .uses = {},

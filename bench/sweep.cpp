@@ -35,8 +35,9 @@ class name_filter {
   std::regex pattern_{""};
 };
 
-/// Doubled up to 16384, where operators overtake each other; fewer beyond, where curves are straight. Of backward passes
-/// the powers of 4 that are among them: they follow the forward curves.
+/// Doubled up to 16384, where operators overtake each other; fewer beyond, where curves are straight. Of backward
+/// passes the powers of 4 that are among them: they follow the forward curves. Of a setting that is not the flags',
+/// one.
 std::vector<index> lengths_of(const variant& x, const flags& set) {
   std::vector<index> lengths;
   const index longest = set.max_length > 0 ? set.max_length : x.longest;
@@ -47,6 +48,8 @@ std::vector<index> lengths_of(const variant& x, const flags& set) {
   };
   if (x.backward && std::ranges::any_of(lengths, power_of_4))
     std::erase_if(lengths, [&](index n) { return !power_of_4(n); });
+  if (x.has_setting() && !lengths.empty())
+    lengths = {std::ranges::count(lengths, usual_length) > 0 ? usual_length : lengths.back()};
   return lengths;
 }
 

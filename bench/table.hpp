@@ -63,8 +63,12 @@ struct operator_entry {
   runner (*prepare)(const problem&);  // makes parameters (projections, features), outside the timing
   double (*parameter_bytes)(const problem&) = nullptr;
   bool approximates = true;  // takes the place of full softmax on the same q, k, v: its error has a meaning
+  bool shared_keys = false;  // the keys are the queries, normalised: its error is relative to full softmax over those
   double (*moved_bytes)(const problem&) = nullptr;  // read and written at least, where memory is the bound
   backward_entry backward{};
+  // Measured at one length, besides the flags' own: together its curve of error against time.
+  std::vector<setting> settings{};
+  std::vector<setting> causal_settings{};  // of the causal form, where they differ
 };
 
 /// Decoding: a state that has seen some tokens and is fed one more at a time.
@@ -86,7 +90,8 @@ struct decode_entry {
   double (*cache_bytes)(const problem&);  // of the state that one step has to read, or to read and write
   std::unique_ptr<stream> (*prepare)(const problem&);
   bool approximates = true;
-  bool rewritten = false;  // the state is written as well as read
+  bool rewritten = false;                           // the state is written as well as read
+  double (*state_bytes)(const problem&) = nullptr;  // of the whole state, where a step reads only a part of it
 };
 
 struct family {
@@ -96,13 +101,13 @@ struct family {
 
 family softmax_family();
 family low_rank_family();
+family multipole_family();
 family fourier_family();
 family kernel_family();
-
 family aft_family();
 
 inline std::vector<family> families() {
-  return {softmax_family(), low_rank_family(), kernel_family(), fourier_family(), aft_family()};
+  return {softmax_family(), low_rank_family(), multipole_family(), kernel_family(), fourier_family(), aft_family()};
 }
 
 }  // namespace bench

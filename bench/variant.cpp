@@ -8,7 +8,7 @@
 namespace bench {
 namespace {
 
-constexpr index longest_linear = 1 << 20, longest_quadratic = 1 << 14, longest_cache = 1 << 16;
+constexpr index longest_linear = 1 << 20, longest_quadratic = 1 << 14, longest_cache = 1 << 18;
 constexpr index queries_per_kv_head = 4;  // of the decoders
 constexpr double most_layers = 1024;
 
@@ -30,15 +30,26 @@ double bytes(const problem& p) {
          static_cast<double>(p.dim + p.dim_v);
 }
 
-variant make_variant(const operator_entry& entry, bool causal, const flags& set) {
-  const auto at = [causal, &set](index length) -> problem {
-    return {length, set.heads, set.heads, set.dim, set.dim, causal, set};
-  };
+using shared_flags = std::shared_ptr<const flags>;
+
+/// The problem of an operator at any length.
+struct problems {
+  shared_flags set;
+  bool causal;
+  index queries_per_kv_head = 1;
+
+  problem operator()(index length) const {
+    return {length, queries_per_kv_head * set->heads, set->heads, set->dim, set->dim, causal, *set};
+  }
+};
+
+variant make_variant(const operator_entry& entry, bool causal, const shared_flags& set) {
+  const problems at{set, causal};
   const std::string suffix = causal ? "_causal" : "";
   variant x;
-  x.name = entry.name + suffix;
+  x.name = x.form = entry.name + suffix;
   x.rival = "full_softmax" + suffix;
-  x.label = describe(set, entry.uses);
+  x.label = describe(*set, entry.uses);
   x.exact = entry.exact;
   x.approximates = entry.approximates;
   x.longest = entry.cost == growth::linear ? longest_linear : longest_quadratic;
@@ -62,18 +73,16 @@ variant make_variant(const operator_entry& entry, bool causal, const flags& set)
     const output out = result_view(p.heads, length, p.dim_v);
     return [=, run = entry.prepare(p)](attn::execution& exec) { run(q, k, v, out, exec); };
   };
-  x.error = [&entry, causal, &set](const dataset& data) { return data.error(entry, causal, set); };
-  x.mean_error = [causal](const dataset& data) { return data.mean_error(causal); };
+  x.error = [&entry, causal, set](const dataset& data) { return data.error(entry, causal, *set); };
+  x.mean_error = [&entry, causal](const dataset& data) { return data.mean_error({causal, entry.shared_keys}); };
   return x;
 }
 
-variant make_backward_variant(const operator_entry& entry, bool causal, const flags& set) {
+variant make_backward_variant(const operator_entry& entry, bool causal, const shared_flags& set) {
   const variant forward = make_variant(entry, causal, set);
-  const auto at = [causal, &set](index length) -> problem {
-    return {length, set.heads, set.heads, set.dim, set.dim, causal, set};
-  };
+  const problems at{set, causal};
   variant x = forward;
-  x.name = entry.name + "_backward" + (causal ? "_causal" : "");
+  x.name = x.form = entry.name + "_backward" + (causal ? "_causal" : "");
   x.rival = forward.name;
   x.exact = x.approximates = false;
   x.backward = true;
@@ -109,28 +118,39 @@ double layers_of(const decode_entry& entry, const problem& p) {
                     most_layers);
 }
 
+constexpr index chunk = 4096;  // tokens a cache is filled with at once
+
+/// Tokens a state is filled with. Once it no longer grows, a step takes the same time whatever it has seen.
+index tokens_fed(const decode_entry& entry, const problem& p) {
+  problem first = p;
+  first.length = std::min(chunk, p.length);
+  return (entry.cache_bytes(first) == entry.cache_bytes(p) ? first : p).length - 1;
+}
+
+double state_bytes(const decode_entry& entry, const problem& p) {
+  return (entry.state_bytes ? entry.state_bytes : entry.cache_bytes)(p);
+}
+
 std::vector<std::unique_ptr<stream>> make_layers(const decode_entry& entry, const problem& p) {
   std::vector<std::unique_ptr<stream>> layers;
   layers.push_back(entry.prepare(p));
-  constexpr index chunk = 4096;
-  for (index begin = 0; begin < p.length - 1; begin += chunk) {
-    const index count = std::min(chunk, p.length - 1 - begin);
-    layers[0]->feed(random_view(role::key, p.kv_heads, p.length, p.dim).slice(2, begin, count),
-                    random_view(role::value, p.kv_heads, p.length, p.dim_v).slice(2, begin, count));
+  const index tokens = tokens_fed(entry, p);
+  for (index begin = 0; begin < tokens; begin += chunk) {
+    const index count = std::min(chunk, tokens - begin);
+    layers[0]->feed(random_view(role::key, p.kv_heads, tokens, p.dim).slice(2, begin, count),
+                    random_view(role::value, p.kv_heads, tokens, p.dim_v).slice(2, begin, count));
   }
   const auto count = static_cast<std::size_t>(layers_of(entry, p));
   while (layers.size() < count) layers.push_back(layers[0]->copy());
   return layers;
 }
 
-variant make_variant(const decode_entry& entry, const flags& set) {
-  const auto at = [&set](index length) -> problem {
-    return {length, queries_per_kv_head * set.heads, set.heads, set.dim, set.dim, true, set};
-  };
+variant make_variant(const decode_entry& entry, const shared_flags& set) {
+  const problems at{set, true, queries_per_kv_head};
   variant x;
-  x.name = entry.name;
+  x.name = x.form = entry.name;
   x.rival = "full_softmax_decode";
-  x.label = describe(set, entry.uses);
+  x.label = describe(*set, entry.uses);
   x.exact = entry.exact;
   x.approximates = entry.approximates;
   x.longest = longest_cache;
@@ -140,8 +160,10 @@ variant make_variant(const decode_entry& entry, const flags& set) {
     return if_beyond_caches(entry.cache_bytes(p), layers_of(entry, p) * entry.cache_bytes(p));
   };
   x.rewrites = entry.rewritten;
-  x.memory_bytes = [at](index length) {
-    return 4 * (bytes(at(length)) + static_cast<double>(last_level_cache_bytes()));
+  x.memory_bytes = [&entry, at](index length) {
+    const problem p = at(length);
+    const double fed = sizeof(float) * static_cast<double>(tokens_fed(entry, p) * p.kv_heads * (p.dim + p.dim_v));
+    return fed + layers_of(entry, p) * state_bytes(entry, p);
   };
   x.prepare = [&entry, at](index length) -> workload {
     const problem p = at(length);
@@ -155,8 +177,8 @@ variant make_variant(const decode_entry& entry, const flags& set) {
       layer.step(q, k, v, out, exec);
     };
   };
-  x.error = [&entry, &set](const dataset& data) { return data.error(entry, set); };
-  x.mean_error = [](const dataset& data) { return data.mean_error(true); };
+  x.error = [&entry, set](const dataset& data) { return data.error(entry, *set); };
+  x.mean_error = [](const dataset& data) { return data.mean_error({.causal = true}); };
   return x;
 }
 
@@ -169,16 +191,28 @@ std::optional<traffic> traffic_of(const variant& x, index length, double seconds
   return traffic{rate, rate / most, x.rewrites ? "read-and-write bandwidth" : "read bandwidth"};
 }
 
-std::vector<variant> make_variants(const flags& set) {
+std::vector<variant> make_variants(const flags& given) {
   static const std::vector<family> all = families();
+  const auto set = std::make_shared<const flags>(given);
   std::vector<variant> variants;
+  const auto add_settings = [&](const operator_entry& entry, bool causal) {
+    for (const setting& s : causal && !entry.causal_settings.empty() ? entry.causal_settings : entry.settings) {
+      const auto other = std::make_shared<const flags>(with(given, s));
+      variant x = make_variant(entry, causal, other);
+      if (x.label == describe(given, entry.uses)) continue;
+      x.name += '/' + name_of(s);
+      variants.push_back(std::move(x));
+    }
+  };
   for (const family& f : all) {
     for (const operator_entry& entry : f.operators) {
-      variants.push_back(make_variant(entry, false, set));
-      if (entry.has_causal) variants.push_back(make_variant(entry, true, set));
-      if (!entry.backward) continue;
-      variants.push_back(make_backward_variant(entry, false, set));
-      if (entry.has_causal) variants.push_back(make_backward_variant(entry, true, set));
+      const int forms = entry.has_causal ? 2 : 1;
+      for (int causal = 0; causal < forms; ++causal) {
+        variants.push_back(make_variant(entry, causal, set));
+        add_settings(entry, causal);
+      }
+      for (int causal = 0; causal < forms && entry.backward; ++causal)
+        variants.push_back(make_backward_variant(entry, causal, set));
     }
     for (const decode_entry& entry : f.decoders) variants.push_back(make_variant(entry, set));
   }

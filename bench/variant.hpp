@@ -12,11 +12,15 @@
 
 namespace bench {
 
+/// The length at which operators are compared.
+inline constexpr index usual_length = 4096;
+
 /// One operator at one length, ready to be timed.
 using workload = std::function<void(attn::execution&)>;
 
 struct variant {
-  std::string name;   // sliding_window_causal
+  std::string form;   // sliding_window_causal
+  std::string name;   // the form, and its setting if it is not the flags': sliding_window_causal/window:32
   std::string rival;  // what it is compared with: the form of full softmax, of a backward pass the forward one
   std::string label;  // the flags it depends on
   bool exact = false, approximates = true;
@@ -28,6 +32,8 @@ struct variant {
   std::function<double(index length)> memory_bytes;
   std::function<workload(index length)> prepare;
   std::function<double(const dataset&)> error, mean_error;
+
+  bool has_setting() const { return name != form; }
 };
 
 /// Bytes a run of `seconds` moves, and their share of the memory's bandwidth; none where memory is not the bound or the
@@ -38,7 +44,7 @@ struct traffic {
 };
 std::optional<traffic> traffic_of(const variant&, index length, double seconds, const machine&);
 
-/// `set` must outlive them.
+/// Those of one form stand together, the one with the flags' own setting first.
 std::vector<variant> make_variants(const flags& set);
 
 }  // namespace bench

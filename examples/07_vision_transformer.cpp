@@ -88,6 +88,7 @@ std::vector<std::pair<std::string, mixer>> operators(attn::index across) {
        })},
       {"linformer", attention([e](in q, in k, in v, to o, on& x) { attn::linformer(q, k, v, o, e, e, {}, x); })},
       {"nystrom", attention([](in q, in k, in v, to o, on& x) { attn::nystrom(q, k, v, o, {.landmarks = 64}, x); })},
+      {"multipole", attention([](in q, in k, in v, to o, on& x) { attn::multipole(q, k, v, o, {.exact = 64}, x); })},
       {"linear", attention([](in q, in k, in v, to o, on& x) { attn::linear(q, k, v, o, {}, x); })},
       {"performer", attention([features](in q, in k, in v, to o, on& x) { attn::performer(q, k, v, o, features, {}, x); })},
       {"rfa", attention([features](in q, in k, in v, to o, on& x) { attn::rfa(q, k, v, o, features, {}, x); })},

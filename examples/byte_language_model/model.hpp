@@ -3,10 +3,6 @@
 
 #include "operators.hpp"
 
-#include <attn/layers/encoder_block_backward.hpp>
-#include <attn/layers/multi_head_backward.hpp>
-#include <attn/layers/reversible_block_backward.hpp>
-
 #include <deque>
 #include <numbers>
 
@@ -33,16 +29,19 @@ constexpr int byte_count = 256, mask = byte_count;  // the mask is one more toke
 struct activations {
   index length;
   bool keep;
-  std::vector<tensor> x, mixed, attended, lse;
+  list<tensor> x, mixed, attended, lse;
   tensor remainder, sum, normed, logits, dx, d_normed;
 
   activations(const sizes& s, index batch, index tokens, bool train) : length(tokens), keep(train && !s.reversible) {
     const auto make = [&](index width) { return tensor({batch, length, width}); };
     const index kept = keep ? s.layers : 1, stream = s.reversible ? 2 * s.width : s.width;
-    x.assign(keep ? kept + 1 : 1, make(stream));
-    if (keep) mixed.assign(kept, make(s.width));
-    attended.assign(kept, make(s.width));
-    lse.assign(kept, tensor({batch, s.heads, length}));
+    const auto add = [](list<tensor>& some, index count, const tensor& one) {
+      for (index n = 0; n < count; ++n) some.push_back(one);
+    };
+    add(x, keep ? kept + 1 : 1, make(stream));
+    add(mixed, keep ? kept : 0, make(s.width));
+    add(attended, kept, make(s.width));
+    add(lse, kept, tensor({batch, s.heads, length}));
     if (s.reversible) remainder = make(stream), sum = make(s.width);
     normed = make(s.width);
     logits = make(byte_count);
@@ -51,8 +50,8 @@ struct activations {
   double bytes() const {
     double numbers = 0;
     for (const tensor* t : {&remainder, &sum, &normed, &logits, &dx, &d_normed}) numbers += double(t->size());
-    for (const auto* list : {&x, &mixed, &attended, &lse})
-      for (const tensor& t : *list) numbers += double(t.size());
+    for (const auto* some : {&x, &mixed, &attended, &lse})
+      for (const tensor& t : *some) numbers += double(t.size());
     return sizeof(float) * numbers;
   }
 };
@@ -101,7 +100,8 @@ struct working_block {
   }
   void mix_backward(sequence x, sequence d_out, sequence_out dx, execution& exec) const {
     if (!op.projects)
-      return op.backward(call_of(split_heads(x, 1), {}, {}, {}, split_heads(d_out, 1), split_heads(dx, 1), {}, {}, exec));
+      return op.backward(
+          call_of(split_heads(x, 1), {}, {}, {}, split_heads(d_out, 1), split_heads(dx, 1), {}, {}, exec));
     const auto attend = [this](in q, in k, in v, to o, execution& e) { mix_heads(call_of(q, k, v, o, e)); };
     const auto attend_backward = [this](in q, in k, in v, in, in d, to dq, to dk, to dv, execution& e) {
       op.backward(call_of(q, k, v, split_heads(a.attended[slot()].view(), s.heads), d, dq, dk, dv, e));
@@ -138,7 +138,8 @@ struct working_block {
   auto feeding_backward() const {
     return [this](sequence x, sequence, sequence d_out, sequence_out dx, execution& e) {
       const auto [up, down, up_bias, down_bias] = gradients().feed_forward;
-      attn::feed_forward_backward(a.normed, weights().feed_forward, d_out, {.x = a.d_normed, .up = up, .down = down}, {}, e);
+      attn::feed_forward_backward(a.normed, weights().feed_forward, d_out, {.x = a.d_normed, .up = up, .down = down},
+                                  {}, e);
       const auto [gamma, beta] = gradients().norm_2;
       attn::layer_norm_backward(x, weights().norm_2, a.d_normed, {.x = dx, .gamma = gamma, .beta = beta}, {}, e);
     };
@@ -161,18 +162,28 @@ struct working_block {
     const auto mixer_backward = [this](sequence x, sequence, sequence d_out, sequence_out dx, execution& e) {
       mix_backward(x, d_out, dx, e);
     };
-    attn::encoder_block_backward(a.x[n], weights(), mixer, mixer_backward, a.dx, gradients(), {.mixed = a.mixed[n]}, exec);
+    attn::encoder_block_backward(a.x[n], weights(), mixer, mixer_backward, a.dx, gradients(), {.mixed = a.mixed[n]},
+                                 exec);
   }
 };
 
 struct model {
   sizes s;
   mixer op;
-  std::deque<parameter> parameters{};
-  std::deque<block> blocks{};
+  std::deque<parameter> parameters{};  // whose addresses stay
+  list<block> blocks{};
   index updates = 0;
+  times spent{};
 
   model(const sizes& given, const mixer& chosen, std::uint64_t seed) : s(given), op(chosen) {
+    const auto timed = [this](const operation& f) -> operation {
+      return [this, f](const call& c) {
+        const stopwatch watch(spent.mixing);
+        f(c);
+      };
+    };
+    op.forward = timed(op.forward);
+    op.backward = timed(op.backward);
     attn::random_numbers random(seed);
     const auto add = [&](std::string name, index rows, index columns, double deviation, double mean = 0) -> parameter& {
       const matrix zeros = matrix::Zero(rows, columns);
@@ -213,6 +224,14 @@ struct model {
   attn::layer_norm_weights<float> norm() { return {parameters[2].value.row(0), parameters[3].value.row(0)}; }
   attn::project_weights<float> to_logits() { return {.weight = embedding().value.topRows(byte_count)}; }
   sequence last(activations& a) const { return s.reversible ? a.sum : a.x.back(); }
+  // What a step of training needs, as far as it is counted: products with weights, and pairs of queries and keys.
+  double operations(index batch) const {
+    double products = double(byte_count * s.width);
+    for (const block& b : blocks)
+      for (const parameter* p : {&b.query, &b.key, &b.value, &b.output, &b.up, &b.down})
+        products += double(p->value.size());
+    return 6 * double(batch) * (double(s.context) * products + 2 * double(s.layers * s.width) * op.pairs);
+  }
   double bytes() const {
     double numbers = 0;
     for (const parameter& p : parameters) numbers += 4 * double(p.value.size());
@@ -221,37 +240,51 @@ struct model {
 
   // The logits of what follows each token, or of what is masked there. The first token is at position `first`; streams,
   // if given, are one for each block, and have seen what is before it.
-  void forward(activations& a, const std::vector<int>& tokens, execution& exec, index first = 0,
-               const std::vector<operation>& streams = {}) {
-    auto x = rows_of(a.x[0]);
-    for (index n = 0; n < x.rows(); ++n) {
-      x.row(n).head(s.width) = embedding().value.row(tokens[n]) + positions().value.row(first + n % a.length);
-      if (s.reversible) x.row(n).tail(s.width) = x.row(n).head(s.width);
+  void forward(activations& a, const list<int>& tokens, execution& exec, index first = 0,
+               const list<operation>& streams = {}) {
+    {
+      const stopwatch watch(spent.embedding);
+      auto x = rows_of(a.x[0]);
+      for (index n = 0; n < x.rows(); ++n) {
+        x.row(n).head(s.width) = embedding().value.row(tokens[n]) + positions().value.row(first + n % a.length);
+        if (s.reversible) x.row(n).tail(s.width) = x.row(n).head(s.width);
+      }
+      if (s.reversible) rows_of(a.remainder).setZero();
     }
-    if (s.reversible) rows_of(a.remainder).setZero();
-    for (index n = 0; n < s.layers; ++n)
-      working_block{s, op, streams.empty() ? op.forward : streams[n], a, blocks[n], n}.forward(exec);
-    if (s.reversible) rows_of(a.sum) = x.leftCols(s.width) + x.rightCols(s.width);
+    {
+      const stopwatch watch(spent.blocks);
+      for (index n = 0; n < s.layers; ++n)
+        working_block{s, op, streams.empty() ? op.forward : streams[n], a, blocks[n], n}.forward(exec);
+      if (s.reversible) rows_of(a.sum) = rows_of(a.x[0]).leftCols(s.width) + rows_of(a.x[0]).rightCols(s.width);
+    }
+    const stopwatch watch(spent.logits);
     attn::layer_norm(last(a), a.normed, norm(), {}, exec);
     attn::project(a.normed, a.logits, to_logits(), exec);
   }
 
   // The gradients of all parameters from that of the logits, which is in their place.
-  void backward(activations& a, const std::vector<int>& tokens, execution& exec) {
+  void backward(activations& a, const list<int>& tokens, execution& exec) {
     matrix &d_embedding = embedding().gradient, &d_positions = positions().gradient;
-    d_embedding.setZero();
-    d_positions.setZero();
-    attn::project_backward(a.normed, to_logits(), a.logits,
-                           {.x = a.d_normed, .weight = d_embedding.topRows(byte_count)}, exec);
-    attn::layer_norm_backward(last(a), norm(), a.d_normed,
-                              {.x = a.dx.view().slice(2, 0, s.width),
-                               .gamma = parameters[2].gradient.row(0),
-                               .beta = parameters[3].gradient.row(0)},
-                              {}, exec);
     auto dx = rows_of(a.dx);
-    if (s.reversible) dx.rightCols(s.width) = dx.leftCols(s.width);
-    for (index n = s.layers; n-- > 0;) working_block{s, op, op.forward, a, blocks[n], n}.backward(exec);
-    if (s.reversible) dx.leftCols(s.width) += dx.rightCols(s.width);
+    {
+      const stopwatch watch(spent.logits);
+      d_embedding.row(mask).setZero();
+      attn::project_backward(a.normed, to_logits(), a.logits,
+                             {.x = a.d_normed, .weight = d_embedding.topRows(byte_count)}, exec);
+      attn::layer_norm_backward(last(a), norm(), a.d_normed,
+                                {.x = a.dx.view().slice(2, 0, s.width),
+                                 .gamma = parameters[2].gradient.row(0),
+                                 .beta = parameters[3].gradient.row(0)},
+                                {}, exec);
+      if (s.reversible) dx.rightCols(s.width) = dx.leftCols(s.width);
+    }
+    {
+      const stopwatch watch(spent.blocks);
+      for (index n = s.layers; n-- > 0;) working_block{s, op, op.forward, a, blocks[n], n}.backward(exec);
+      if (s.reversible) dx.leftCols(s.width) += dx.rightCols(s.width);
+    }
+    const stopwatch watch(spent.embedding);
+    d_positions.setZero();
     for (index n = 0; n < dx.rows(); ++n) {
       d_embedding.row(tokens[n]) += dx.row(n).head(s.width);
       d_positions.row(n % a.length) += dx.row(n).head(s.width);
@@ -260,13 +293,14 @@ struct model {
 
   // A step of Adam (Kingma & Ba 2015), with the gradient clipped to norm 1.
   void update(double rate, execution& exec) {
+    const stopwatch watch(spent.update);
     double square = 0;
     for (const parameter& p : parameters) square += p.gradient.squaredNorm();
     const float b1 = 0.9f, b2 = 0.99f, clip = float(1 / std::max(1., std::sqrt(square)));
     ++updates;
     const float by = float(rate / (1 - std::pow(b1, updates))), unbiased = float(1 / (1 - std::pow(b2, updates)));
     exec.for_each(std::ssize(parameters), [&](index n, int) {
-      parameter& p = parameters[n];
+      parameter& p = parameters.begin()[n];
       p.mean = b1 * p.mean + (1 - b1) * clip * p.gradient;
       p.square.array() = b2 * p.square.array() + (1 - b2) * (clip * p.gradient.array()).square();
       p.value.array() -= by * p.mean.array() / ((unbiased * p.square.array()).sqrt() + 1e-8f);

@@ -11,8 +11,8 @@ namespace byte_model {
 
 [[noreturn]] inline void fail(const std::string& message) { throw std::runtime_error(message); }
 
-// The files one after the other; without any, this machine's licences, or the headers of this library.
-inline std::string read_text(std::vector<std::string> files) {
+// The text of the files; without any, of this machine's licences, or of the headers of this library.
+inline list<std::string> read_texts(std::vector<std::string> files) {
   namespace fs = std::filesystem;
   for (const char* folder : {"/usr/share/common-licenses", "include/attn", "../include/attn", "../../include/attn"}) {
     if (!files.empty()) break;
@@ -22,49 +22,60 @@ inline std::string read_text(std::vector<std::string> files) {
     std::sort(files.begin(), files.end());
   }
   if (files.empty()) fail("there is no text here to learn from: name a file");
-  std::string text;
+  list<std::string> texts;
   for (const std::string& name : files) {
     std::ifstream file(name, std::ios::binary);
     if (!file || fs::is_directory(name)) fail("file not found: " + name);
-    text.append(std::istreambuf_iterator<char>(file), {});
+    texts.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   }
-  return text;
+  return texts;
+}
+
+inline std::string part_of(const std::string& text, index begin, index count) {
+  return text.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
+}
+
+inline list<int> tokens_of(const std::string& text) {
+  list<int> tokens;
+  for (const char byte : text) tokens.push_back(static_cast<unsigned char>(byte));
+  return tokens;
 }
 
 struct corpus {
-  std::string train, held;
+  std::string train{}, held{};
   double frequency_bits = 0;  // for a byte of held, known only how often each is in train
 };
 
-inline corpus hold_out_a_tenth(const std::string& text, index context) {
-  const std::size_t held = text.size() / 10, least = static_cast<std::size_t>(context) + 1;
-  if (held < least)
-    fail("expected a text of at least " + std::to_string(10 * least) + " bytes, so that a tenth of it holds the context of " +
-         std::to_string(context) + "; found " + std::to_string(text.size()));
-  corpus c{text.substr(0, text.size() - held), text.substr(text.size() - held)};
-  std::vector<double> count(byte_count, 1);
-  for (const unsigned char byte : c.train) ++count[byte];
-  for (const unsigned char byte : c.held)
-    c.frequency_bits -= std::log2(count[byte] / double(c.train.size() + byte_count)) / double(held);
+// The last tenth of every text is held out.
+inline corpus hold_out(const list<std::string>& texts, index context) {
+  corpus c;
+  std::size_t size = 0;
+  for (const std::string& text : texts) {
+    size += text.size();
+    c.train += text.substr(0, text.size() - text.size() / 10);
+    c.held += text.substr(text.size() - text.size() / 10);
+  }
+  if (std::ssize(c.held) <= context)
+    fail("expected a text of at least " + std::to_string(10 * (context + 1)) +
+         " bytes, so that a tenth of it holds the context of " + std::to_string(context) + "; found " +
+         std::to_string(size));
+  list<double> count(byte_count, 1);
+  for (const int byte : tokens_of(c.train)) ++count[byte];
+  for (const int byte : tokens_of(c.held))
+    c.frequency_bits -= std::log2(count[byte] / double(c.train.size() + byte_count)) / double(c.held.size());
   return c;
-}
-
-inline std::vector<int> tokens_of(const std::string& text) {
-  std::vector<int> tokens;
-  for (const unsigned char byte : text) tokens.push_back(byte);
-  return tokens;
 }
 
 // Windows of a text, one after the other: what the model sees, and what it is to find at each token, or -1.
 struct examples {
-  std::vector<int> tokens{}, targets{};
+  list<int> tokens{}, targets{};
 };
 
-inline examples make_examples(const std::string& text, const std::vector<index>& begins, const sizes& s,
+inline examples make_examples(const std::string& text, const list<index>& begins, const sizes& s,
                               attn::random_numbers& random) {
   examples e;
   for (const index begin : begins) {
-    const std::vector<int> bytes = tokens_of(text.substr(begin, s.context + 1));
+    const list<int> bytes = tokens_of(part_of(text, begin, s.context + 1));
     for (index n = 0; n < s.context; ++n) {
       const bool hidden = s.masked && random.below(100) < 15;
       e.tokens.push_back(hidden ? mask : bytes[n]);
@@ -75,19 +86,20 @@ inline examples make_examples(const std::string& text, const std::vector<index>&
 }
 
 // The mean of -log2 of what the targets' bytes are given; the logits become the gradient of that in natural units.
-inline double loss(tensor& logits, const std::vector<int>& targets, execution& exec) {
+inline double loss(tensor& logits, const list<int>& targets, execution& exec) {
   auto rows = rows_of(logits);
   const auto wanted = std::count_if(targets.begin(), targets.end(), [](int t) { return t >= 0; });
   const double count = std::max(1., double(wanted));
-  std::vector<double> bits(targets.size());  // added up in order, whatever the threads
+  list<double> bits(targets.size());  // added up in order, whatever the threads
   exec.for_each((rows.rows() + 63) / 64, [&](index task, int) {
     for (index n = 64 * task; n < std::min<index>(rows.rows(), 64 * task + 64); ++n) {
-      auto row = rows.row(n).array();
       const int target = targets[n];
       if (target < 0) {
-        row = 0;
+        rows.row(n).setZero();
         continue;
       }
+      // A copy, because in what order Eigen adds depends on where a row begins in memory.
+      Eigen::Array<float, 1, byte_count> row = rows.row(n);
       row -= row.maxCoeff();
       const double logit = row[target];
       row = row.exp();
@@ -95,6 +107,7 @@ inline double loss(tensor& logits, const std::vector<int>& targets, execution& e
       bits[n] = (std::log(sum) - logit) / std::numbers::ln2;
       row *= float(1 / (sum * count));
       row[target] -= float(1 / count);
+      rows.row(n) = row;
     }
   });
   double sum = 0;

@@ -35,26 +35,53 @@ inline matrix read_npy(const std::string& name, const matrix& m) {
 
 inline std::string file_of(const std::string& folder, const parameter& p) { return folder + "/" + p.name + ".npy"; }
 
+// What weights belong to, as the program's options.
+inline std::string description(const model& m) {
+  std::string text = "--operator " + m.op.name;
+  for (const auto& [name, value] : {std::pair(" --layers ", m.s.layers), std::pair(" --width ", m.s.width),
+                                    std::pair(" --heads ", m.s.heads), std::pair(" --context ", m.s.context)})
+    text += name + std::to_string(value);
+  return text + (m.s.masked ? " --masked" : "") + (m.s.reversible ? " --reversible" : "");
+}
+
+// Throws where the folder holds the weights of another model, or none.
+inline void check_description(const model& m, const std::string& folder) {
+  std::string found;
+  std::ifstream file(folder + "/model.txt");
+  std::getline(file, found);
+  if (found != description(m))
+    fail(folder + ": expected weights of " + description(m) + "; found " + (found.empty() ? "no model.txt" : found));
+}
+
 inline void load(model& m, const std::string& folder) {
+  check_description(m, folder);
   for (parameter& p : m.parameters)
     if (p.value.size() > 0) p.value = read_npy(file_of(folder, p), p.value);
 }
 
-// Throws where the folder holds something else than weights of these shapes, before anything is trained or overwritten.
+// Makes the folder; one that holds something else than weights of this very model is refused, before any training.
 inline void check_folder(const model& m, const std::string& folder) {
-  std::filesystem::create_directories(folder);
+  namespace fs = std::filesystem;
+  if (fs::exists(folder) && !fs::is_directory(folder)) fail(folder + " is not a folder");
+  fs::create_directories(folder);
+  if (fs::is_empty(folder)) return;
+  check_description(m, folder);
   for (const parameter& p : m.parameters)
-    if (std::filesystem::exists(file_of(folder, p))) read_npy(file_of(folder, p), p.value);
+    if (fs::exists(file_of(folder, p))) read_npy(file_of(folder, p), p.value);
 }
 
 inline void save(const model& m, const std::string& folder) {
+  const auto write = [](const std::string& name, const std::string& content) {
+    std::ofstream file(name, std::ios::binary);
+    if (!(file << content).flush()) fail("cannot write " + name);
+  };
+  write(folder + "/model.txt", description(m) + '\n');
   for (const parameter& p : m.parameters) {
     if (p.value.size() == 0) continue;
-    std::ofstream file(file_of(folder, p), std::ios::binary);
-    const std::string header = npy_header(p.value);
-    file.write(header.data(), std::ssize(header));
-    file.write(reinterpret_cast<const char*>(p.value.data()), p.value.size() * std::ptrdiff_t(sizeof(float)));
-    if (!file) fail("cannot write " + file_of(folder, p));
+    std::string content = npy_header(p.value);
+    content.append(reinterpret_cast<const char*>(p.value.data()),
+                   sizeof(float) * static_cast<std::size_t>(p.value.size()));
+    write(file_of(folder, p), content);
   }
 }
 

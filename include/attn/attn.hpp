@@ -49,6 +49,10 @@
 #include <attn/low_rank/linformer_backward.hpp>
 #include <attn/low_rank/long_short.hpp>
 #include <attn/low_rank/long_short_backward.hpp>
+#include <attn/low_rank/multipole.hpp>
+#include <attn/low_rank/multipole_backward.hpp>
+#include <attn/low_rank/multipole_cache.hpp>
+#include <attn/low_rank/multipole_step.hpp>
 #include <attn/low_rank/nystrom.hpp>
 #include <attn/low_rank/nystrom_backward.hpp>
 #include <attn/softmax/bigbird.hpp>

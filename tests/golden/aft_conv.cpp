@@ -1,10 +1,9 @@
-#include "golden/operators.hpp"
-#include "support/call_aft.hpp"
+#include "golden/aft.hpp"
 
 namespace testing {
 namespace {
 
-problem<reference::aft_conv_options> read(const golden_case& golden) {
+problem<reference::aft_conv_options> read_aft_conv(const golden_case& golden) {
   problem<reference::aft_conv_options> p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
   read_aft_options(golden, p.options);
   p.options.w = golden.array("w");
@@ -18,21 +17,6 @@ problem<reference::aft_conv_options> read(const golden_case& golden) {
 
 }  // namespace
 
-golden_operator golden_aft_conv() {
-  return {"aft_conv",
-          with(aft_keys, {"grid"}),
-          with(aft_arrays, {"w"}),
-          [](const golden_case& golden) -> reference::result {
-            return {expected(read(golden)), {}};
-          },
-          [](const golden_case& golden) -> reference::result {
-            attn::execution serial;
-            return {run_aft<double>(read(golden), serial), {}};
-          },
-          [](const golden_case& golden) -> reference::result {
-            attn::execution serial;
-            return {run_aft<float>(read(golden), serial), {}};
-          }};
-}
+golden_operator golden_aft_conv() { return aft_entry("aft_conv", {"grid"}, {"w"}, read_aft_conv); }
 
 }  // namespace testing

@@ -1,10 +1,9 @@
-#include "golden/operators.hpp"
-#include "support/call_aft.hpp"
+#include "golden/aft.hpp"
 
 namespace testing {
 namespace {
 
-problem<reference::aft_full_options> read(const golden_case& golden) {
+problem<reference::aft_full_options> read_aft_full(const golden_case& golden) {
   problem<reference::aft_full_options> p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
   read_aft_options(golden, p.options);
   p.options.w = golden.array("w");
@@ -13,21 +12,6 @@ problem<reference::aft_full_options> read(const golden_case& golden) {
 
 }  // namespace
 
-golden_operator golden_aft_full() {
-  return {"aft_full",
-          with(aft_keys, {}),
-          with(aft_arrays, {"w"}),
-          [](const golden_case& golden) -> reference::result {
-            return {expected(read(golden)), {}};
-          },
-          [](const golden_case& golden) -> reference::result {
-            attn::execution serial;
-            return {run_aft<double>(read(golden), serial), {}};
-          },
-          [](const golden_case& golden) -> reference::result {
-            attn::execution serial;
-            return {run_aft<float>(read(golden), serial), {}};
-          }};
-}
+golden_operator golden_aft_full() { return aft_entry("aft_full", {}, {"w"}, read_aft_full); }
 
 }  // namespace testing

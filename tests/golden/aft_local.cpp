@@ -1,10 +1,9 @@
-#include "golden/operators.hpp"
-#include "support/call_aft.hpp"
+#include "golden/aft.hpp"
 
 namespace testing {
 namespace {
 
-problem<reference::aft_local_options> read(const golden_case& golden) {
+problem<reference::aft_local_options> read_aft_local(const golden_case& golden) {
   problem<reference::aft_local_options> p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
   read_aft_options(golden, p.options);
   p.options.window = golden.integer("window");
@@ -15,21 +14,6 @@ problem<reference::aft_local_options> read(const golden_case& golden) {
 
 }  // namespace
 
-golden_operator golden_aft_local() {
-  return {"aft_local",
-          with(aft_keys, {"window"}),
-          with(aft_arrays, {"w", "band"}),
-          [](const golden_case& golden) -> reference::result {
-            return {expected(read(golden)), {}};
-          },
-          [](const golden_case& golden) -> reference::result {
-            attn::execution serial;
-            return {run_aft<double>(read(golden), serial), {}};
-          },
-          [](const golden_case& golden) -> reference::result {
-            attn::execution serial;
-            return {run_aft<float>(read(golden), serial), {}};
-          }};
-}
+golden_operator golden_aft_local() { return aft_entry("aft_local", {"window"}, {"w", "band"}, read_aft_local); }
 
 }  // namespace testing

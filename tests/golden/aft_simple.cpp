@@ -1,10 +1,9 @@
-#include "golden/operators.hpp"
-#include "support/call_aft.hpp"
+#include "golden/aft.hpp"
 
 namespace testing {
 namespace {
 
-problem<reference::aft_simple_options> read(const golden_case& golden) {
+problem<reference::aft_simple_options> read_aft_simple(const golden_case& golden) {
   problem<reference::aft_simple_options> p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
   read_aft_options(golden, p.options);
   return p;
@@ -12,21 +11,6 @@ problem<reference::aft_simple_options> read(const golden_case& golden) {
 
 }  // namespace
 
-golden_operator golden_aft_simple() {
-  return {"aft_simple",
-          with(aft_keys, {}),
-          with(aft_arrays, {}),
-          [](const golden_case& golden) -> reference::result {
-            return {expected(read(golden)), {}};
-          },
-          [](const golden_case& golden) -> reference::result {
-            attn::execution serial;
-            return {run_aft<double>(read(golden), serial), {}};
-          },
-          [](const golden_case& golden) -> reference::result {
-            attn::execution serial;
-            return {run_aft<float>(read(golden), serial), {}};
-          }};
-}
+golden_operator golden_aft_simple() { return aft_entry("aft_simple", {}, {}, read_aft_simple); }
 
 }  // namespace testing

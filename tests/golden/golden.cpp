@@ -82,7 +82,10 @@ int check_gradients(const golden_case& golden, runner by) {
   for (const std::string& name : names) {
     INFO("gradient of " << name);
     REQUIRE(result.count(name) == 1);
-    CHECK(relative_error(result.at(name), golden.array("d" + name)) <= bound_of(golden, by));
+    tensor<double> wanted = golden.array("d" + name);
+    REQUIRE(result.at(name).size() == wanted.size());
+    wanted.extents = result.at(name).extents;  // a case may leave out extents of 1
+    CHECK(relative_error(result.at(name), wanted) <= bound_of(golden, by));
   }
   return static_cast<int>(names.size());
 }

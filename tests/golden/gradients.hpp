@@ -1,5 +1,5 @@
 #pragma once
-// The golden gradients of the softmax family: what a case's problem gives by its reference and by the library.
+// The golden gradients: what a case's problem gives by its reference and by the library.
 #include "golden/operators.hpp"
 #include "support/run_backward.hpp"
 
@@ -15,28 +15,31 @@ inline named_tensors reverse_gradients(const gradient_case& c, const tensor<doub
   return all;
 }
 
-// read(case) gives the problem.
-template <class Problem>
-golden_gradients gradients_by_reference(Problem (*read)(const golden_case&)) {
-  return [read](const golden_case& golden) {
-    return reverse_gradients(case_of(read(golden), false), golden.array("d_out"));
+// The entry with its gradients: read(case) gives the problem, as_case(problem) the case of the reverse pass, and
+// library(problem, d_out, T()) the library's gradients in T.
+template <class Problem, class AsCase, class Library>
+golden_operator with_gradients(golden_operator entry, Problem (*read)(const golden_case&), AsCase as_case,
+                               Library library) {
+  entry.gradients_by_reference = [=](const golden_case& golden) {
+    return reverse_gradients(as_case(read(golden)), golden.array("d_out"));
   };
-}
-template <class T, class Problem>
-golden_gradients gradients_by_library(Problem (*read)(const golden_case&)) {
-  return [read](const golden_case& golden) {
-    const Problem p = read(golden);
-    return library_gradients<T>(p, case_of(p, false), {golden.array("d_out")});
+  entry.gradients_in_double = [=](const golden_case& golden) {
+    return library(read(golden), golden.array("d_out"), double());
   };
+  entry.gradients_in_float = [=](const golden_case& golden) {
+    return library(read(golden), golden.array("d_out"), float());
+  };
+  return entry;
 }
 
-// The entry with its gradients.
-template <class Problem>
-golden_operator with_gradients(golden_operator entry, Problem (*read)(const golden_case&)) {
-  entry.gradients_by_reference = gradients_by_reference(read);
-  entry.gradients_in_double = gradients_by_library<double>(read);
-  entry.gradients_in_float = gradients_by_library<float>(read);
-  return entry;
+// Of the softmax family.
+template <class Options>
+golden_operator with_gradients(golden_operator entry, problem<Options> (*read)(const golden_case&)) {
+  return with_gradients(
+      std::move(entry), read, [](const problem<Options>& p) { return case_of(p, false); },
+      [](const problem<Options>& p, const tensor<double>& d_out, auto zero) {
+        return library_gradients<decltype(zero)>(p, case_of(p, false), {d_out});
+      });
 }
 
 }  // namespace testing

@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "reference/aft.hpp"
 #include "reference/softmax.hpp"
 #include "support/case_file.hpp"
 
@@ -89,16 +88,6 @@ inline void read_softmax_options(const golden_case& golden, reference::softmax_o
   options.key_lengths = golden.integers("key_lengths");
   options.alibi_slopes = golden.vector("alibi_slopes");
   options.sinks = golden.vector("sinks");
-}
-
-// And those of the attention-free family.
-inline const std::set<std::string> aft_keys = {"operator", "source", "tolerance", "causal", "lengths", "gate"};
-inline const std::set<std::string> aft_arrays = {"q", "k", "v", "out"};
-
-inline void read_aft_options(const golden_case& golden, reference::aft_options& options) {
-  options.causal = golden.flag("causal", false);
-  options.gate = !golden.has("gate") || golden.text("gate") == "sigmoid";
-  options.lengths = golden.integers("lengths");
 }
 
 }  // namespace testing

@@ -1,18 +1,13 @@
-#include "golden/operators.hpp"
-#include "support/call_kernel.hpp"
+#include "golden/kernel.hpp"
 
 namespace testing {
 namespace {
 
-performer_problem read(const golden_case& golden) {
+performer_problem read_performer(const golden_case& golden) {
   performer_problem p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
-  p.options.causal = golden.flag("causal", false);
-  p.options.lengths = golden.integers("lengths");
-  p.options.query_lengths = golden.integers("query_lengths");
-  p.options.key_lengths = golden.integers("key_lengths");
+  read_kernel_options(golden, p.options);
   p.options.features = golden.array("features");
   if (golden.has("scale")) p.options.scale = golden.number("scale");
-  if (golden.has("eps")) p.options.eps = golden.number("eps");
   if (golden.has("feature_eps")) p.options.feature_eps = golden.number("feature_eps");
   const std::string kernel = golden.has("kernel") ? golden.text("kernel") : "positive";
   const char* names[] = {"positive", "hyperbolic", "trigonometric", "relu"};
@@ -25,13 +20,7 @@ performer_problem read(const golden_case& golden) {
 }  // namespace
 
 golden_operator golden_performer() {
-  return {"performer",
-          {"operator", "source", "tolerance", "causal", "scale", "lengths", "query_lengths", "key_lengths", "kernel",
-           "eps", "feature_eps"},
-          {"q", "k", "v", "out", "features"},
-          [](const golden_case& golden) { return expected(read(golden)); },
-          [](const golden_case& golden) { return run_serially<double>(read(golden)); },
-          [](const golden_case& golden) { return run_serially<float>(read(golden)); }};
+  return kernel_entry("performer", {"scale", "kernel", "feature_eps"}, {"features"}, read_performer);
 }
 
 }  // namespace testing

@@ -10,10 +10,6 @@ struct law_gradients {
   std::vector<T> parameters{};
 };
 
-// What sums in two orders, or a call with another length, may differ by.
-template <class T>
-inline constexpr double gradient_bound = std::is_same_v<T, double> ? 1e-12 : 5e-6;
-
 // Gradients that start with poison values: a row that is not written shows.
 template <class T>
 law_gradients<T> fresh_gradients(const law_operator<T>& op, const law_shape& s) {

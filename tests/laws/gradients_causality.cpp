@@ -73,7 +73,7 @@ void check_quiet_gradients(const law_operator<T>& op, const law_shape& shape, la
       for (index i = 0; i < shape.queries; ++i)
         if (b != item || !queries[static_cast<std::size_t>(h)][static_cast<std::size_t>(i)])
           others_same = others_same && same_rows(after.q, before.q, b, h, i);
-        else if (where != place::d_out || i == row)
+        else if (op.reads_queries && (where != place::d_out || i == row))
           queries_know = queries_know && std::isnan(after.q(b, h, i, 0));
     for (const auto& [now, then] : {std::pair{&after.k, &before.k}, std::pair{&after.v, &before.v}})
       for (index kv = 0; kv < now->heads(); ++kv)

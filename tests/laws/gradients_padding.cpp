@@ -70,7 +70,7 @@ void check_gradient_padding(const law_operator<T>& op, const law_shape& shape, c
     const law_gradients<T> wanted =
         differentiate(op, alone, part(clean, b, group, 0, shape.kv_heads, nq, nk), part(d_out, b, 0, shape.heads, nq));
     INFO("item " << b << " of length " << nq << "/" << nk);
-    const double bound = op.error_factor * gradient_bound<T>;
+    const double bound = op.error_factor * gradient_tolerance<T>::value;
     CHECK(relative_error(part(padded.q, b, 0, shape.heads, nq), wanted.q) <= bound);
     CHECK(relative_error(part(padded.k, b, 0, shape.kv_heads, nk), wanted.k) <= bound);
     CHECK(relative_error(part(padded.v, b, 0, shape.kv_heads, nk), wanted.v) <= bound);

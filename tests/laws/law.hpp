@@ -101,6 +101,7 @@ struct law_operator {
   binder<T> stream{};  // law 6: a fresh state; each call feeds the next tokens
   std::vector<law_limit<T>> limits{};
   backward_binder<T> backward{};  // none: it has no backward pass yet
+  bool reads_queries = true;      // has q a gradient that is not 0?
   bool reads_values = true;       // has v a gradient?
   bool queries_mix = false;       // law 10 of gradients: is a row of out made of other queries too?
 };
@@ -126,6 +127,8 @@ template <class T>
 void add_linformer(std::vector<law_operator<T>>&);
 template <class T>
 void add_nystrom(std::vector<law_operator<T>>&);
+template <class T>
+void add_multipole(std::vector<law_operator<T>>&);
 template <class T>
 void add_linear(std::vector<law_operator<T>>&);
 template <class T>
@@ -157,6 +160,7 @@ const std::vector<law_operator<T>>& operators() {
     add_long_short<T>(all);
     add_linformer<T>(all);
     add_nystrom<T>(all);
+    add_multipole<T>(all);
     add_linear<T>(all);
     add_performer<T>(all);
     add_rfa<T>(all);

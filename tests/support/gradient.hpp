@@ -2,6 +2,7 @@
 // Gradients are tested against the reverse pass of the references (reference/variable.hpp), and that against central
 // differences of the references.
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ using reference::tensor;
 using reference::variable;
 
 using tensors = std::vector<tensor<double>>;
+using named_tensors = std::map<std::string, tensor<double>>;
 
 // One case. What is differentiated, in order: q, k, v, parameters, each as a tensor ([1, 1, 1, n] for a list).
 struct gradient_case {

@@ -17,6 +17,17 @@ struct tolerance<Eigen::bfloat16> {
   static constexpr double out = 0x1p-8 + 2e-6, lse = 2e-6;
 };
 
+// The same of gradients. Sums run in the compute type and are rounded once to the element type, whose unit roundoff
+// bounds what that changes; out, where the library reads it rounded, adds to it in proportion to its own rounding.
+template <class S>
+struct gradient_tolerance {
+  static constexpr double value = tolerance<S>::out - tolerance<float>::out + 5e-6;
+};
+template <>
+struct gradient_tolerance<double> {
+  static constexpr double value = 1e-12;
+};
+
 template <class T>
 in_view<T> view(const tensor<T>& x) {
   return {x.data.data(), x.extents};

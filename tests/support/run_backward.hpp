@@ -1,34 +1,11 @@
 #pragma once
 // The gradients of the softmax family: a problem as a case of the reverse pass (gradient.hpp), and through the library.
-#include <map>
-
 #include "support/gradient.hpp"
 #include "support/run.hpp"
 
 namespace testing {
 
-// Sums run in the compute type and are rounded once to the element type, whose unit roundoff bounds what that changes;
-// out, which the library reads rounded, adds to it in proportion to its own rounding.
-template <class S>
-struct gradient_tolerance;
-template <>
-struct gradient_tolerance<double> {
-  static constexpr double value = 1e-12;
-};
-template <>
-struct gradient_tolerance<float> {
-  static constexpr double value = 5e-6;
-};
-template <>
-struct gradient_tolerance<Eigen::half> {
-  static constexpr double value = 0x1p-11 + 5e-6;
-};
-template <>
-struct gradient_tolerance<Eigen::bfloat16> {
-  static constexpr double value = 0x1p-8 + 5e-6;
-};
-
-// Of that tolerance: the gradients of scores are differences, in which the rounding of `out` stays; those of one number
+// Of gradient_tolerance: the gradients of scores are differences, in which the rounding of `out` stays; those of one number
 // per head are sums in which most cancels.
 template <class S>
 double gradient_factor(const std::string& of) {
@@ -162,8 +139,6 @@ struct library_operator : stored_options<S, Options> {
                    score_backward, exec);
   }
 };
-
-using named_tensors = std::map<std::string, tensor<double>>;
 
 // The library's gradients of a case made of `p`, those asked for, from the gradients of its results.
 template <class S, class Options>

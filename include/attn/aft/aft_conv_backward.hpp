@@ -8,8 +8,8 @@
 //   attn::aft_conv(q, k, v, out, w, {.causal = true}, threads);
 //   attn::aft_conv_backward(q, k, v, w, d_out, {.q = dq, .k = dk, .v = dv, .w = dw}, {.causal = true}, threads);
 //
-// What the forward call wrote is not needed. k and w may be of any size, as for aft_full. Without a gate the gradient of
-// q is 0; that of a masked bias, and of the half of a causal kernel that is unused, is 0.
+// What the forward call wrote is not needed. Sizes of k, w, v and d_out: see aft_full_backward.hpp. Without a gate the
+// gradient of q is 0; that of a masked bias, and of the half of a causal kernel that is unused, is 0.
 //
 // Shapes   q, k, v, w, the options: as the forward call's; d_out as out. Gradients have the shapes of what they are of:
 //          that of one key for all channels is summed over them, that of w over the heads that share it.

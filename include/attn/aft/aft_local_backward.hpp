@@ -9,14 +9,15 @@
 //   attn::aft_local_backward(q, k, v, w, d_out, {.q = dq, .k = dk, .v = dv, .w = dw}, {.window = 128, .band = true},
 //                            threads);
 //
-// What the forward call wrote is not needed. k and w may be of any size, as for aft_full. Without a gate the gradient of
-// q is 0; that of a masked bias is 0.
+// What the forward call wrote is not needed. Sizes of k, w, v and d_out: see aft_full_backward.hpp. Without a gate the
+// gradient of q is 0; that of a masked bias is 0.
 //
 // Shapes   q, k, v, w, the options: as the forward call's; d_out as out. Gradients have the shapes of what they are of;
 //          that of w, [L, L] or a band as w is, is summed over the heads that share it.
 // Cost     Three times the forward call: its own work again, as much for k and v, as much for w. Scratch: that of the
 //          forward call, 5 L numbers a channel, of 512 channels at a time, 3 L of them touched only where rows need
-//          recomputation; where more than 512 channels share w, as many numbers as w has.
+//          recomputation; as many numbers as w has where it is shared by more than 512 channels, or by heads of
+//          different lengths.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
 //          or one another, before anything is written.
 #pragma once

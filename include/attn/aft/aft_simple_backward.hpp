@@ -88,7 +88,8 @@ void simple_backward_shared(const simple_backward_rows<T>& rows, index c, const 
     if (dk || dv)
       for (index t = rows.begin; t < rows.end; ++t)
         unroll<C>([&](auto n) {
-          const packet<T> weight = weight_beside(x.k(t, n), negated[n]), d = mul(weight, share[n]);
+          const packet<T> weight = weight_beside(x.k(t, n), negated[n]);
+          const packet<T> d = if_less(zero<T>(), weight, mul(weight, share[n]), weight);
           if (dv) dv(t, n, d);
           if (dk) dk(t, n, if_less(zero<T>(), weight, mul(d, sub(x.v(t, n), mean[n])), d));
         });

@@ -67,6 +67,17 @@ index features_of(const F& map, index dim) {
     return dim;
 }
 
+/// A packet through one of our maps.
+template <class F, class T>
+ATTN_INLINE packet<T> map_packet(const packet<T>& x) {
+  if constexpr (std::same_as<F, feature_maps::elu_plus_one>)
+    return if_less(zero<T>(), x, add(x, broadcast<T>(T(1))), exp_weight<T>(x));
+  else if constexpr (std::same_as<F, feature_maps::relu>)
+    return if_less(x, zero<T>(), zero<T>(), x);
+  else
+    return x;
+}
+
 /// A map, of the caller or of ours, as the engine takes it: thin, for it is compiled for every map and element type.
 template <class S, class F>
 struct mapped_features final : feature_map<compute_type<S>> {
@@ -92,12 +103,8 @@ struct mapped_features final : feature_map<compute_type<S>> {
               std::span<T>(made, static_cast<std::size_t>(count)));
         for (index r = 0; r < count; ++r) phi[r * kernel_chunk + t] = made[r];
       }
-    } else if constexpr (std::same_as<F, feature_maps::elu_plus_one>) {
-      const packet<T> one = broadcast<T>(T(1));
-      pack_columns<S>(x, dim, phi,
-                      [&](const packet<T>& p) { return if_less(zero<T>(), p, add(p, one), exp_weight<T>(p)); });
-    } else if constexpr (std::same_as<F, feature_maps::relu>) {
-      pack_columns<S>(x, dim, phi, [](const packet<T>& p) { return if_less(p, zero<T>(), zero<T>(), p); });
+    } else if constexpr (std::same_as<F, feature_maps::elu_plus_one> || std::same_as<F, feature_maps::relu>) {
+      pack_columns<S>(x, dim, phi, [](const packet<T>& p) { return map_packet<F, T>(p); });
     } else {
       access_to<S, T>.pack_columns(x, dim, phi);
       if constexpr (!std::same_as<F, feature_maps::identity>)

@@ -17,8 +17,8 @@
 // Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor anything else of the forward
 //          call is needed. Gradients have the shapes of what they are of; dk and dv are summed over grouped queries.
 // Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: as the forward call's,
-//          causal one state of (D + 1) Dv numbers per 1024 tokens and 16 more; where decay is per query head and keys
-//          are shared, Lk (D + Dv) numbers.
+//          causal one state of (D + 1) Dv numbers per 1024 tokens and 16 more, 8 more where threads share a head; where
+//          decay is per query head and keys are shared, Lk (D + Dv) numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 #pragma once
@@ -80,25 +80,50 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
   index dim, features;
 
   mapped_features_backward(const B& f, index d, index count) : map_backward(f), dim(d), features(count) {
+    this->by_rows = differentiable_map<F>;
     if constexpr (!differentiable_map<F>) this->scratch_size = dim * kernel_chunk + 2 * dim + count;
+  }
+
+  /// d times the derivative of the map, where that is known from phi.
+  static ATTN_INLINE packet<T> times_derivative(const packet<T>& phi, const packet<T>& d) {
+    if constexpr (std::same_as<F, feature_maps::elu_plus_one>)  // e^x below 0, where it is less than 1
+      return mul(d, min(phi, broadcast<T>(T(1))));
+    else if constexpr (std::same_as<F, feature_maps::relu>)
+      return if_less(zero<T>(), phi, d, zero<T>());
+    else
+      return d;
+  }
+
+  void key_rows(const stored_matrix<T>& k, index begin, index count, T* phi, index stride) const override {
+    if constexpr (differentiable_map<F>)
+      for (index t = 0; t < count; ++t) {
+        const S* const row = reinterpret_cast<const S*>(k.row(begin + t));
+        for (index d = 0; d < dim; d += width<T>)
+          store<T>(phi + t * stride + d, map_packet<F, T>(load_part<T>(row + d * k.col_stride, k.col_stride, dim - d)));
+      }
+  }
+  void back_rows(const T* phi, T* d, index count) const override {
+    for (index n = 0; n < count; n += width<T>) store<T>(d + n, times_derivative(load<T>(phi + n), load<T>(d + n)));
+  }
+
+  void back_to(const tokens_back<T>& x, const stored_gradient_head<T>& to, T* dx, kernel_sums<T>* dw,
+               T* work) const override {
+    if constexpr (std::same_as<S, T> && differentiable_map<F>) {
+      const auto at = [&](index n) { return times_derivative(load<T>(x.phi + n), load<T>(x.d + n)); };
+      if (to) store_columns<T>(at, matrix_of<T, S>(to.to), x.position, x.first, x.rows.count, to.accumulate);
+    } else {
+      feature_map_backward<T>::back_to(x, to, dx, dw, work);
+    }
   }
 
   void back(const tokens_back<T>& x, T* dx, kernel_sums<T>*, T* work) const override {
     if (!dx) return;
-    [[maybe_unused]] const packet<T> one = broadcast<T>(T(1));
-    [[maybe_unused]] const auto each = [&](auto&& derivative) {
+    if constexpr (differentiable_map<F>) {
       for (index r = 0; r < dim; ++r)
         for (index t = 0; t < x.rows.lanes; t += width<T>) {
           const index n = r * kernel_chunk + t;
-          store<T>(dx + n, derivative(load<T>(x.phi + n), load<T>(x.d + n)));
+          store<T>(dx + n, times_derivative(load<T>(x.phi + n), load<T>(x.d + n)));
         }
-    };
-    if constexpr (std::same_as<F, feature_maps::elu_plus_one>) {  // e^x below 0, where it is less than 1
-      each([&](const packet<T>& phi, const packet<T>& d) { return mul(d, min(phi, one)); });
-    } else if constexpr (std::same_as<F, feature_maps::relu>) {
-      each([&](const packet<T>& phi, const packet<T>& d) { return if_less(zero<T>(), phi, d, zero<T>()); });
-    } else if constexpr (std::same_as<F, feature_maps::identity>) {
-      each([&](const packet<T>&, const packet<T>& d) { return d; });
     } else {
       T *const columns = work, *const token = work + dim * kernel_chunk, *const d_token = token + dim;
       access_to<S, T>.pack_columns(x.rows, dim, columns);
@@ -148,7 +173,8 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
   using S = element_of<const Q&>;
   const auto& given = detail::options_or_default<linear_options<S>>(options);
   auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
-  views.gate_name = "decay", views.gate = given.decay, views.d_gate = gradients.decay;
+  views.gate_name = "decay", views.of_gate = "the gradient of decay";
+  views.gate = given.decay, views.d_gate = gradients.decay;
   detail::run_linear_backward<S>(views, given, detail::callable_or_default<feature_maps::elu_plus_one>(map),
                                  detail::callable_or_default<detail::own_derivative>(map_backward),
                                  detail::execution_of(exec, options, map, map_backward));

@@ -167,7 +167,7 @@ struct full_backward {
                                         (in.d_bias.extent(1) == 1 && shape.kv_heads > 1));
     const index bytes = static_cast<index>(sizeof(T)) * 3 * (shape.keys + shape.queries) * (shape.dim + shape.dim_v);
     // Threads share the segments of a pair rather than take a pair each: fewer packed keys compete for the caches.
-    const index enough = ceil_div<index>(4 * threads, std::max<index>(1, segments()));
+    const index enough = ceil_div(4 * threads, std::max<index>(1, segments()));
     const index size = in_order ? std::min<index>(1, pairs) : std::min({wave_size(exec, pairs, bytes), enough, pairs});
     const auto parts_of = [&](index count) {
       return count % threads == 0 || count >= 4 * threads ? 1 : std::clamp<index>(segments(), 1, 8);

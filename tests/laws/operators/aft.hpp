@@ -32,6 +32,7 @@ law_operator<T> aft_operator(const std::string& name, bool causal, bool gate) {
   op.averages = !gate;
   op.grouped = op.cross = op.lse = false;
   op.square = true;
+  op.reads_queries = gate;
   return op;
 }
 

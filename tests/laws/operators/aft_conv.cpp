@@ -49,16 +49,46 @@ std::shared_ptr<tensor<T>> kernels(const aft_conv_entry& entry, const law_shape&
   return w;
 }
 
+// call: of a forward or a backward pass.
+template <class T>
+attn::aft_conv_options<T> options_of(const aft_conv_entry& entry, const auto& call) {
+  attn::aft_conv_options<T> options;
+  options.causal = entry.causal, options.gate = entry.gate, call.set_lengths(options);
+  const index length = call.q.extent(2), across = columns(entry, length);
+  if (entry.image) options.grid = attn::token_grid{length / across, across};
+  return options;
+}
+
 template <class T>
 bound<T> bind_aft_conv(const aft_conv_entry& entry, const law_shape& s, bool zero = false) {
   return [entry, w = kernels<T>(entry, s, zero)](const law_call<T>& call) {
-    attn::aft_conv_options<T> options;
-    options.causal = entry.causal, options.gate = entry.gate, call.set_lengths(options);
-    const index length = call.q.extent(2), across = columns(entry, length);
-    if (entry.image) options.grid = attn::token_grid{length / across, across};
     const in_view<T> k = entry.one_key ? one_key(call.k, 1) : call.k;
-    compiled_aft_conv<T>::call(call.q, k, call.v, call.out, kernel_view(std::as_const(*w), entry.image), options,
-                               *call.execution);
+    compiled_aft_conv<T>::call(call.q, k, call.v, call.out, kernel_view(std::as_const(*w), entry.image),
+                               options_of<T>(entry, call), *call.execution);
+  };
+}
+
+template <class T>
+backward_binder<T> aft_conv_backward(const aft_conv_entry& entry) {
+  return [entry](const law_shape& s) {
+    const auto w = kernels<T>(entry, s), dw = std::make_shared<tensor<T>>(*w);
+    return [=](const law_backward_call<T>& call) {
+      in_view<T> k = call.k;
+      out_view<T> dk = call.dk;
+      if (entry.one_key) {  // the other channels have no part in anything
+        k = k.slice(3, 0, 1), dk = dk.slice(3, 0, 1);
+        for (index b = 0; b < k.extent(0); ++b)
+          for (index h = 0; h < k.extent(1); ++h)
+            for (index j = 0; j < k.extent(2); ++j)
+              for (index d = 1; d < call.k.extent(3); ++d) call.dk(b, h, j, d) = T(0);
+      }
+      const auto of_w = kernel_view(std::as_const(*w), entry.image);
+      compiled_aft_conv<T>::backward(
+          call.q, k, call.v, of_w, call.d_out,
+          {.q = call.dq, .k = dk, .v = call.dv, .w = {dw->data.data(), of_w.extents(), of_w.strides()}},
+          options_of<T>(entry, call), *call.execution);
+      call.give(dw->data);
+    };
   };
 }
 
@@ -76,6 +106,7 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
     auto op = aft_operator<T>(entry.name, entry.causal, entry.gate);
     op.padding = entry.most_columns == 1;
     op.bind = [=](const law_shape& s) { return bind_aft_conv<T>(entry, s); };
+    op.backward = aft_conv_backward<T>(entry);
     op.sees = [=](const law_shape& s, index, index h, index i, index j) {
       return (!entry.causal || j <= i) && !std::isinf(bias_of<T>(entry, s.keys, s.first_head + h, i, j));
     };

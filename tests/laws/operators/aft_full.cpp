@@ -14,6 +14,15 @@ void add_aft_full(std::vector<law_operator<T>>& all) {
                                      {.causal = causal, .lengths = call.lengths, .gate = gate}, *call.execution);
         };
       };
+      op.backward = [=](const law_shape& s) {
+        const auto w = std::make_shared<tensor<T>>(aft_biases<T>(s)), dw = std::make_shared<tensor<T>>(*w);
+        return [=](const law_backward_call<T>& call) {
+          compiled_aft_full<T>::backward(call.q, call.k, call.v, view(std::as_const(*w)), call.d_out,
+                                         {.q = call.dq, .k = call.dk, .v = call.dv, .w = view(*dw)},
+                                         {.causal = causal, .lengths = call.lengths, .gate = gate}, *call.execution);
+          call.give(dw->data);
+        };
+      };
       op.sees = [=](const law_shape& s, index, index h, index i, index j) {
         return (!causal || j <= i) && !std::isinf(aft_bias_value<T>(s.first_head + h, i, j));
       };

@@ -25,13 +25,20 @@ std::shared_ptr<tensor<T>> local_biases(const aft_local_entry& entry, const law_
   return w;
 }
 
+// call: of a forward or a backward pass.
+template <class T>
+attn::aft_local_options<T> options_of(const aft_local_entry& entry, const auto& call) {
+  attn::aft_local_options<T> options;
+  options.window = entry.window, options.band = entry.band;
+  options.causal = entry.causal, options.gate = entry.gate, call.set_lengths(options);
+  return options;
+}
+
 template <class T>
 bound<T> bind_aft_local(const aft_local_entry& entry, const law_shape& s, bool zero = false) {
   return [entry, w = local_biases<T>(entry, s, zero)](const law_call<T>& call) {
-    attn::aft_local_options<T> options;
-    options.window = entry.window, options.band = entry.band;
-    options.causal = entry.causal, options.gate = entry.gate, call.set_lengths(options);
-    compiled_aft_local<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)), options, *call.execution);
+    compiled_aft_local<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)), options_of<T>(entry, call),
+                                *call.execution);
   };
 }
 
@@ -45,6 +52,15 @@ void add_aft_local(std::vector<law_operator<T>>& all) {
                                        {"aft_local of a band, causal", 5, true, true, true}}) {
     auto op = aft_operator<T>(entry.name, entry.causal, entry.gate);
     op.bind = [=](const law_shape& s) { return bind_aft_local<T>(entry, s); };
+    op.backward = [=](const law_shape& s) {
+      const auto w = local_biases<T>(entry, s), dw = std::make_shared<tensor<T>>(*w);
+      return [=](const law_backward_call<T>& call) {
+        compiled_aft_local<T>::backward(call.q, call.k, call.v, view(std::as_const(*w)), call.d_out,
+                                        {.q = call.dq, .k = call.dk, .v = call.dv, .w = view(*dw)},
+                                        options_of<T>(entry, call), *call.execution);
+        call.give(dw->data);
+      };
+    };
     op.sees = [=](const law_shape& s, index, index h, index i, index j) {
       if (entry.causal && j > i) return false;
       return std::abs(i - j) >= entry.window || !std::isinf(aft_bias_value<T>(s.first_head + h, i, j));

@@ -9,6 +9,13 @@ void add_aft_simple(std::vector<law_operator<T>>& all) {
       auto op = aft_operator<T>(std::string("aft_simple") + (causal ? " causal" : "") + (gate ? "" : " ungated"),
                                 causal, gate);
       op.bind = [=](const law_shape&) { return bind_aft_simple<T>(causal, gate); };
+      op.backward = [=](const law_shape&) {
+        return [=](const law_backward_call<T>& call) {
+          compiled_aft_simple<T>::backward(call.q, call.k, call.v, call.d_out,
+                                           {.q = call.dq, .k = call.dk, .v = call.dv},
+                                           {.causal = causal, .lengths = call.lengths, .gate = gate}, *call.execution);
+        };
+      };
       op.sees = [=](const law_shape&, index, index, index i, index j) { return !causal || j <= i; };
       if (causal)
         op.stream = [=](const law_shape& s) -> bound<T> {

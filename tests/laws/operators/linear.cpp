@@ -13,10 +13,19 @@ struct linear_entry {
 template <class T>
 struct parameters {
   linear_entry entry;
-  tensor<T> gate;
+  tensor<T> gate, d_gate;
 
   parameters(const linear_entry& e, const law_shape& s) : entry(e) {
-    if (e.gated) gate = slow_gates<T>(s.batch, s.heads, s.keys, s.first_batch, s.first_head);
+    if (e.gated) gate = d_gate = slow_gates<T>(s.batch, s.heads, s.keys, s.first_batch, s.first_head);
+  }
+  attn::linear_options<T> options(const auto& call) const {
+    attn::linear_options<T> o;
+    o.causal = entry.causal;
+    o.normalise = entry.normalise;
+    call.set_lengths(o);
+    o.eps = 0;  // a part of what the weights sum up to
+    o.decay = gate_view(gate);
+    return o;
   }
 };
 
@@ -29,13 +38,16 @@ law_operator<T> operator_of(const linear_entry& entry) {
   op.lse = false;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
-      attn::linear_options<T> options;
-      options.causal = p->entry.causal;
-      options.normalise = p->entry.normalise;
-      call.set_lengths(options);
-      options.eps = 0;  // a part of what the weights sum up to
-      options.decay = gate_view(p->gate);
-      compiled_linear<T>::call(call.q, call.k, call.v, call.out, options, p->entry.feature, *call.execution);
+      compiled_linear<T>::call(call.q, call.k, call.v, call.out, p->options(call), p->entry.feature, *call.execution);
+    };
+  };
+  op.backward = [entry](const law_shape& shape) {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_backward_call<T>& call) {
+      attn::linear_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
+      if (p->entry.gated) g.decay = row_view(p->d_gate);
+      compiled_linear<T>::backward(call.q, call.k, call.v, call.d_out, g, p->options(call), p->entry.feature,
+                                   *call.execution);
+      call.give(p->d_gate.data);
     };
   };
   if (entry.causal)

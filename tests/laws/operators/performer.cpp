@@ -23,17 +23,29 @@ struct parameters {
   performer_entry entry;
   attn::tensor<T, 3> features;
   bool all_heads;
+  std::vector<T> d_features;
 
   parameters(const performer_entry& e, const law_shape& s)
       : entry(e),
         features(e.own_features ? drawn(s.dim, s.first_head + s.heads) : drawn(s.dim, 1)),
-        all_heads(e.own_features) {}
+        all_heads(e.own_features),
+        d_features(static_cast<std::size_t>((all_heads ? s.heads : 1) * 24 * s.dim)) {}
   static attn::tensor<T, 3> drawn(index dim, index heads) {
     return attn::draw_features<T>(24, dim, {.seed = 11, .heads = heads});
   }
   feature_view<T> view(index heads) const {
     const auto all = features.view();
     return all_heads ? all.slice(0, all.extent(0) - heads, heads) : all;
+  }
+  attn::performer_options<T> options(const auto& call) const {
+    attn::performer_options<T> o;
+    o.kernel = entry.kernel;
+    o.causal = entry.causal;
+    o.center_keys = entry.centred;
+    o.scale = entry.template scale<T>(call.q.extent(3));
+    if (entry.feature_eps > 0) o.feature_eps = static_cast<T>(entry.feature_eps);
+    call.set_lengths(o);
+    return o;
   }
 };
 
@@ -49,15 +61,18 @@ law_operator<T> operator_of(const performer_entry& entry) {
   if (entry.kernel == attn::performer_kernel::trigonometric) op.positive = false, op.error_factor = 30;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
-      attn::performer_options<T> options;
-      options.kernel = p->entry.kernel;
-      options.causal = p->entry.causal;
-      options.center_keys = p->entry.centred;
-      options.scale = p->entry.template scale<T>(call.q.extent(3));
-      if (p->entry.feature_eps > 0) options.feature_eps = static_cast<T>(p->entry.feature_eps);
-      call.set_lengths(options);
-      compiled_performer<T>::call(call.q, call.k, call.v, call.out, p->view(call.q.extent(1)), options,
+      compiled_performer<T>::call(call.q, call.k, call.v, call.out, p->view(call.q.extent(1)), p->options(call),
                                   *call.execution);
+    };
+  };
+  op.backward = [entry](const law_shape& shape) {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_backward_call<T>& call) {
+      const feature_view<T> features = p->view(call.q.extent(1));
+      attn::performer_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
+      g.features = {p->d_features.data(), features.extents()};
+      compiled_performer<T>::backward(call.q, call.k, call.v, features, call.d_out, g, p->options(call),
+                                      *call.execution);
+      call.give(p->d_features);
     };
   };
   if (entry.causal)

@@ -13,11 +13,21 @@ template <class T>
 struct parameters {
   rfa_entry entry;
   attn::tensor<T, 3> features;
-  tensor<T> gate;
+  std::vector<T> d_features;
+  tensor<T> gate, d_gate;
 
   parameters(const rfa_entry& e, const law_shape& s)
-      : entry(e), features(attn::draw_features<T>(64, s.dim, {.seed = 11})) {
-    if (e.gated) gate = slow_gates<T>(s.batch, s.heads, s.keys, s.first_batch, s.first_head);
+      : entry(e),
+        features(attn::draw_features<T>(64, s.dim, {.seed = 11})),
+        d_features(static_cast<std::size_t>(64 * s.dim)) {
+    if (e.gated) gate = d_gate = slow_gates<T>(s.batch, s.heads, s.keys, s.first_batch, s.first_head);
+  }
+  attn::rfa_options<T> options(const auto& call) const {
+    attn::rfa_options<T> o;
+    o.causal = entry.causal;
+    call.set_lengths(o);
+    o.gate = gate_view(gate);
+    return o;
   }
 };
 
@@ -34,11 +44,17 @@ law_operator<T> operator_of(const rfa_entry& entry) {
   op.error_factor = 30;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
-      attn::rfa_options<T> options;
-      options.causal = p->entry.causal;
-      call.set_lengths(options);
-      options.gate = gate_view(p->gate);
-      compiled_rfa<T>::call(call.q, call.k, call.v, call.out, p->features.view(), options, *call.execution);
+      compiled_rfa<T>::call(call.q, call.k, call.v, call.out, p->features.view(), p->options(call), *call.execution);
+    };
+  };
+  op.backward = [entry](const law_shape& shape) {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_backward_call<T>& call) {
+      attn::rfa_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
+      g.features = {p->d_features.data(), p->features.view().extents()};
+      if (p->entry.gated) g.gate = row_view(p->d_gate);
+      compiled_rfa<T>::backward(call.q, call.k, call.v, p->features.view(), call.d_out, g, p->options(call),
+                                *call.execution);
+      call.give(p->d_features, p->d_gate.data);
     };
   };
   if (entry.causal)

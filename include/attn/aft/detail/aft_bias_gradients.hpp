@@ -76,12 +76,12 @@ struct aft_bias_gradients {
   }
 };
 
-/// Zeros in all padding of the gradients of q, k and v.
+/// Zeros in all padding of the gradients of q, k and v; where there are no channels, in that of one key for all of them.
 template <class T>
 void clear_all_padding(const aft_backward_tensors<T>& x, const aft_gradient_elements<T>& elements, execution& exec) {
-  if (x.lengths.empty()) return;
+  if (x.lengths.empty() && x.dim > 0) return;
   exec.for_each(x.batch * x.heads, [&](index n, int) {
-    elements.clear_padding(x.gradients(n), x.head(n).length, x.length, x.accumulate);
+    elements.clear_padding(x.gradients(n), x.dim > 0 ? x.head(n).length : 0, x.length, x.accumulate);
   });
 }
 

@@ -238,7 +238,7 @@ struct aft_key_gradients {
     if (wants_keys()) add_sums(first, n);
     if (biased) {
       multiply(first, n);
-      for (index t = 0; t < n; ++t)
+      for (index t = 0; t < n && packets() > 0; ++t)  // weights of no channels are no numbers
         for (index j = 0; j < round_up(count, width<T>); j += width<T>) {
           T* const at = block.products + t * stride + j;
           store<T>(at, mul(load<T>(at), load<T>(block.weights + t * stride + j)));

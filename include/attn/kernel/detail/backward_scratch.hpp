@@ -16,7 +16,7 @@ struct kernel_backward_scratch {
   T* d_panels;               // d_out as panels
   T *pairs, *products, *turned, *factors;  // [key][query], [key][query], [query][key], [key][query]
   T *dv, *dx;                // rows [chunk][stride], columns [dim][chunk]
-  T *dot, *normal, *of_sums, *of_own, *delta, *minus_delta, *log_scale, *row_normal, *key_factor;
+  T *dot, *normal, *of_sums, *of_own, *delta, *minus_delta, *log_scale, *row_normal, *key_factor, *d_sizes;
   T *gate_pairs, *gate_queries, *gate_keys;  // for the gradient of gates: see gate_gradients.hpp
 
   static kernel_backward_scratch layout(arena& memory, const kernel_scratch<T>& forward, const attention_shape& shape,
@@ -36,7 +36,7 @@ struct kernel_backward_scratch {
     allocate(square, {&x.pairs, &x.products, &x.turned, &x.factors});
     allocate((shape.dim + tile_rows) * kernel_chunk, {&x.dx});
     allocate(kernel_chunk, {&x.dot, &x.normal, &x.of_sums, &x.of_own, &x.delta, &x.minus_delta, &x.log_scale,
-                            &x.row_normal, &x.key_factor, &x.gate_queries, &x.gate_keys});
+                            &x.row_normal, &x.key_factor, &x.d_sizes, &x.gate_queries, &x.gate_keys});
     allocate(gated ? square : 0, {&x.gate_pairs});
     return x;
   }

@@ -104,32 +104,52 @@ struct kernel_backward {
   void normalise(const block& at, const sums_type* sums, const T* own_den, const T* own_dot,
                  const scratch_type& x) const {
     const auto& s = x.forward;
-    const exponential_scaling<T>* const e = exponential();
+    if (!exponential()) return normalise_plain(at, sums, own_den, own_dot, x);
+    if (logarithms() && reverse()) row_sizes(x.d_columns, call.shape.dim_v, x.d_sizes);
     for (index t = 0; t < kernel_chunk; ++t) {
-      T of_sums = T(1), of_own = T(1), eps = call.eps;
-      if (e) {
-        const T before = sums ? s.q_max[t] : no_log_scale<T>;
-        const T own = at.keys > 0 ? s.own_max[t] + s.running_max[t] : no_log_scale<T>;
-        const T larger = std::max(before, own);
-        x.log_scale[t] = larger;
-        of_sums = before - larger, of_own = own - larger;
-      } else if (call.gated() && at.keys > 0) {
-        of_sums = s.decay[t];
-      }
-      s.state_factor[t] = of_sums, s.own_factor[t] = of_own, s.eps[t] = eps;
+      const T before = sums ? s.q_max[t] : no_log_scale<T>;
+      const T own = at.keys > 0 ? s.own_max[t] + s.running_max[t] : no_log_scale<T>;
+      const T larger = std::max(before, own);
+      x.log_scale[t] = larger;
+      s.state_factor[t] = before - larger, s.own_factor[t] = own - larger, s.eps[t] = call.eps;
     }
-    if (e) {
-      map_packets(s.state_factor, s.state_factor, kernel_chunk, [](const auto& p) { return exp2_weight<T>(p); });
-      map_packets(s.own_factor, s.own_factor, kernel_chunk, [](const auto& p) { return exp2_weight<T>(p); });
-    }
+    map_packets(s.state_factor, s.state_factor, kernel_chunk, [](const auto& p) { return exp2_weight<T>(p); });
+    map_packets(s.own_factor, s.own_factor, kernel_chunk, [](const auto& p) { return exp2_weight<T>(p); });
     for (index t = 0; t < kernel_chunk; ++t) {
       const bool real = t >= at.first && t < at.count;
       const T a = sums ? s.state_factor[t] : T(0), b = at.keys > 0 ? s.own_factor[t] : T(0);
       T den = T(0), dot = T(0);
       if (real && sums) den += a * s.den[t], dot += a * x.dot[t];
       if (real && at.keys > 0) den += b * own_den[t], dot += b * own_dot[t];
-      if (e && real && call.eps > T(0)) s.eps[t] = e->eps_over(call.eps, x.log_scale[t], s.q_shift[t]);
+      if (real && call.eps > T(0)) s.eps[t] = exponential()->eps_over(call.eps, x.log_scale[t], s.q_shift[t]);
       set_normal(x, t, den, dot, real, a, b);
+    }
+  }
+
+  /// The same without log scales.
+  void normalise_plain(const block& at, const sums_type* sums, const T* own_den, const T* own_dot,
+                       const scratch_type& x) const {
+    const auto& s = x.forward;
+    const packet<T> none = zero<T>(), one = broadcast<T>(T(1));
+    alignas(64) T position[width<T>];
+    for (int t = 0; t < width<T>; ++t) position[t] = static_cast<T>(t);
+    for (index t = 0; t < kernel_chunk; t += width<T>) {
+      const packet<T> factor = call.gated() && at.keys > 0 ? load<T>(s.decay + t) : one;
+      packet<T> den = at.keys > 0 ? load<T>(own_den + t) : none, dot = at.keys > 0 ? load<T>(own_dot + t) : none;
+      if (sums) den = fma(factor, load<T>(s.den + t), den), dot = fma(factor, load<T>(x.dot + t), dot);
+      const packet<T> whole = add(den, broadcast<T>(call.eps));
+      packet<T> n = one;
+      if (call.normalise) n = if_less(abs(whole), broadcast<T>(least_denominator<T>), none, div(one, whole));
+      const packet<T> lane = add(load<T>(position), broadcast<T>(static_cast<T>(t)));  // rows that are none have 0
+      n = if_less(lane, broadcast<T>(static_cast<T>(at.first)), none, n);
+      n = if_less(lane, broadcast<T>(static_cast<T>(at.count)), n, none);
+      packet<T> delta = none;
+      if (call.normalise) delta = if_less(abs(n), broadcast<T>(std::numeric_limits<T>::denorm_min()), none, mul(dot, n));
+      store<T>(x.delta + t, delta);
+      store<T>(x.minus_delta + t, sub(none, delta));
+      store<T>(x.normal + t, mul(factor, n));
+      store<T>(x.of_sums + t, sums ? mul(factor, n) : none);
+      store<T>(x.of_own + t, at.keys > 0 ? n : none);
     }
   }
 
@@ -139,9 +159,9 @@ struct kernel_backward {
     const T delta = n == T(0) || !call.normalise ? T(0) : dot * n;
     x.delta[t] = delta, x.minus_delta[t] = -delta;
     x.of_sums[t] = a * n, x.of_own[t] = b * n;
-    x.normal[t] = x.forward.state_factor[t] * n;
-    if (!exponential()) return;
-    if (n == T(0)) {
+    // A row without d_out has no part in R, nor in its log scales: what a row of the future is changes no bit.
+    if (n == T(0) || (logarithms() && reverse() && x.d_sizes[t] == T(0))) {
+      n = T(0);
       x.log_scale[t] = -no_log_scale<T>;
     } else if (!exponential()->is_signed) {  // so that R is of the size of weights
       int exponent = 0;
@@ -210,9 +230,9 @@ struct kernel_backward {
   }
 
   /// A block of queries. `sums`: of the keys before, or null. With `keys`, those of the chunk in s.k_own; adds to their
-  /// gradients k_d and dv. `own`, where given, takes the queries, after `decay` times what it has.
+  /// gradients k_d and dv. `own`, where given, takes the queries, after `decay` times what it has; `sums_only`: that alone.
   void attend_block(const block& at, const sums_type* sums, sums_type* own, T decay, const scratch_type& x,
-                    kernel_sums<T>* dw) const {
+                    kernel_sums<T>* dw, bool sums_only = false) const {
     const auto& s = x.forward;
     const index m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
     alignas(64) T own_den[kernel_chunk], own_dot[kernel_chunk];
@@ -239,6 +259,7 @@ struct kernel_backward {
         recompute_row(sums, t, x);
         underflowed = true;
       }
+    if (sums_only) return add_queries(at, *own, decay, prefetch, x);
     if (of_gates() && at.keys > 0) add_gate_pairs(sums, at, x);
     if (of_queries() && sums)
       each_packet<T>(m, lanes, [&, z = sums->weights, log = logarithms()](index r, index t, index n) {
@@ -257,9 +278,8 @@ struct kernel_backward {
     if (own) add_queries(at, *own, decay, prefetch, x);
     if (!of_queries()) return;
     const auto rows = call.q.head(at.b, at.head).block(at.origin, count, at.first, call.filled_lanes());
-    map.back({rows, at.b * call.heads + at.h, false, at.first, at.origin, exponential() ? s.q_raw : s.q_own, x.q_d},
-             dq ? x.dx : nullptr, dw, s.map);
-    if (dq) dq.head(at.b, at.head).store_columns(x.dx, at.origin, at.first, count);
+    map.back_to({rows, at.b * call.heads + at.h, false, at.first, at.origin, exponential() ? s.q_raw : s.q_own, x.q_d},
+                dq.head(at.b, at.head), x.dx, dw, s.map);
   }
 
   /// What the gradients of gates take of the pairs and queries of a chunk, without gates; see gate_gradients.hpp.
@@ -372,9 +392,8 @@ struct kernel_backward {
     const auto& s = x.forward;
     if (of_keys()) {
       const auto rows = call.k.head(b, call.kv_head(h)).block(begin, count, 0, call.filled_lanes());
-      map.back({rows, b * call.heads + h, true, 0, begin, exponential() ? s.k_raw : s.k_own, x.k_d},
-               to_k ? x.dx : nullptr, dw, s.map);
-      if (to_k) to_k.store_columns(x.dx, begin, 0, count);
+      map.back_to({rows, b * call.heads + h, true, 0, begin, exponential() ? s.k_raw : s.k_own, x.k_d}, to_k, x.dx, dw,
+                  s.map);
     }
     if (to_v) to_v.store_rows(x.dv, s.stride, begin, count);
   }

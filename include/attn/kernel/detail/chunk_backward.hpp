@@ -192,6 +192,15 @@ void dot_features(const T* x, const T* y, index rows, index lanes, T* dot) {
   }
 }
 
+/// size[t] = sum over r < rows of |x[r][t]|.
+template <class T>
+void row_sizes(const T* x, index rows, T* size) {
+  std::fill_n(size, kernel_chunk, T(0));
+  for (index r = 0; r < rows; ++r)
+    for (index t = 0; t < kernel_chunk; t += width<T>)
+      store<T>(size + t, add(load<T>(size + t), abs(load<T>(x + r * kernel_chunk + t))));
+}
+
 /// Is every number of the first `lanes` of each row finite?
 template <class T>
 bool all_finite(const T* rows, index count, index lanes) {

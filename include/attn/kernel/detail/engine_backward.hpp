@@ -4,11 +4,11 @@
 // turn: R, y   3. chunks of keys read those. Causal: 1. keys are summed up, keeping the sums before every segment
 // 2. segments, last first: the sums before each of their chunks are made again, then chunks are attended from the last to
 // the first, with the sums before them and those of the queries after them. Segments have sums of their own, as in the
-// forward pass, and for the same reasons. One task is one key head; bidirectional, threads may share one.
+// forward pass, and for the same reasons. One task is one key head, or where these are few, a segment.
 #pragma once
 
-#include <attn/kernel/detail/block_backward.hpp>
 #include <attn/kernel/detail/gate_gradients.hpp>
+#include <attn/kernel/detail/key_rows_backward.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -21,6 +21,14 @@ struct backward_engine {
   const attention_shape& shape = call.shape;
   sums_type* feature_sums = nullptr;  // [batch * heads]: of each pair, the gradient of its features
 
+  /// What threads that share a head share: segments are taken `most` at a time.
+  struct {
+    index most = 0;
+    sums_type *own = nullptr, *before = nullptr, *after = nullptr;  // [most], causal [segments], [most]
+    sums_type keys, queries, turned;                                // of all keys, all queries; R^T
+    T* decays = nullptr;                                            // causal [segments]
+  } shared{};
+
   static constexpr index chunks = kernel_segment / kernel_chunk;
 
   struct worker_scratch {
@@ -28,31 +36,50 @@ struct backward_engine {
     sums_type own, own_queries, after, later;  // a segment's own; those after it; both
     sums_type *before, *seen;                  // [segments], [chunks]: of the keys before each
     T *dk, *dv, *gates;                        // of all keys of a head, where several pairs add to it
+    key_rows_scratch<T> rows;
+    sums_type turned;  // R^T
   };
 
   index segments(index keys) const { return ceil_div(keys, kernel_segment); }
   index pairs_per_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
   bool keep_dk() const { return in.dk && (pairs_per_head() > 1 || in.map.finishes_keys); }
   bool keep_dv() const { return in.dv && pairs_per_head() > 1; }
+  bool key_rows() const { return in.map.by_rows && !call.causal && (in.dk || in.dv); }
 
   worker_scratch layout(arena& memory) const {
     const index m = call.map->features;
     const bool log_scaled = call.log_scaled();
     const auto sums = [&] { return sums_type::layout(memory, m, shape.dim_v, log_scaled); };
-    const auto list = [&](index count) {
-      return memory.allocate_list(count, [&](arena&) { return sums(); });
-    };
+    const auto list = [&](index count) { return memory.allocate_list(count, [&](arena&) { return sums(); }); };
     worker_scratch w;
     const auto forward = kernel_scratch<T>::layout(memory, m, shape.dim_v,
                                                    std::max(call.map->scratch_size, in.map.scratch_size), log_scaled);
     w.x = kernel_backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated());
     w.own = sums(), w.own_queries = sums(), w.after = sums(), w.later = sums();
-    w.before = list(call.causal ? segments(shape.keys) : 0);
+    w.before = list(call.causal && !shared.before ? segments(shape.keys) : 0);
     w.seen = list(call.causal ? std::min(chunks, ceil_div(shape.keys, kernel_chunk)) : 0);
     w.dk = memory.allocate<T>(keep_dk() ? shape.keys * shape.dim : 0);
     w.dv = memory.allocate<T>(keep_dv() ? shape.keys * shape.dim_v : 0);
     w.gates = memory.allocate<T>(in.of_gates() ? shape.keys : 0);
+    if (key_rows()) {
+      w.rows = key_rows_scratch<T>::layout(memory, m, shape.dim_v);
+      w.turned = sums_type::layout(memory, shape.dim_v, m, false);
+    }
     return w;
+  }
+
+  void layout_shared(arena& memory, index threads) {
+    const auto sums = [&](arena& one) {
+      return sums_type::layout(one, call.map->features, shape.dim_v, call.log_scaled());
+    };
+    const index all = segments(shape.keys);
+    shared.most = call.causal ? std::min(4 * threads, all) : 16 * threads;
+    shared.own = memory.allocate_list(shared.most, sums);
+    shared.before = memory.allocate_list(call.causal ? all : 0, sums);
+    shared.after = memory.allocate_list(call.causal ? shared.most : 0, sums);
+    shared.keys = sums(memory), shared.queries = sums(memory);
+    if (key_rows()) shared.turned = sums_type::layout(memory, shape.dim_v, call.map->features, false);
+    shared.decays = memory.allocate<T>(call.causal ? all : 0);
   }
 
   /// Where one pair puts the gradients of its keys.
@@ -63,11 +90,6 @@ struct backward_engine {
 
   static void add_segment(sums_type& sums, T decay, sums_type& own, const kernel_scratch<T>& s) {
     kernel_call<T>::add_segment(sums, decay, own, s);
-  }
-  static void scale(sums_type& sums, T factor) {
-    if (factor == T(1) || sums.empty) return;
-    for (index n = 0; n < sums_type::value_count(sums.features, sums.dim_v); ++n) sums.values[n] *= factor;
-    for (index r = 0; r < sums.features; ++r) sums.weights[r] *= factor;
   }
   /// into = factor a + b, of which a may be empty.
   static void join(const sums_type& a, T factor, const sums_type& b, sums_type& into, T* scratch) {
@@ -86,13 +108,14 @@ struct backward_engine {
         in.attend_block({b, h, h * call.group() + g, i, 0, std::min<index>(kernel_chunk, end - i), 0}, &sums,
                         in.reverse() ? &own : nullptr, T(1), x, features);
   }
-  void attend_keys(index b, index h, index begin, const sums_type& after, const kernel_backward_scratch<T>& x,
-                   const pair_target& to) const {
+  void attend_keys(index b, index h, index begin, const sums_type& after, const sums_type& turned,
+                   const worker_scratch& w, const pair_target& to) const {
     const index count = std::min<index>(kernel_chunk, call.lengths.keys(b) - begin);
-    in.load_chunk(b, h, begin, count, false, x);
     row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
-    in.from_later(&after, count, prefetch, x);
-    in.store_chunk(b, h, begin, count, to.k, to.v, to.features, x);
+    if (key_rows()) return attend_key_rows(in, b, h, begin, count, after, turned, w.rows, to.k, to.v, prefetch);
+    in.load_chunk(b, h, begin, count, false, w.x);
+    in.from_later(&after, count, prefetch, w.x);
+    in.store_chunk(b, h, begin, count, to.k, to.v, to.features, w.x);
   }
 
   void run_both(index b, index h, worker_scratch& w, const pair_target& to) const {
@@ -108,44 +131,80 @@ struct backward_engine {
       attend_rows(b, h, begin, std::min(begin + kernel_segment, queries), sums, w.own_queries, w.x, to.features);
       if (in.reverse()) add_segment(after, T(1), w.own_queries, s);
     }
+    if (key_rows()) transpose_sums(after, w.turned);
     for (index begin = 0; begin < keys && in.reverse(); begin += kernel_chunk)
-      attend_keys(b, h, begin, after, w.x, to);
+      attend_keys(b, h, begin, after, w.turned, w, to);
   }
 
   /// May threads share one head? Where nothing of it is summed up over all of its tokens but S and R.
-  bool can_share() const {
-    return !call.causal && !in.d_features && !in.map.finishes_keys && pairs_per_head() == 1;
+  bool can_share() const { return !in.d_features && !in.map.finishes_keys && !in.of_gates() && pairs_per_head() == 1; }
+  worker_scratch scratch(execution& exec, int worker) const {
+    return exec.scratch(worker, [&](arena& memory) { return layout(memory); });
   }
 
-  /// The same by all threads; `list` has sums for `most` segments, and for the two totals.
-  void share_head(index b, index h, execution& exec, sums_type* list, index most) const {
+  /// The same by all threads.
+  void share_both(index b, index h, execution& exec) {
     const index keys = call.lengths.keys(b), queries = call.lengths.queries(b);
-    const auto scratch = [&](int worker) { return exec.scratch(worker, [&](arena& memory) { return layout(memory); }); };
     const auto sum_segments = [&](index tokens, sums_type& sums, const auto& body) {
       sums.empty = true;
-      for (index first = 0; first < segments(tokens); first += most) {
-        const index count = std::min(most, segments(tokens) - first);
+      for (index first = 0; first < segments(tokens); first += shared.most) {
+        const index count = std::min(shared.most, segments(tokens) - first);
         exec.for_each(count, [&](index n, int worker) {
           const index begin = (first + n) * kernel_segment;
-          body(begin, std::min(begin + kernel_segment, tokens), list[n], scratch(worker).x);
+          body(begin, std::min(begin + kernel_segment, tokens), shared.own[n], scratch(exec, worker).x);
         });
-        const auto w = scratch(0);
+        const auto w = scratch(exec, 0);
         for (index n = 0; n < count; ++n)
-          if (!list[n].empty) add_segment(sums, T(1), list[n], w.x.forward);
+          if (!shared.own[n].empty) add_segment(sums, T(1), shared.own[n], w.x.forward);
       }
     };
-    sums_type &sums = list[most], &after = list[most + 1];
-    sum_segments(keys, sums, [&](index begin, index end, sums_type& own, const kernel_backward_scratch<T>& x) {
+    sum_segments(keys, shared.keys, [&](index begin, index end, sums_type& own, const kernel_backward_scratch<T>& x) {
       call.sum_up(b, h, begin, end, x.forward, own);
     });
-    sum_segments(queries, after, [&](index begin, index end, sums_type& own, const kernel_backward_scratch<T>& x) {
-      attend_rows(b, h, begin, end, sums, own, x, nullptr);
-    });
+    sum_segments(queries, shared.queries,
+                 [&](index begin, index end, sums_type& own, const kernel_backward_scratch<T>& x) {
+                   attend_rows(b, h, begin, end, shared.keys, own, x, nullptr);
+                 });
     const pair_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
+    if (key_rows()) transpose_sums(shared.queries, shared.turned);
     if (in.reverse())
       exec.for_each(ceil_div(keys, kernel_chunk), [&](index n, int worker) {
-        attend_keys(b, h, n * kernel_chunk, after, scratch(worker).x, to);
+        attend_keys(b, h, n * kernel_chunk, shared.queries, shared.turned, scratch(exec, worker), to);
       });
+  }
+
+  /// Causal, by all threads: the sums of each segment's queries are computed first, which is half of the work again.
+  void share_causal(index b, index h, execution& exec) {
+    const index keys = call.lengths.keys(b), all = segments(keys);
+    const pair_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
+    exec.for_each(all - 1, [&](index n, int worker) {
+      shared.decays[n] = call.sum_up(b, h, n * kernel_segment, (n + 1) * kernel_segment,
+                                     scratch(exec, worker).x.forward, shared.before[n + 1]);
+    });
+    const kernel_scratch<T> s = scratch(exec, 0).x.forward;
+    shared.before[0].empty = shared.queries.empty = true;
+    for (index n = 1; n + 1 < all; ++n)
+      combine(shared.before[n], shared.decays[n], shared.before[n + 1], shared.before[n + 1], s.factors);
+    for (index first, end = all; end > 0; end = first) {
+      first = std::max<index>(end - shared.most, 0);
+      const auto each_segment = [&](const auto& body) {
+        exec.for_each(end - first, [&](index n, int worker) { body(n, first + n, scratch(exec, worker)); });
+      };
+      if (in.reverse())
+        each_segment([&](index n, index segment, worker_scratch w) {
+          w.own_queries = shared.own[n];
+          shared.decays[segment] = attend_segment(b, h, segment, shared.before[segment], w, to, true);
+          shared.own[n] = w.own_queries;
+        });
+      for (index n = end - first - 1; n >= 0 && in.reverse(); --n) {
+        kernel_call<T>::copy(shared.queries, shared.after[n]);
+        add_queries(shared.queries, shared.decays[first + n], shared.own[n], s);
+      }
+      each_segment([&](index n, index segment, worker_scratch w) {
+        w.after = shared.after[n], w.after.empty = w.after.empty || !in.reverse();
+        attend_segment(b, h, segment, shared.before[segment], w, to);
+      });
+    }
   }
 
   void run_causal(index b, index h, worker_scratch& w, const pair_target& to) const {
@@ -157,18 +216,30 @@ struct backward_engine {
       join(w.before[n], decay, w.own, w.before[n + 1], s.factors);
     }
     for (index n = all - 1; n >= 0; --n) {
-      const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, keys);
-      sum_before(b, h, begin, end, w.before[n], w);
-      T decay = T(1);
-      w.own_queries.clear();
-      for (index c = ceil_div(end - begin, kernel_chunk) - 1; c >= 0; --c)
-        decay *= attend_chunk(b, h, begin + c * kernel_chunk, std::min(begin + (c + 1) * kernel_chunk, end), w.seen[c],
-                              decay, w, to);
-      if (w.own_queries.empty)
-        scale(w.after, decay);
-      else
-        add_segment(w.after, decay, w.own_queries, s);
+      const T decay = attend_segment(b, h, n, w.before[n], w, to);
+      add_queries(w.after, decay, w.own_queries, s);
     }
+  }
+
+  /// Adds the sums of the queries of the segment before, which are lost.
+  static void add_queries(sums_type& sums, T decay, sums_type& own, const kernel_scratch<T>& s) {
+    if (own.empty)
+      scale(sums, decay);
+    else
+      add_segment(sums, decay, own, s);
+  }
+
+  /// Segment n after the keys of `before`; its queries go into w.own_queries. `sums_only`: nothing else is wanted.
+  T attend_segment(index b, index h, index n, const sums_type& before, worker_scratch& w, const pair_target& to,
+                   bool sums_only = false) const {
+    const index begin = n * kernel_segment, end = std::min<index>(begin + kernel_segment, call.lengths.keys(b));
+    sum_before(b, h, begin, end, before, w);
+    T decay = T(1);
+    w.own_queries.clear();
+    for (index c = ceil_div(end - begin, kernel_chunk) - 1; c >= 0; --c)
+      decay *= attend_chunk(b, h, begin + c * kernel_chunk, std::min(begin + (c + 1) * kernel_chunk, end), w.seen[c],
+                            decay, w, to, sums_only);
+    return decay;
   }
 
   /// The sums of the keys before every chunk of a segment.
@@ -194,7 +265,7 @@ struct backward_engine {
   /// Keys [begin, end) and the queries at their positions; `decay` is the product of the gates after them in the segment.
   /// Returns that of their own.
   T attend_chunk(index b, index h, index begin, index end, const sums_type& seen, T decay, worker_scratch& w,
-                 const pair_target& to) const {
+                 const pair_target& to, bool sums_only) const {
     const auto& x = w.x;
     const auto& s = x.forward;
     const index offset = call.lengths.keys(b) - call.lengths.queries(b), count = end - begin;
@@ -202,6 +273,14 @@ struct backward_engine {
     const bool queries = first < count;
     in.load_chunk(b, h, begin, count, queries, x);
     const T own_decay = call.gated() ? s.decay[count - 1] : T(1);
+    const sums_type* before = queries && !seen.empty ? &seen : nullptr;
+    const auto attend_queries = [&] {
+      for (index g = 0; g < call.group() && queries; ++g)
+        in.attend_block({b, h, h * call.group() + g, begin - offset, first, count, count}, before,
+                        in.reverse() ? &w.own_queries : nullptr, g == 0 ? own_decay : T(1), x, to.features, sums_only);
+      if (!queries) scale(w.own_queries, own_decay);
+    };
+    if (sums_only) return attend_queries(), own_decay;
     const sums_type* later = w.own_queries.empty ? &w.after : w.after.empty ? &w.own_queries : &w.later;
     if (later == &w.later) combine(w.after, decay, w.own_queries, w.later, s.factors);
     if (later == &w.after && decay != T(1) && !w.after.empty) {  // no queries in the chunks between
@@ -210,7 +289,6 @@ struct backward_engine {
       later = &w.later;
     }
     if (later->empty) later = nullptr;
-    const sums_type* before = queries && !seen.empty ? &seen : nullptr;
     row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
     if (in.reverse()) in.from_later(later, count, prefetch, x);
     if (in.of_gates()) {
@@ -218,10 +296,7 @@ struct backward_engine {
       std::fill_n(x.gate_queries, kernel_chunk, T(0));
     }
     const T of_sums = in.of_gates() && later && !seen.empty ? dot_sums(seen, *later) : T(0);
-    for (index g = 0; g < call.group() && queries; ++g)
-      in.attend_block({b, h, h * call.group() + g, begin - offset, first, count, count}, before,
-                      in.reverse() ? &w.own_queries : nullptr, g == 0 ? own_decay : T(1), x, to.features);
-    if (!queries) scale(w.own_queries, own_decay);
+    attend_queries();
     if (in.of_gates()) {
       transpose_pairs(x.gate_pairs, count, x.turned);
       gate_chunk<T>{count, call.complement, s.gates, s.decay, s.pair_factor, x.turned, x.gate_queries, x.gate_keys,
@@ -290,16 +365,14 @@ struct backward_engine {
     work.operations *= 3, work.bytes *= 3;
     const auto limit = exec.limit_threads(work);
     const index pairs = shape.batch * call.heads, heads = shape.batch * shape.kv_heads, threads = exec.active_threads();
-    const bool share = can_share() && threads > 1 && heads < 2 * threads && heads % threads != 0;
-    const index most = share ? 16 * threads : 0;
-    const index m = call.map->features;
-    sums_type* list = nullptr;
+    const index rounds = ceil_div(heads, threads) * threads;
+    const bool share = can_share() && threads > 1 &&
+                       (call.causal ? 3 * heads < 2 * rounds && segments(shape.keys) > 1
+                                    : heads < 2 * threads && heads % threads != 0);
     exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, pairs);
       in.map.layout(memory, pairs);
-      list = memory.allocate_list(share ? most + 2 : 0, [&](arena& one) {
-        return sums_type::layout(one, m, shape.dim_v, call.log_scaled());
-      });
+      if (share) layout_shared(memory, threads);
       return feature_sums = memory.allocate_list(in.d_features ? pairs : 0, [&](arena& one) {
         return sums_type::layout(one, feature_rows, shape.dim, false);
       });
@@ -309,7 +382,8 @@ struct backward_engine {
     if (share)
       for (index n = 0; n < heads; ++n) {
         const index b = n / shape.kv_heads, h = n % shape.kv_heads;
-        if (call.lengths.keys(b) > 0 && call.lengths.queries(b) > 0) share_head(b, h, exec, list, most);
+        if (call.lengths.keys(b) > 0 && call.lengths.queries(b) > 0)
+          call.causal ? share_causal(b, h, exec) : share_both(b, h, exec);
         pad(b, h);
       }
     else

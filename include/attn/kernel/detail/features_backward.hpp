@@ -25,6 +25,7 @@ struct feature_map_backward {
   const exponential_scaling<T>* exponential = nullptr;
   index scratch_size = 0;     // numbers of scratch memory a worker needs, the forward map's included
   bool finishes_keys = false;  // gradients of keys depend on all keys
+  bool by_rows = false;        // features are made number by number: key_rows() and back_rows() are there
 
   feature_map_backward() = default;
   feature_map_backward(const feature_map_backward&) = delete;
@@ -34,6 +35,15 @@ struct feature_map_backward {
   virtual void prepare(execution&) {}
   /// dx [dim][chunk] from x.d, where dx is given; adds to dw, sums of rows of W [row][dim], where given.
   virtual void back(const tokens_back<T>& x, T* dx, kernel_sums<T>* dw, T* scratch) const = 0;
+  /// The same, with the gradients of the tokens in memory, where wanted; dx is scratch.
+  virtual void back_to(const tokens_back<T>& x, const stored_gradient_head<T>& to, T* dx, kernel_sums<T>* dw,
+                       T* scratch) const {
+    back(x, to ? dx : nullptr, dw, scratch);
+    if (to) to.store_columns(dx, x.position, x.first, x.rows.count);
+  }
+  /// Features of keys [begin, begin + count), as rows; d times their derivatives, in place.
+  virtual void key_rows(const stored_matrix<T>&, index /*begin*/, index /*count*/, T* /*phi*/, index /*stride*/) const {}
+  virtual void back_rows(const T* /*phi*/, T* /*d*/, index /*count*/) const {}
   /// Of all `count` keys of a pair: what back() left out, into rows [count][dim] (where given) and dw.
   virtual void finish_pair(index /*pair*/, T* /*rows*/, kernel_sums<T>* /*dw*/, T* /*scratch*/) const {}
   /// Of all keys of a key head, when every pair has been added.

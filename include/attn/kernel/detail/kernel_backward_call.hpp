@@ -7,14 +7,14 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The arguments of a backward call as views; `gate` is named `gate_name`.
+/// The arguments of a backward call as views; `gate` is named `gate_name`, its gradient `of_gate`.
 template <class S, class T = compute_type<S>>
 struct kernel_backward_views {
   kernel_views<S> x;  // without out
   tensor_view<const S> d_out;
   tensor_view<S> dq, dk, dv;
   tensor_view<S, 3> d_features{};
-  const char* gate_name = "";
+  const char *gate_name = nullptr, *of_gate = nullptr;
   tensor_view<const T, 3> gate{};
   tensor_view<T, 3> d_gate{};
   bool accumulate = false;
@@ -38,8 +38,7 @@ kernel_call<T> check_kernel_backward(const validator& check, const kernel_backwa
   views.gradient("the gradient of k", a.dk, "k", x.k);
   views.gradient("the gradient of v", a.dv, "v", x.v);
   if constexpr (takes_features) views.gradient("the gradient of features", a.d_features, "features", x.features);
-  const std::string of_gate = std::string("the gradient of ") + a.gate_name;
-  if (*a.gate_name) views.gradient(of_gate.c_str(), a.d_gate, a.gate_name, a.gate);
+  if (a.gate_name) views.gradient(a.of_gate, a.d_gate, a.gate_name, a.gate);
   views.read("d_out", a.d_out);
   views.check(check);
   memory_layout out = x.q;  // of the shape out has

@@ -90,6 +90,14 @@ void combine(const kernel_sums<T>& a, T factor, const kernel_sums<T>& b, kernel_
   into.empty = a.empty && b.empty;
 }
 
+/// sums = factor sums, without log scales.
+template <class T>
+void scale(kernel_sums<T>& sums, T factor) {
+  if (factor == T(1) || sums.empty) return;
+  for (index n = 0; n < kernel_sums<T>::value_count(sums.features, sums.dim_v); ++n) sums.values[n] *= factor;
+  for (index r = 0; r < sums.features; ++r) sums.weights[r] *= factor;
+}
+
 /// The sums of a state, per batch item and head of sums, and the product of all decays of each.
 template <class T>
 struct state_memory {

@@ -23,15 +23,15 @@ matrix_view<S> matrix_of(const stored_matrix<T>& x) {
   return {reinterpret_cast<S*>(x.data), x.rows, x.cols, x.row_stride / static_cast<index>(sizeof(S)), x.col_stride};
 }
 
-template <class S, class T>
-void store_columns(const T* columns, const matrix_view<S>& to, index begin, index first, index count, bool accumulate) {
+/// Rows [first, count) of the `count` from `begin` on; at(c * kernel_chunk + t) gives elements c of the tokens from t on.
+template <class T, class S, class At>
+void store_columns(At&& at, const matrix_view<S>& to, index begin, index first, index count, bool accumulate) {
   constexpr int w = width<T>;
   for (index t = first / w * w; t < count; t += w)
     for (index c = 0; c < to.cols; c += w) {
       packet<T> square[w];
-      const T* const from = columns + c * kernel_chunk + t;
       const index cols = std::min<index>(w, to.cols - c), last = cols - 1;
-      for (int j = 0; j < w; ++j) square[j] = load<T>(from + std::min<index>(j, last) * kernel_chunk);
+      for (int j = 0; j < w; ++j) square[j] = at((c + std::min<index>(j, last)) * kernel_chunk + t);
       transpose<T>(square);
       for (index n = std::max(first - t, index(0)); n < std::min<index>(w, count - t); ++n) {
         S* const row = to.row(begin + t + n) + c * to.col_stride;
@@ -52,7 +52,8 @@ template <class S, class T>
 inline constexpr gradient_access<T> gradient_access_to = {
     .store_columns = [](const T* columns, const stored_matrix<T>& to, index begin, index first, index count,
                         bool accumulate) {
-      detail::store_columns(columns, matrix_of<T, S>(to), begin, first, count, accumulate);
+      detail::store_columns<T>([=](index n) { return load<T>(columns + n); }, matrix_of<T, S>(to), begin, first, count,
+                               accumulate);
     },
     .store_rows =
         [](const T* rows, index stride, const stored_matrix<T>& to, index begin, index count, bool accumulate) {
@@ -73,6 +74,10 @@ struct stored_gradient_head {
   }
   void store_rows(const T* rows, index stride, index begin, index count) const {
     access->store_rows(rows, stride, to, begin, count, accumulate);
+  }
+  /// May whole panels of sums be stored where the gradient lies?
+  bool takes_panels() const {
+    return to.access->computes && !accumulate && to.col_stride == 1 && to.cols % panel_width<T> == 0;
   }
   /// Padding, and what no sum runs over.
   void clear_rows(index begin, index end) const {

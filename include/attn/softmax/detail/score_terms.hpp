@@ -1,6 +1,7 @@
 // attn: what may be done to a score between the product and the softmax, in this order:
 //   softcap c tanh(s / c),  + bias,  + ALiBi (-slope |distance|),  the caller's score(s, batch, head, i, j),
-//   -infinity for keys that are excluded though they lie in the range the query sees.
+//   -infinity for keys that are excluded though they lie in the range the query sees,
+//   + log(count) for slots that stand for several keys.
 // What is not asked for costs nothing: with no term given, the kernel never looks at a score. All operators have the one
 // type of terms, so that their kernels are compiled once.
 #pragma once
@@ -48,6 +49,22 @@ struct excluded_keys {
   }
 };
 
+/// Slots [0, slots) stand for several keys each: log2 of how many, -infinity for none. Per query head where the lists lie
+/// head_stride apart.
+template <class T>
+struct slot_counts {
+  const T* log2 = nullptr;
+  index slots = 0, head_stride = 0;
+
+  explicit operator bool() const { return log2 != nullptr; }
+
+  void apply(T* s, index count, index head, index slot) const {
+    const T* const logs = log2 + head * head_stride + slot;
+    const auto weighted = [](T x, T y) { return y == -std::numeric_limits<T>::infinity() ? y : x + y; };
+    for (index n = 0; n < std::min(count, slots - slot); ++n) s[n] = weighted(s[n], logs[n]);
+  }
+};
+
 /// The terms of one call; for_head() narrows them to one head.
 template <class T, class Score>
 struct score_terms {
@@ -57,6 +74,7 @@ struct score_terms {
   Score* score = nullptr;
   T scale = T(1);
   excluded_keys excluded{};
+  slot_counts<T> counts{};
 
   index batch = 0, head = 0, query_shift = 0;  // query i is at position i + query_shift
 
@@ -64,7 +82,7 @@ struct score_terms {
 
   /// Is there a term that needs scores in base e?
   bool change_scores() const { return scored || softcap || bias || !slopes.empty(); }
-  bool any() const { return change_scores() || excluded; }
+  bool any() const { return change_scores() || excluded || counts; }
 
   /// What queries are multiplied by as they are packed. Scores enter the softmax in base 2; where a term needs them in
   /// base e, the change of base follows the terms.
@@ -83,6 +101,7 @@ struct score_terms {
   void apply(T* s, index count, index i, const index_map& positions, index slot) const {
     if (change_scores()) change(s, count, i, positions, slot);
     if (excluded) excluded.apply(s, count, i + query_shift, positions, slot);
+    if (counts) counts.apply(s, count, head, slot);
   }
 
  private:

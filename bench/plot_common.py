@@ -1,0 +1,151 @@
+"""What the pictures of attn_bench share: colours, the results, how numbers and titles are written."""
+import json
+import math
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+COLOURS = {
+    "full_softmax": "#1a1a1a", "sliding_window": "#1f77d0", "block": "#0b4f8a", "strided": "#56b4e9",
+    "bigbird": "#00838f", "lsh": "#5c6bc0",
+    "linformer": "#e07b00", "nystrom": "#a04000", "long_short": "#f2b134", "multipole": "#ff4f1f",
+    "linear": "#2e8b3d", "performer": "#7cb518", "rfa": "#0f5c2e",
+    "aft_full": "#8e3bb0", "aft_local": "#c774d8", "aft_simple": "#5b2a86", "aft_conv": "#e377c2",
+    "fnet": "#d1344b",
+}
+FAMILIES = {
+    "exact softmax over chosen keys": ("full_softmax", "sliding_window", "block", "strided", "fixed", "bigbird", "lsh"),
+    "low rank": ("linformer", "nystrom", "long_short", "multipole"),
+    "kernels": ("linear", "performer", "rfa"),
+    "attention-free": ("aft_full", "aft_local", "aft_simple", "aft_conv"),
+    "Fourier": ("fnet",),
+}
+SPARE = ["#8c6d5a", "#7f7f7f", "#a3a300", "#c05780", "#3d7a7a", "#9a6324"]
+INK, FAINT = "#333333", "#c9c9c9"
+USUAL = 4096
+
+plt.rcParams.update({
+    "font.family": "DejaVu Sans", "font.size": 10, "text.color": INK, "axes.labelcolor": INK,
+    "axes.edgecolor": "#888888", "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True,
+    "grid.color": "#ececec", "grid.linewidth": 0.8, "axes.axisbelow": True,
+    "figure.facecolor": "white", "savefig.facecolor": "white",
+})
+
+
+def colour(name):
+    if name not in COLOURS:
+        COLOURS[name] = SPARE[sum(map(ord, name)) % len(SPARE)]
+    return COLOURS[name]
+
+
+class Curve:
+    """One operator, causal or not, or its decoding: figures by length, each the best of its repetitions."""
+
+    def __init__(self, name):
+        self.name = name
+        self.decode = name.endswith("_decode")
+        self.causal = name.endswith("_causal")
+        self.backward = "_backward" in name
+        self.operator = name.removesuffix("_decode").removesuffix("_causal").removesuffix("_backward")
+        self.colour = colour(self.operator)
+        self.dashes = (0, (4, 2)) if self.causal else "solid"
+        self.at = {}  # length -> row
+        self.settings = {}  # (setting, length) -> row, of settings besides the run's own
+
+    def add(self, length, row, setting=""):
+        rows, key = (self.settings, (setting, length)) if setting else (self.at, length)
+        if key not in rows or row["best_ms"] < rows[key]["best_ms"]:
+            rows[key] = row
+
+    def line(self, key, factor=1.0):
+        lengths = sorted(self.at)
+        return lengths, [self.at[n][key] * factor for n in lengths]
+
+    def shown_length(self):
+        return USUAL if USUAL in self.at else max(self.at)
+
+    def usual(self):
+        return self.at[self.shown_length()]
+
+    def trade(self):
+        """The rows of all settings at the usual length, fastest first."""
+        others = [row for (_, length), row in self.settings.items() if length == self.shown_length()]
+        return sorted([self.usual(), *others], key=lambda row: row["best_ms"])
+
+
+def read(path):
+    results = json.loads(Path(path).read_text())
+    curves = {}
+    for row in results["benchmarks"]:
+        if row.get("run_type") == "iteration" and "best_ms" in row:
+            name, *rest = row["name"].split("/")  # operator/length or operator/setting/length
+            setting = rest.pop(0) if ":" in rest[0] else ""
+            curves.setdefault(name, Curve(name)).add(int(rest[0]), row, setting)
+            if "peak_flops" in row:  # the median of all measurements so far: the last is that of the whole run
+                results["context"]["peak_gflops"] = f"{row['peak_flops'] * 1e-9:.4g}"
+    return results["context"], [c for c in curves.values() if c.at]
+
+
+# --- how numbers are written ------------------------------------------------------------------------------------------
+def short(value, units):
+    for limit, size, unit in units:
+        if value < limit:
+            break
+    figure = value / size
+    return f"{figure:.2g} {unit}" if figure < 10 else f"{figure:.0f} {unit}"
+
+
+def seconds(ms):
+    return short(ms, [(1, 1e-3, "µs"), (1e3, 1, "ms"), (math.inf, 1e3, "s")])
+
+
+def memory(size):
+    return short(size, [(2**10, 1, "B"), (2**20, 2**10, "KiB"), (2**30, 2**20, "MiB"), (math.inf, 2**30, "GiB")])
+
+
+def tokens(n):
+    n = int(n)
+    return str(n) if n < 1024 else f"{n >> 10}K" if n < 1 << 20 else f"{n >> 20}M"
+
+
+def length_axis(axes, curves, label):
+    lengths = sorted({n for c in curves for n in c.at})
+    low, high = lengths[0], lengths[-1]
+    step = 1 if high < low << 8 else 2
+    ticks = [low << i for i in range(0, 40, step) if low << i <= high]
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(low / 1.25, high * 1.25)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FixedFormatter([tokens(t) for t in ticks]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(label)
+
+
+def value_axis(axis, written, base=10):
+    axis.set_major_locator(LogLocator(base=base, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: written(v)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def title(figure, text, context):
+    threads = context.get("threads", "1")
+    shape = f"{context.get('heads')} heads of {context.get('dim')}, {threads} thread{'s' * (threads != '1')}, float"
+    where = f"{context.get('processor')}, {context.get('compiler')}: {context.get('peak_gflops')} Gflop/s per core"
+    inch = 1 / figure.get_figheight()
+    figure.text(0.012, 1 - 0.15 * inch, text, fontsize=14, fontweight="bold", va="top", color="#111111")
+    figure.text(0.012, 1 - 0.47 * inch, f"{shape}  ·  {where}", fontsize=9, va="top", color="#666666")
+
+
+def remark(figure, text):
+    figure.text(0.985, 1 - 0.47 / figure.get_figheight(), text, fontsize=9, va="top", ha="right", color="#666666")
+
+
+def save(figure, folder, name):
+    for kind in ("png", "svg"):
+        figure.savefig(folder / f"{name}.{kind}", dpi=160)
+    plt.close(figure)

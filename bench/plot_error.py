@@ -1,0 +1,124 @@
+"""Error against time: one curve per operator over its settings."""
+import math
+
+import matplotlib.pyplot as plt
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.transforms import Bbox
+
+from plot_common import remark, save, seconds, title, tokens, value_axis
+
+EXACT = 1e-4  # below this an error is rounding
+LABELS = {"lsh": "lsh (keys = queries)"}  # its error is against full softmax over those
+
+
+def covered(axes, curves):
+    """Boxes of points and lines (lists of (time, error)), which no name should cover."""
+    boxes = []
+    unit = axes.figure.dpi / 72
+
+    def cover(x, y, reach):
+        boxes.append(Bbox.from_extents(x - reach, y - reach, x + reach, y + reach))
+
+    for points in curves:
+        pixels = axes.transData.transform(points)
+        for x, y in pixels:
+            cover(x, y, 4 * unit)
+        for (x, y), (to_x, to_y) in zip(pixels, pixels[1:]):
+            steps = max(1, int(math.hypot(to_x - x, to_y - y) / (4 * unit)))
+            for n in range(1, steps):
+                cover(x + (to_x - x) * n / steps, y + (to_y - y) * n / steps, 2 * unit)
+    return boxes
+
+
+def label_curves(axes, curves):
+    """The name of every operator beside one of its points (time, error), at the nearest free place."""
+    renderer = axes.figure.canvas.get_renderer()
+    inside = axes.get_window_extent(renderer).padded(-1)
+    taken = covered(axes, [points for points, _ in curves])
+    ups = sorted(range(-132, 133, 6), key=abs)
+    for points, c in sorted(curves, key=lambda p: -p[0][-1][0]):
+        anchors = [points[-1], points[0], *points[1:-1]] if len(points) > 1 else points
+        places = [(anchor, side, up) for up in ups for anchor in anchors for side in ("left", "right")]
+        for (x, y), side, up in places:
+            out = 9 + 0.4 * abs(up)
+            line = {"arrowstyle": "-", "color": c.colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4,
+                    "relpos": (0 if side == "left" else 1, 0.5)}
+            name = LABELS.get(c.operator, c.operator)
+            text = axes.annotate(name, (x, y), xytext=(out if side == "left" else -out, up),
+                                 textcoords="offset points", ha=side, va="center", color=c.colour, fontsize=8.5,
+                                 fontweight="bold", arrowprops=line if abs(up) > 6 else None)
+            text.update_positions(renderer)
+            box = Text.get_window_extent(text, renderer)  # of the words, without the line
+            if inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1) and not box.count_overlaps(taken):
+                taken.append(box)
+                break
+            text.remove()
+
+
+def panel(upper, lower, curves, suffix):
+    """One set of real data: approximations above; what is exact but for rounding, below the break of the axis."""
+    for axes in (upper, lower):
+        drawn = []
+        for c in curves:
+            points = [(row["best_ms"], row["rel_error" + suffix]) for row in c.trade()]
+            usual = c.usual()["best_ms"], max(c.usual()["rel_error" + suffix], 3e-8)
+            if (usual[1] > EXACT) != (axes is upper):
+                continue
+            axes.plot(*zip(*points), "o-", markersize=3.5, linewidth=1.4, color=c.colour, zorder=2)
+            axes.plot(*usual, "o", markersize=7.5, color=c.colour, markeredgecolor="white", zorder=3)
+            drawn.append((points, c))
+        label_curves(axes, drawn)
+        value_axis(axes.xaxis, seconds)
+    upper.yaxis.set_major_locator(FixedLocator([0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10]))
+    upper.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    upper.yaxis.set_minor_locator(NullLocator())
+    lower.yaxis.set_major_locator(FixedLocator([1e-7, 1e-6, 1e-5]))
+    lower.yaxis.set_minor_locator(NullLocator())
+
+
+def error_picture(context, curves, folder, name, heading):
+    curves = [c for c in curves if "rel_error" in c.usual()]
+    if not curves:
+        return
+    layers = [s for s in ("", "_1") if "rel_error" + s in curves[0].usual()]
+    names = [name.strip() for name in context.get("error_data", "").split(",")] + ["", ""]
+    rows = [row for c in curves for row in c.trade()]
+    times = [row["best_ms"] for row in rows]
+    errors = [row["rel_error" + s] for row in rows for s in layers]
+    full = next((c for c in curves if c.operator == "full_softmax"), None)
+    figure = plt.figure(figsize=(12, 7))
+    grid = figure.add_gridspec(2, len(layers), height_ratios=(8, 1), left=0.07, right=0.985, bottom=0.085, top=0.855,
+                               hspace=0.08, wspace=0.12)
+    for column, suffix in enumerate(layers):
+        upper, lower = figure.add_subplot(grid[0, column]), figure.add_subplot(grid[1, column])
+        for axes in (upper, lower):
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set_xlim(min(times) / 1.8, max(times) * (3 if len(layers) > 1 else 2))
+            if full:
+                axes.axvspan(full.usual()["best_ms"], axes.get_xlim()[1], color="#f4f4f4", zorder=0)
+        upper.set_ylim(min((e for e in errors if e > EXACT), default=0.1) / 1.5, max(2, 1.3 * max(errors)))
+        lower.set_ylim(2e-8, 2e-5)
+        upper.tick_params(which="both", bottom=False, labelbottom=False)
+        upper.spines["bottom"].set_visible(False)
+        mean = (full or curves[0]).usual()["mean_error" + suffix]
+        upper.axhline(mean, color="#999999", linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=0)
+        panel(upper, lower, curves, suffix)
+        upper.set_title(f"{names[column]}   ·····  baseline: mean of the values, {mean:.2f}", fontsize=10,
+                        color="#666666", loc="left")
+        lower.set_xlabel(f"time at {tokens(curves[0].shown_length())} tokens")
+        if column == 0:
+            upper.set_ylabel(f"relative error against full softmax, on {context.get('error_tokens', '')} tokens")
+            lower.set_ylabel("rounding\nonly")
+    title(figure, heading, context)
+    remark(figure, "large dot: setting of the other pictures   small: others"
+           + "   grey: slower than full softmax" * bool(full))
+    save(figure, folder, name)
+
+
+def error_pictures(context, curves, folder):
+    for causal in (False, True):
+        error_picture(context, [c for c in curves if c.causal == causal], folder,
+                      "error_causal" if causal else "error",
+                      f"Error against time{', causal' * causal}: lower and further left is better")

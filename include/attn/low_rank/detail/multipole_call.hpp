@@ -1,0 +1,263 @@
+// attn: the driver of multipole: keys are clustered, then blocks of queries choose, and attend to the keys they take,
+// to clusters and, in the causal form, to their own segment.
+#pragma once
+
+#include <attn/low_rank/detail/attention_call.hpp>
+#include <attn/low_rank/detail/multipole_block.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// What the threads share of one head of keys.
+template <class T>
+struct multipole_pair {
+  multipole_clusters<T> clusters;
+  packed_keys<T> far;     // the clusters' means, where some blocks see clusters that lost nothing
+  T* far_logs = nullptr;  // [segments * clusters]
+};
+
+/// The clusters of a pair, which may be part of more.
+template <class Pair>
+const auto& clustered_of(const Pair& p) {
+  if constexpr (requires { p.clustered; })
+    return p.clustered;
+  else
+    return p;
+}
+
+/// Clusters keys, in steps whose tasks are independent. Forward and backward passes alike.
+template <class S>
+struct multipole_clustering {
+  using T = compute_type<S>;
+
+  const multipole_settings& o;
+  tensor_view<const S> k, v;
+  tensor_view<const index, 3> assignment;
+  attention_shape shape;
+  sequence_lengths lengths;
+
+  index most_segments() const { return o.segments(shape.keys); }
+  /// Does any block see clusters that lost nothing, or choose among clusters?
+  bool with_far() const {
+    return few_clusters_change(o, most_segments() * o.clusters) || (o.candidate_clusters > 0 && o.clusters > 0);
+  }
+  multipole_pair<T> layout(arena& memory) const {
+    const index rows = most_segments() * o.clusters;
+    multipole_pair<T> p{multipole_clusters<T>::layout(memory, o, shape.keys, shape.dim, shape.dim_v), {}, nullptr};
+    if (with_far()) {
+      p.far = packed_keys<T>::layout(memory, rows, shape.dim, shape.dim_v);
+      p.far_logs = memory.allocate<T>(rows);
+    }
+    return p;
+  }
+  multipole_keys<T, S> keys_of(const multipole_pair<T>& p, index b, index kv) const {
+    return {o, p.clusters, head_of(k, b, kv), head_of(v, b, kv), p.far_logs, p.far.keys};
+  }
+
+  /// Pairs are batch item and key head, b * kv_heads + kv.
+  template <class Pair>
+  void run(const wave<Pair>& pairs) const {
+    constexpr index pack_step = 512;
+    const auto item = [&](index pair) { return pair / shape.kv_heads; };
+    const auto key = [&](index pair) { return head_of(k, item(pair), pair % shape.kv_heads); };
+    const auto scratch = [&](int worker) {
+      return pairs.exec.scratch(worker, [&](arena& memory) {
+        return cluster_scratch<T>::layout(memory, o.clusters, shape.dim, o.segment_keys(shape.keys));
+      });
+    };
+    if (most_segments() == 0) return;
+    pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, const Pair& p, index step, int) {
+      const index begin = step * pack_step, n = std::min(pack_step, lengths.keys(item(pair)) - begin);
+      const auto rows = key(pair);
+      if (n > 0)
+        pack_panels_across<T>([&](index j) { return rows.row(begin + j); }, n, shape.dim, rows.col_stride,
+                              clustered_of(p).clusters.panels + begin * shape.dim);
+    });
+    const auto each_segment = [&](const auto& body) {
+      pairs.for_each(most_segments(), [&](index pair, const Pair& p, index segment, int worker) {
+        const index n = lengths.keys(item(pair));
+        if (segment < o.segments(n)) body(pair, clustered_of(p).clusters, n, segment, worker);
+      });
+    };
+    const auto each_part = [&](const auto& body) {
+      pairs.for_each(o.parts(shape.keys), [&](index pair, const Pair& p, index part, int worker) {
+        const index n = lengths.keys(item(pair));
+        if (part < o.parts(n)) body(pair, clustered_of(p).clusters, n, part, worker);
+      });
+    };
+    const auto iterates = [&](index n) { return multipole_clusters<T>::iterates(o, n); };
+    if (o.clusters > 0) {
+      each_segment([&](index pair, const auto& c, index n, index segment, int worker) {
+        if (iterates(n)) c.start(o, key(pair), n, segment, segment, scratch(worker));
+      });
+      for (index step = 0; step < o.iterations; ++step) {
+        each_part([&](index pair, const auto& c, index n, index part, int worker) {
+          if (!iterates(n)) return;
+          c.assign(o, shape.dim, n, part, scratch(worker));
+          c.add_part(o, key(pair), static_cast<const matrix_view<const S>*>(nullptr), n, part);
+        });
+        each_segment([&](index, const auto& c, index n, index segment, int) {
+          if (iterates(n)) c.merge(o, n, segment, false);
+        });
+      }
+      each_part([&](index pair, const auto& c, index n, index part, int worker) {
+        if (iterates(n))
+          c.assign(o, shape.dim, n, part, scratch(worker));
+        else
+          take_assignment(c, pair, n, part);
+        const auto value = head_of(v, item(pair), pair % shape.kv_heads);
+        c.add_part(o, key(pair), &value, n, part);
+      });
+      each_segment([&](index, const auto& c, index n, index segment, int) { c.merge(o, n, segment, true); });
+    }
+    pairs.for_each(1, [&](index pair, const Pair& whole, index, int) {
+      const multipole_pair<T>& p = clustered_of(whole);
+      const index n = lengths.keys(item(pair)), rows = o.segments(n) * o.clusters;
+      p.clusters.sum_before(o, key(pair), n);
+      if (!with_far() || rows == 0) return;
+      // Means overwrite the centres, which no later step reads; means of values their parts.
+      for (index r = 0; r < rows; ++r) {
+        const T count = p.clusters.sums.counts[r], factor = count > T(0) ? T(1) / count : T(0);
+        p.far_logs[r] = count > T(0) ? std::log2(count) : -std::numeric_limits<T>::infinity();
+        divide(p.clusters.sums.key(r), p.clusters.sums.stride, factor, mean(p, r));
+        divide(p.clusters.sums.value(r), p.clusters.sums.stride_v, factor, value_mean(p, r));
+      }
+      packed_keys<T> far = p.far;
+      far.pack(matrix_view<const T>{p.clusters.centres, rows, shape.dim, p.clusters.sums.stride, 1},
+               matrix_view<const T>{p.clusters.parts.values, rows, shape.dim_v, p.clusters.sums.stride_v, 1}, 0, rows);
+    });
+  }
+
+  T* mean(const multipole_pair<T>& p, index r) const { return p.clusters.centres + r * p.clusters.sums.stride; }
+  T* value_mean(const multipole_pair<T>& p, index r) const { return p.clusters.parts.value(r); }
+
+ private:
+  static void divide(const T* from, index n, T factor, T* to) {
+    for (index d = 0; d < n; ++d) to[d] = factor == T(0) ? T(0) : from[d] * factor;
+  }
+
+  /// What the caller says, or every key its own cluster.
+  void take_assignment(const multipole_clusters<T>& c, index pair, index n, index part) const {
+    const auto [begin, end] = c.part_keys(o, n, part);
+    for (index j = begin; j < end; ++j)
+      c.cluster[j] = static_cast<cluster_number>(
+          assignment ? assignment(pair / shape.kv_heads, pair % shape.kv_heads, j) : j % o.segment_keys(n));
+  }
+};
+
+/// One call, after its checks.
+template <class S>
+struct multipole_call {
+  using T = compute_type<S>;
+
+  const attention_views<S>& views;
+  multipole_settings o;
+  tensor_view<const index, 3> assignment;
+  std::span<const T> sinks;
+  tensor_view<T, 3> lse;
+  score_terms<T, no_score> terms;
+
+  const attention_shape& shape() const { return views.shape; }
+  multipole_clustering<S> clustering() const { return {o, views.k, views.v, assignment, shape(), views.lengths}; }
+  T sign() const { return terms.scale < T(0) ? T(-1) : terms.scale > T(0) ? T(1) : T(0); }
+
+  /// Multiplications and additions, roughly.
+  double operations() const {
+    const double queries = static_cast<double>(shape().queries), keys = static_cast<double>(shape().keys),
+                 clusters = static_cast<double>(o.segments(shape().keys) * o.clusters),
+                 own = o.causal ? static_cast<double>(std::min(o.segment, shape().keys)) : 0;
+    const double taken = static_cast<double>(multipole_block<T>::most_taken(o, shape().keys));
+    return shape().operations_per_pair() * (queries * (taken + clusters + own) + keys * queries / 64) +
+           keys * static_cast<double>(shape().batch * shape().kv_heads * o.clusters * (o.iterations + 1) * shape().dim);
+  }
+
+  struct scratch {
+    multipole_block<T> choice;
+    row_block<T> rows;
+    packed_keys<T> near, own;
+  };
+  scratch layout(arena& memory) const {
+    const index dim = shape().dim, dim_v = shape().dim_v, keys = shape().keys;
+    const index near = multipole_block<T>::most_slots(o, keys) + multipole_block<T>::most_taken(o, keys);
+    return {multipole_block<T>::layout(memory, o, keys, dim, dim_v), row_block<T>::layout(memory, dim, dim_v),
+            packed_keys<T>::layout(memory, near, dim, dim_v),
+            packed_keys<T>::layout(memory, o.causal ? std::min(o.segment, keys) : 0, dim, dim_v)};
+  }
+
+  /// Packs what a block sees of its own: clusters, then the keys it takes.
+  static void pack_near(const multipole_keys<T, S>& k, const multipole_block<T>& c, packed_keys<T>& near) {
+    if (c.slots > 0) near.pack(c.rest_keys(near.dim), c.rest_values(near.dim_v), 0, c.slots);
+    if (c.taken == 0) return;
+    near.pack_keys([&](index n) { return k.key.row(c.chosen[n]); }, k.key.col_stride, c.slots, c.slots + c.taken);
+    near.pack_value_rows([&](index slot) { return k.value.row(c.chosen[slot - c.slots]); }, k.value.col_stride, c.slots,
+                         c.slots + c.taken);
+  }
+
+  void attend_block(const multipole_keys<T, S>& k, const packed_keys<T>& far, const query_block& one, index b, index h,
+                    scratch& s) const {
+    s.choice.leave(k, one.past);
+    pack_near(k, s.choice, s.near);
+    auto far_terms = terms.for_head(b, 0, 0), near_terms = far_terms;
+    far_terms.counts = {s.choice.far_logs, s.choice.far, 0};
+    if (s.choice.slots > 0) near_terms.counts = {s.choice.logs, s.choice.slots, 0};
+    const index shift = views.lengths.keys(b) - views.lengths.queries(b);
+    for (index i = one.begin; i < one.end; i += max_rows) {
+      const index count = std::min(max_rows, one.end - i);
+      s.rows.begin(head_of(views.q, b, h), {i, 1, nullptr}, count, terms.query_factor());
+      const auto see = [&](index slots) { std::fill_n(s.rows.ranges, count, key_range{0, slots}); };
+      if (s.choice.far > 0) {
+        see(s.choice.far);
+        attend(s.rows, far, far_terms);
+      }
+      see(s.choice.slots + s.choice.taken);
+      attend(s.rows, s.near, near_terms);
+      if (o.causal) {
+        for (index r = 0; r < count; ++r) s.rows.ranges[r] = {0, i + r + shift + 1 - one.past};
+        attend(s.rows, s.own, terms);
+      }
+      finish(s.rows, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2));
+    }
+  }
+
+  void run_task(const multipole_pair<T>& p, index b, index h, index task, scratch& s) const {
+    const index n = views.lengths.keys(b), queries = views.lengths.queries(b);
+    const multipole_keys<T, S> k = clustering().keys_of(p, b, h / shape().group());
+    if (task == 0) {
+      clear_rows(head_of(views.out, b, h), index(0), o.causal ? std::clamp<index>(queries - n, 0, queries) : 0,
+                 row_of(lse, b, h), lse.stride(2));
+      views.clear_padding(b, h, 0, shape().queries, lse);
+    }
+    bool packed = !o.causal;
+    multipole_blocks{o, n, queries}.visit_task(task, [&](const query_block* blocks, index count) {
+      if (!packed) {
+        packed = true;
+        const index begin = task * o.segment;
+        s.own.positions = {begin, 1, nullptr};
+        s.own.pack(k.key, k.value, 0, std::min(o.segment, n - begin));
+      }
+      s.choice.rank(k, head_of(views.q, b, h), blocks, count, sign());
+      for (index c = 0; c < count; ++c) {
+        s.choice.choose(k, blocks[c], c);
+        attend_block(k, p.far, blocks[c], b, h, s);
+      }
+    });
+  }
+
+  void run(execution& exec) const {
+    const auto clusters = clustering();
+    const index group = shape().group();
+    const index tasks = std::max<index>(1, multipole_blocks::tasks(o, shape().keys, shape().queries));
+    for_each_wave(
+        exec, shape().batch * shape().kv_heads, [&](arena& memory) { return clusters.layout(memory); },
+        [&](const wave<multipole_pair<T>>& pairs) {
+          clusters.run(pairs);
+          // Of a causal call the last tasks are the longest: they go first.
+          pairs.for_each(tasks * group, [&](index pair, const multipole_pair<T>& p, index step, int worker) {
+            auto s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+            const index b = pair / shape().kv_heads, h = pair % shape().kv_heads * group + step % group;
+            run_task(p, b, h, tasks - 1 - step / group, s);
+          });
+        });
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,170 @@
+// attn: which keys a block of queries of multipole takes exactly: those with the largest max over probes g of
+// x_g.(k_j - mean of the keys), x_g the mean of some of its queries. Ties: the earlier key. A rank that is not a number
+// is the lowest.
+#pragma once
+
+#include <attn/core/detail/tile_product.hpp>
+#include <attn/core/execution.hpp>
+
+#include <numeric>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Integers in the order of the floats they stand for; -0 is 0.
+template <class T>
+struct ordered_bits {
+  using integer = typename float_bits<T>::integer;
+  using natural = std::make_unsigned_t<integer>;
+  static constexpr natural sign = natural(1) << (8 * sizeof(T) - 1);
+
+  static natural of(T x) {
+    const natural bits = std::bit_cast<natural>(x + T(0));  // -0 becomes 0
+    return bits & sign ? ~bits : bits | sign;
+  }
+  static T number(natural key) { return std::bit_cast<T>(key & sign ? key ^ sign : ~key); }
+};
+
+/// How many of n numbers are at least t.
+template <class T>
+index count_from(const T* x, index n, T t) {
+  const packet<T> one = broadcast<T>(T(1)), least = broadcast<T>(t);
+  packet<T> sums[4] = {zero<T>(), zero<T>(), zero<T>(), zero<T>()};
+  index i = 0, count = 0;
+  for (; i + 4 * width<T> <= n; i += 4 * width<T>)
+    unroll<4>([&](auto u) { sums[u] = add(sums[u], if_less(load<T>(x + i + u * width<T>), least, zero<T>(), one)); });
+  for (; i < n; ++i) count += x[i] >= t;
+  return count + static_cast<index>(sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3]))));
+}
+
+/// The k-th largest of n numbers, 1 <= k <= n, none of which is NaN: bisection over their bits, a few dozen countings.
+template <class T>
+T kth_largest(const T* x, index n, index k) {
+  using bits = ordered_bits<T>;
+  T low = x[0], high = x[0];
+  for (index i = 1; i < n; ++i) low = std::min(low, x[i]), high = std::max(high, x[i]);
+  auto least = bits::of(low), most = bits::of(high);  // count_from(least) >= k
+  while (least < most) {
+    const auto middle = static_cast<typename bits::natural>(most - (most - least) / 2);
+    if (count_from(x, n, bits::number(middle)) >= k)
+      least = middle;
+    else
+      most = static_cast<typename bits::natural>(middle - 1);
+  }
+  return bits::number(least);
+}
+
+/// Writes the places of the `count` largest of n numbers, ascending; ties: the earlier ones. Returns how many.
+/// `buffer` holds n numbers, `chosen` n places.
+///
+/// The count-th largest of the maxima of disjoint sets is no more than the count-th largest of all: what lies below it
+/// is left out at once.
+template <class T>
+index choose_largest(const T* x, index n, index count, T* buffer, index* chosen) {
+  if (count >= n) {
+    std::iota(chosen, chosen + n, index(0));
+    return n;
+  }
+  if (count <= 0) return 0;
+  T least = -std::numeric_limits<T>::infinity();
+  const index packets = n / width<T>, height = std::clamp<index>(n / (2 * count), 1, 16), sets = packets / height;
+  if (height > 1 && sets * width<T> >= count) {
+    for (index g = 0; g < sets; ++g) {
+      packet<T> highest = load<T>(x + g * height * width<T>);
+      for (index p = 1; p < height; ++p) highest = max(highest, load<T>(x + (g * height + p) * width<T>));
+      store<T>(buffer + g * width<T>, highest);
+    }
+    least = kth_largest(buffer, sets * width<T>, count);
+  }
+  index found = 0;
+  const auto look = [&](index i) {
+    chosen[found] = i;
+    found += x[i] >= least;
+  };
+  index i = 0;
+  for (; i + width<T> <= n; i += width<T>)
+    if (max_lanes(load<T>(x + i)) >= least)
+      for (index lane = 0; lane < width<T>; ++lane) look(i + lane);
+  for (; i < n; ++i) look(i);
+
+  for (index r = 0; r < found; ++r) buffer[r] = x[chosen[r]];
+  const T last = kth_largest(buffer, found, count);
+  index more = 0;
+  for (index r = 0; r < found; ++r) more += buffer[r] > last;
+  index equals = count - more, kept = 0;
+  for (index r = 0; r < found; ++r) {
+    if (buffer[r] < last || (buffer[r] == last && equals-- <= 0)) continue;
+    chosen[kept++] = chosen[r];
+  }
+  return kept;
+}
+
+/// The probes of some blocks of queries, packed as rows of a product with the keys.
+template <class T>
+struct probe_rows {
+  index dim = 0, rows = 0;
+  T* means = nullptr;      // [rows][padded dim]
+  T* packed = nullptr;     // per tile [dim][tile_rows]
+  T* offset = nullptr;     // per row: x_g . mean of the keys
+  index* block = nullptr;  // per row: of the blocks
+
+  static probe_rows layout(arena& memory, index rows, index dim) {
+    const index padded = round_up(rows, tile_rows);
+    return {dim,
+            0,
+            memory.allocate<T>(rows * round_up(dim, width<T>)),
+            memory.allocate<T>(padded * dim + width<T>),
+            memory.allocate<T>(padded),
+            memory.allocate<index>(padded)};
+  }
+
+  /// Appends the mean of queries [begin, end), times `sign`.
+  template <class S>
+  void add(const matrix_view<const S>& q, index begin, index end, T sign, index of_block) {
+    const index stride = round_up(dim, width<T>);
+    T* const to = means + rows * stride;
+    std::fill_n(to, stride, T(0));
+    for (index i = begin; i < end; ++i) {
+      const S* const row = q.row(i);
+      for (index d = 0; d < dim; d += width<T>)
+        store<T>(to + d,
+                 attn::detail::add(load<T>(to + d), load_part<T>(row + d * q.col_stride, q.col_stride, dim - d)));
+    }
+    for (index d = 0; d < dim; ++d) to[d] = to[d] * sign / static_cast<T>(end - begin);
+    block[rows++] = of_block;
+  }
+
+  /// Ready for rank(): `sum` is the sum of `keys` keys.
+  void finish(const T* sum, index keys) const {
+    const index stride = round_up(dim, width<T>);
+    for (index r = 0; r < rows; ++r) {
+      T dot = 0;
+      for (index d = 0; d < dim; ++d) dot += means[r * stride + d] * sum[d];
+      offset[r] = dot / static_cast<T>(keys);
+    }
+    for (index r = rows; r < round_up(rows, tile_rows); ++r) offset[r] = offset[rows - 1], block[r] = block[rows - 1];
+    for (index r = 0; r < rows; r += tile_rows)
+      pack_rows<T>([&](index n) { return means + (r + n) * stride; }, std::min<index>(tile_rows, rows - r), dim, 1,
+                   T(1), packed + r * dim);
+  }
+
+  /// ranks[block][j] for keys [0, keys), which lie in panels; `ranks` has rows of `stride` numbers, whole panels.
+  void rank(const T* panels, index keys, T* ranks, index stride) const {
+    constexpr index wide = panel_width<T>;
+    const index blocks = block[rows - 1] + 1;
+    for (index j = 0; j < keys; j += wide) {
+      for (index b = 0; b < blocks; ++b) std::fill_n(ranks + b * stride + j, wide, -std::numeric_limits<T>::infinity());
+      for (index r = 0; r < rows; r += tile_rows)
+        with_tile_height(rows - r, [&](auto M) {
+          tile_product<T, M.value, 2>(packed_rows<T>{packed + r * dim}, panels + j * dim, dim,
+                                      [&](auto m, auto n, const auto& x) {
+                                        T* const to = ranks + block[r + m] * stride + j + n * width<T>;
+                                        const packet<T> known = load<T>(to);
+                                        const packet<T> rank = sub(x, broadcast<T>(offset[r + m]));
+                                        store<T>(to, if_less(known, rank, rank, known));  // NaN is no larger
+                                      });
+        });
+    }
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,251 @@
+// attn: the clusters of multipole: k-means of the keys of a segment, and what is summed up of every cluster.
+//
+//   1. start     centres are keys of the segment, drawn by a seed
+//   2. assign    every key goes to the nearest centre, ties: the first: a product of centres and keys
+//   3. merge     centres become the means of their keys; one without keys stays. Back to 2, `iterations` times
+//   4. assign, and sum up keys and values
+//
+// A segment is worked on in parts of fixed size, whose sums are added in order: the bits do not depend on threads.
+#pragma once
+
+#include <attn/core/detail/waves.hpp>
+#include <attn/core/random.hpp>
+#include <attn/low_rank/detail/multipole_settings.hpp>
+#include <attn/softmax/detail/packed_keys.hpp>
+
+#include <numeric>
+
+namespace attn::inline ATTN_ISA::detail {
+
+using cluster_number = std::int32_t;
+
+/// Sums over the keys of clusters: rows of keys and values, and how many keys.
+template <class T>
+struct cluster_sums {
+  index stride = 0, stride_v = 0;
+  T *keys = nullptr, *values = nullptr, *counts = nullptr;
+
+  static index padded(index dim) { return round_up(dim, width<T>); }
+  static cluster_sums layout(arena& memory, index rows, index dim, index dim_v) {
+    const index stride = padded(dim), stride_v = padded(dim_v);
+    return {stride, stride_v, memory.allocate<T>(rows * stride), memory.allocate<T>(rows * stride_v),
+            memory.allocate<T>(rows)};
+  }
+  cluster_sums from(index row) const {
+    return {stride, stride_v, keys + row * stride, values + row * stride_v, counts + row};
+  }
+  T* key(index row) const { return keys + row * stride; }
+  T* value(index row) const { return values + row * stride_v; }
+  void clear(index rows) const {
+    std::fill_n(keys, rows * stride, T(0));
+    std::fill_n(values, rows * stride_v, T(0));
+    std::fill_n(counts, rows, T(0));
+  }
+};
+
+/// to += sign * row i of x.
+template <class T, class S>
+ATTN_INLINE void add_row(T* to, const matrix_view<const S>& x, index i, T sign = T(1)) {
+  const S* const row = x.row(i);
+  const packet<T> factor = broadcast<T>(sign);
+  for (index d = 0; d < x.cols; d += width<T>)
+    store<T>(to + d, fma(load_part<T>(row + d * x.col_stride, x.col_stride, x.cols - d), factor, load<T>(to + d)));
+}
+
+/// Scratch of one worker.
+template <class T>
+struct cluster_scratch {
+  T *centres = nullptr, *offsets = nullptr;  // less their mean m, packed as rows of tiles; |c|^2 / 2 + m.c
+  T *rows = nullptr, *mean = nullptr;        // [clusters][padded dim]: centres less their mean
+  index* drawn = nullptr;                         // [keys of a segment]
+
+  static cluster_scratch layout(arena& memory, index clusters, index dim, index keys) {
+    const index tiles = round_up(clusters, tile_rows), stride = round_up(dim, width<T>);
+    return {memory.allocate<T>(tiles * dim + width<T>), memory.allocate<T>(tiles),
+            memory.allocate<T>(clusters * stride), memory.allocate<T>(stride), memory.allocate<index>(keys)};
+  }
+
+  /// Packs centres [clusters][stride], less their mean: where keys lie far from the origin, fewer digits are lost.
+  void pack(const T* from, index stride, index clusters, index dim) const {
+    std::fill_n(mean, stride, T(0));
+    for (index c = 0; c < clusters; ++c)
+      for (index d = 0; d < dim; ++d) mean[d] += from[c * stride + d];
+    for (index d = 0; d < dim; ++d) mean[d] /= static_cast<T>(clusters);
+    for (index c = 0; c < clusters; ++c)
+      for (index d = 0; d < dim; ++d) rows[c * stride + d] = from[c * stride + d] - mean[d];
+    for (index c = 0; c < clusters; c += tile_rows)
+      pack_rows<T>([&](index n) { return rows + (c + n) * stride; }, std::min<index>(tile_rows, clusters - c), dim, 1,
+                   T(1), centres + c * dim);
+    for (index c = 0; c < round_up(clusters, tile_rows); ++c) {
+      const T* const row = rows + std::min(c, clusters - 1) * stride;
+      T square = 0, of_mean = 0;
+      for (index d = 0; d < dim; ++d) square += row[d] * row[d], of_mean += row[d] * mean[d];
+      offsets[c] = square / T(2) + of_mean;
+    }
+  }
+};
+
+/// cluster[j] = the nearest centre, argmax (k_j - m).c - |c|^2 / 2 of centres c less m, of the keys [begin, end), which
+/// lie in panels.
+template <class T>
+void nearest_centres(const cluster_scratch<T>& s, index clusters, index dim, const T* panels, index begin, index end,
+                     cluster_number* cluster) {
+  constexpr index wide = panel_width<T>;
+  for (index first = begin / wide * wide; first < end; first += wide) {
+    packet<T> best[2], at[2] = {zero<T>(), zero<T>()};
+    best[0] = best[1] = broadcast<T>(-std::numeric_limits<T>::infinity());
+    for (index c = 0; c < clusters; c += tile_rows)
+      with_tile_height(clusters - c, [&](auto M) {
+        tile_product<T, M.value, 2>(packed_rows<T>{s.centres + c * dim}, panels + first * dim, dim,
+                                    [&](auto m, auto n, const auto& x) {
+                                      const packet<T> score = sub(x, broadcast<T>(s.offsets[c + m]));
+                                      const packet<T> number = broadcast<T>(static_cast<T>(c + m));
+                                      at[n] = if_less(best[n], score, number, at[n]);
+                                      best[n] = if_less(best[n], score, score, best[n]);  // NaN is no larger
+                                    });
+      });
+    alignas(64) T numbers[wide];
+    store<T>(numbers, at[0]);
+    store<T>(numbers + width<T>, at[1]);
+    for (index j = std::max(begin, first); j < std::min(end, first + wide); ++j)
+      cluster[j] = static_cast<cluster_number>(numbers[j - first]);
+  }
+}
+
+/// Draws `clusters` different numbers below `keys` into s.drawn.
+template <class T>
+void draw_keys(const cluster_scratch<T>& s, index clusters, index keys, std::uint64_t seed, index segment) {
+  random_numbers random(seed, static_cast<std::uint64_t>(segment));
+  std::iota(s.drawn, s.drawn + keys, index(0));
+  for (index c = 0; c < clusters; ++c) std::swap(s.drawn[c], s.drawn[c + random.below(keys - c)]);
+}
+
+/// The clusters of one head of keys: `segments` of them, one after the other.
+template <class T>
+struct multipole_clusters {
+  cluster_number* cluster = nullptr;  // [keys]: within the segment
+  cluster_sums<T> sums;               // [segments * clusters]
+  cluster_sums<T> parts;              // [parts * clusters]; keys [segments * clusters]: centres
+  T* centres = nullptr;               // [segments * clusters][stride]
+  T* before = nullptr;                // [segments + 1][stride]: sums of the keys of earlier segments
+  T* panels = nullptr;                // all keys, packed across
+
+  static multipole_clusters layout(arena& memory, const multipole_settings& o, index keys, index dim, index dim_v) {
+    const index rows = o.segments(keys) * o.clusters, stride = cluster_sums<T>::padded(dim);
+    multipole_clusters c;
+    c.cluster = memory.allocate<cluster_number>(keys);
+    c.sums = cluster_sums<T>::layout(memory, rows, dim, dim_v);
+    c.parts = cluster_sums<T>::layout(memory, o.parts(keys) * o.clusters, dim, dim_v);
+    c.centres = memory.allocate<T>(rows * stride);
+    c.before = memory.allocate<T>((o.segments(keys) + 1) * stride);
+    c.panels = memory.allocate<T>(round_up(keys, panel_width<T>) * dim);
+    return c;
+  }
+
+  /// Where every key is its own cluster, or the caller says which it is in, nothing is iterated.
+  static bool iterates(const multipole_settings& o, index keys) {
+    return !o.assigned && o.clusters > 0 && o.segment_keys(keys) > o.clusters;
+  }
+
+  /// `number` is that of the segment in the sequence, which draws its keys.
+  template <class S>
+  void start(const multipole_settings& o, const matrix_view<const S>& k, index keys, index segment, index number,
+             const cluster_scratch<T>& s) const {
+    const index size = o.segment_keys(keys);
+    draw_keys(s, o.clusters, size, o.seed, number);
+    T* const to = centres + segment * o.clusters * sums.stride;
+    std::fill_n(to, o.clusters * sums.stride, T(0));
+    for (index c = 0; c < o.clusters; ++c) add_row(to + c * sums.stride, k, segment * size + s.drawn[c]);
+  }
+
+  /// The keys of one part.
+  key_range part_keys(const multipole_settings& o, index keys, index part) const {
+    const index per = o.parts_per_segment(keys), size = o.segment_keys(keys), segment = part / per;
+    const index begin = segment * size + part % per * cluster_part;
+    return {begin, std::min(begin + cluster_part, (segment + 1) * size)};
+  }
+
+  void assign(const multipole_settings& o, index dim, index keys, index part, const cluster_scratch<T>& s) const {
+    const auto [begin, end] = part_keys(o, keys, part);
+    s.pack(centres + part / o.parts_per_segment(keys) * o.clusters * sums.stride, sums.stride, o.clusters, dim);
+    nearest_centres(s, o.clusters, dim, panels, begin, end, cluster);
+  }
+
+  /// Sums up the keys of a part, and the values unless they are null.
+  template <class S>
+  void add_part(const multipole_settings& o, const matrix_view<const S>& k, const matrix_view<const S>* v, index keys,
+                index part) const {
+    const auto [begin, end] = part_keys(o, keys, part);
+    const cluster_sums<T> to = parts.from(part * o.clusters);
+    std::fill_n(to.keys, o.clusters * to.stride, T(0));
+    std::fill_n(to.counts, o.clusters, T(0));
+    if (v) std::fill_n(to.values, o.clusters * to.stride_v, T(0));
+    for (index j = begin; j < end; ++j) {
+      const index c = cluster[j];
+      add_row(to.key(c), k, j);
+      if (v) add_row(to.value(c), *v, j);
+      to.counts[c] += T(1);
+    }
+  }
+
+  /// Adds the parts of a segment; then centres become means.
+  void merge(const multipole_settings& o, index keys, index segment, bool with_values) const {
+    const index per = o.parts_per_segment(keys), rows = o.clusters;
+    const cluster_sums<T> to = sums.from(segment * rows);
+    const auto add = [&](T* all, const T* part, index count, bool first) {
+      if (first)
+        std::copy_n(part, count, all);
+      else
+        for (index n = 0; n < count; ++n) all[n] += part[n];
+    };
+    for (index p = 0; p < per; ++p) {
+      const cluster_sums<T> from = parts.from((segment * per + p) * rows);
+      add(to.keys, from.keys, rows * to.stride, p == 0);
+      add(to.counts, from.counts, rows, p == 0);
+      if (with_values) add(to.values, from.values, rows * to.stride_v, p == 0);
+    }
+    for (index c = 0; c < rows; ++c) {
+      if (to.counts[c] == T(0)) continue;
+      T* const centre = centres + (segment * rows + c) * to.stride;
+      for (index d = 0; d < to.stride; ++d) centre[d] = to.key(c)[d] / to.counts[c];
+    }
+  }
+
+  /// All of it for one segment: rows of k and v are its own. `keys` is such that there is one.
+  template <class S>
+  void cluster_one(const multipole_settings& o, const matrix_view<const S>& k, const matrix_view<const S>& v,
+                   index keys, index number, const cluster_scratch<T>& s) const {
+    const index size = o.segment_keys(keys);
+    pack_panels_across<T>([&](index j) { return k.row(j); }, size, k.cols, k.col_stride, panels);
+    const bool iterated = iterates(o, keys);
+    if (iterated) start(o, k, keys, 0, number, s);
+    for (index step = 0; step <= o.iterations; ++step) {
+      const bool last = step == o.iterations;
+      for (index part = 0; part < o.parts(keys); ++part) {
+        if (iterated)
+          assign(o, k.cols, keys, part, s);
+        else
+          for (index j = part_keys(o, keys, part).begin; j < part_keys(o, keys, part).end; ++j)
+            cluster[j] = static_cast<cluster_number>(j);
+        add_part(o, k, last ? &v : nullptr, keys, part);
+      }
+      merge(o, keys, 0, last);
+    }
+  }
+
+  /// Sums of all keys of the segments before each one, for their means; without clusters, of the keys themselves.
+  template <class S>
+  void sum_before(const multipole_settings& o, const matrix_view<const S>& k, index keys) const {
+    const index stride = sums.stride, size = o.segment_keys(keys);
+    std::fill_n(before, stride, T(0));
+    for (index n = 0; n < o.segments(keys); ++n) {
+      T* const to = before + (n + 1) * stride;
+      std::copy_n(to - stride, stride, to);
+      for (index c = 0; c < o.clusters; ++c)
+        for (index d = 0; d < stride; ++d) to[d] += sums.key(n * o.clusters + c)[d];
+      for (index j = 0; o.clusters == 0 && j < size; ++j) add_row(to, k, n * size + j);
+    }
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

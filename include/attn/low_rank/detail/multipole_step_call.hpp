@@ -1,0 +1,272 @@
+// attn: one token of multipole_step, for the query heads of one key head:
+//
+//   1. scores of all clusters             one reading of their means, for all query heads
+//   2. per query head: choose             clusters, then keys among those of the clusters chosen
+//   3. one softmax over keys taken, rests of clusters, and the own segment
+//
+// The rest of a cluster needs no keys: with S its members taken, n_rest its score is (n s - sum_S s_j) / n_rest, and
+// its value (n v - sum_S v_j) / n_rest: weights of the clusters' means and of the keys taken change instead.
+#pragma once
+
+#include <attn/low_rank/detail/multipole_choice.hpp>
+#include <attn/low_rank/multipole_cache.hpp>
+#include <attn/softmax/detail/softmax_call.hpp>
+#include <attn/softmax/detail/streaming.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// scores[n] = q . row(n) for `count` rows of contiguous numbers; `scores` takes whole packets.
+template <class T, class Row>
+void gathered_scores(const T* q, Row&& row, index count, index dim, T* scores) {
+  constexpr index distance = 8;
+  for (index n = 0; n < count; n += width<T>) {
+    packet<T> sums[width<T>];
+    for (int i = 0; i < width<T>; ++i) {
+      const auto* const x = row(std::min(n + i, count - 1));
+      prefetch_bytes(reinterpret_cast<const char*>(row(std::min(n + i + distance, count - 1))),
+                     dim * static_cast<index>(sizeof(*x)));
+      packet<T> sum = zero<T>();
+      for (index d = 0; d < dim; d += width<T>) sum = fma(load<T>(q + d), load_part<T>(x + d, 1, dim - d), sum);
+      sums[i] = sum;
+    }
+    store<T>(scores + n, sums_across<T>(sums));
+  }
+}
+
+template <class S>
+struct multipole_step_call {
+  using T = compute_type<S>;
+
+  const softmax_call<S, no_score>& in;
+  const multipole_cache<S>& cache;
+  index before;  // tokens of the cache before the call
+  const attention_shape& shape = in.shape;
+  const multipole_settings& o = cache.settings();
+  tensor_view<const S> all_keys = cache.keys(), all_values = cache.values();
+
+  index most_past() const { return (before + shape.queries) / o.segment * o.segment; }
+  index most_clusters() const { return most_past() / o.segment * o.clusters; }
+
+  struct scratch {
+    stream_queries<T> rows;
+    online_softmax<T> own, far;       // of the own segment; of everything else
+    index stride;                     // of cluster scores
+    T* scores;                        // [group][stride]: of clusters, then their weights
+    T *ranks, *buffer;                // of keys, of those and clusters
+    T* taken_scores;                  // [exact]
+    index *list, *chosen, *taken;     // candidates, choices, keys taken
+    cluster_number *of_list, *slot;   // the cluster of a candidate; [clusters]: its place among those that lost keys
+    cluster_number *of_taken, *lost;  // [exact]
+    T *lost_scores, *lost_counts;     // [exact]: sums over the members taken
+    T* factors;                       // [exact]: what a member taken loses of its weight
+  };
+  scratch layout(arena& memory) const {
+    const index group = shape.group(), past = most_past(), clusters = most_clusters();
+    const index most = std::min(o.exact, past), listed = std::max(past, clusters);
+    scratch s;
+    s.rows = stream_queries<T>::layout(memory, group, shape.dim, shape.dim_v);
+    s.own = online_softmax<T>::layout(memory, group, shape.dim_v);
+    s.far = online_softmax<T>::layout(memory, group, shape.dim_v);
+    s.stride = round_up(clusters, stream_tile);
+    s.scores = memory.allocate<T>(group * s.stride);
+    s.ranks = memory.allocate<T>(listed + width<T>), s.buffer = memory.allocate<T>(listed);
+    s.taken_scores = memory.allocate<T>(most);
+    s.list = memory.allocate<index>(past), s.chosen = memory.allocate<index>(listed);
+    s.taken = memory.allocate<index>(most);
+    s.of_list = memory.allocate<cluster_number>(past), s.slot = memory.allocate<cluster_number>(clusters);
+    s.of_taken = memory.allocate<cluster_number>(most), s.lost = memory.allocate<cluster_number>(most);
+    s.lost_scores = memory.allocate<T>(most), s.lost_counts = memory.allocate<T>(most);
+    s.factors = memory.allocate<T>(most);
+    return s;
+  }
+
+  using clusters_of_head = typename multipole_cache<S>::head_clusters;
+
+  /// Step 1.
+  void score_clusters(const clusters_of_head& c, index clusters, scratch& s) const {
+    const matrix_view<const T> means{c.means, clusters, c.stride, c.stride, 1};
+    for (index begin = 0; begin < clusters; begin += stream_tile) {
+      const index count = std::min(stream_tile, clusters - begin);
+      const matrix_view<const T> tile{means.row(begin), count, c.stride, c.stride, 1};
+      by_rows<T>(s.rows.rows, [&](index r, auto R) {
+        stream_scores<T, R.value>(s.rows.data + r * s.rows.stride, s.rows.stride, tile, s.rows.scores + r * stream_tile,
+                                  r == 0
+                                      ? stream_prefetcher(means, begin + count, std::min(begin + 2 * count, clusters))
+                                      : stream_prefetcher());
+      });
+      for (index r = 0; r < s.rows.rows; ++r)
+        std::copy_n(s.rows.scores + r * stream_tile, count, s.scores + r * s.stride + begin);
+    }
+  }
+
+  /// Step 2, first half: candidates of row r with their clusters. Returns how many.
+  index candidates(const clusters_of_head& c, index past, index clusters, index r, scratch& s) const {
+    const index segments = past / o.segment;
+    index found = 0;
+    const auto members = [&](index cluster) {
+      const index segment = cluster / o.clusters, first = segment * o.segment, begin = c.begins[cluster];
+      const auto count = static_cast<index>(c.counts[cluster]);
+      for (index n = begin; n < begin + count; ++n) {
+        s.of_list[found] = static_cast<cluster_number>(cluster);
+        s.list[found++] = first + c.order[first + n];
+      }
+    };
+    if (o.exact >= past || o.candidate_clusters == 0) {
+      if (o.clusters == 0)
+        for (; found < past; ++found) s.list[found] = found, s.of_list[found] = 0;
+      else
+        for (index cluster = 0; cluster < segments * o.clusters; ++cluster) members(cluster);
+      return found;
+    }
+    T* const x = s.scores + r * s.stride;
+    T* const ranks = s.buffer;  // of clusters; empty ones and what is not a number come last
+    for (index n = 0; n < clusters; ++n)
+      ranks[n] = c.counts[n] > T(0) && x[n] == x[n] ? x[n] : -std::numeric_limits<T>::infinity();
+    const index near = choose_largest(ranks, clusters, o.candidate_clusters, s.ranks, s.chosen);
+    for (index n = 0; n < near; ++n) members(s.chosen[n]);
+    return found;
+  }
+
+  /// Step 2, second half: the keys row r takes, with their scores. Returns how many.
+  index take(index found, index kv_batch, index kv, index r, scratch& s) const {
+    const matrix_view<const S> keys = head_of(all_keys, kv_batch, kv);
+    gathered_scores(
+        s.rows.data + r * s.rows.stride, [&](index n) { return keys.row(s.list[n]); }, found, shape.dim, s.ranks);
+    index count = found;
+    if (o.exact < found) {
+      for (index n = 0; n < found; ++n)
+        if (s.ranks[n] != s.ranks[n]) s.ranks[n] = -std::numeric_limits<T>::infinity();
+      count = choose_largest(s.ranks, found, o.exact, s.buffer, s.chosen);
+    } else {
+      std::iota(s.chosen, s.chosen + found, index(0));
+    }
+    for (index n = 0; n < count; ++n) {
+      const index at = s.chosen[n];
+      s.taken[n] = s.list[at];
+      s.taken_scores[n] = s.ranks[at];
+      s.of_taken[n] = s.of_list[at];
+    }
+    return count;
+  }
+
+  /// Step 3 for everything but the own segment, for row r: weights of the clusters, and the sum over the keys taken.
+  void weigh(const clusters_of_head& c, index clusters, index count, index b, index kv, index r, scratch& s) const {
+    constexpr T none = -std::numeric_limits<T>::infinity();
+    T* const x = s.scores + r * s.stride;
+    index changed = 0;
+    if (clusters > 0) {
+      std::fill_n(s.slot, clusters, cluster_number(-1));
+      for (index n = 0; n < count; ++n) {
+        cluster_number& slot = s.slot[s.of_taken[n]];
+        if (slot < 0) {
+          s.lost[changed] = s.of_taken[n];
+          s.lost_scores[changed] = s.lost_counts[changed] = T(0);
+          slot = static_cast<cluster_number>(changed++);
+        }
+        s.lost_scores[slot] += s.taken_scores[n];
+        s.lost_counts[slot] += T(1);
+      }
+    }
+    for (index n = 0; n < changed; ++n) {
+      const index cluster = s.lost[n];
+      const T all = c.counts[cluster], rest = all - s.lost_counts[n];
+      x[cluster] = rest > T(0) ? (all * x[cluster] - s.lost_scores[n]) / rest : T(0);
+    }
+    const auto terms = in.terms.for_head(b, kv * shape.group() + r, 0);
+    if (terms.any()) {
+      terms.apply(x, clusters, 0, {}, 0);
+      terms.apply(s.taken_scores, count, 0, {}, 0);
+    }
+    T highest = none;
+    for (index n = 0; n < clusters; ++n) x[n] += c.logs[n];
+    for (index n = 0; n < changed; ++n) {  // log2 of the rest in place of that of all
+      const index cluster = s.lost[n];
+      const T all = c.counts[cluster], rest = all - s.lost_counts[n];
+      x[cluster] = rest > T(0) ? x[cluster] - c.logs[cluster] + std::log2(rest) : none;
+    }
+    for (index n = 0; n < clusters; ++n) highest = std::max(highest, x[n]);
+    for (index n = 0; n < count; ++n) highest = std::max(highest, s.taken_scores[n]);
+    const T reference = highest == none ? T(0) : highest;
+    const index padded = round_up(clusters, stream_tile);
+    std::fill(x + clusters, x + padded, none);
+    packet<T> sums = zero<T>();
+    for (index n = 0; n < padded; n += width<T>) {
+      const packet<T> weight = exp2_weight<T>(sub(load<T>(x + n), broadcast<T>(reference)));
+      store<T>(x + n, weight);
+      sums = add(sums, weight);
+    }
+    T sum = sum_lanes(sums);
+    for (index n = 0; n < changed; ++n) {
+      const index cluster = s.lost[n];
+      const T all = c.counts[cluster], rest = all - s.lost_counts[n];
+      s.factors[n] = rest > T(0) ? x[cluster] / rest : T(0);
+      x[cluster] = s.factors[n] * all;
+    }
+    T* const out = s.far.row(r);
+    const matrix_view<const S> values = head_of(all_values, b, kv);
+    for (index n = 0; n < count; ++n) {
+      const S* const value = values.row(s.taken[n]);
+      prefetch_row(values, s.taken[std::min(n + 6, count - 1)]);
+      const T weight = std::exp2(s.taken_scores[n] - reference);
+      sum += weight;
+      const T change = clusters > 0 ? weight - s.factors[s.slot[s.of_taken[n]]] : weight;
+      if (change == T(0)) continue;
+      const packet<T> factor = broadcast<T>(change);
+      for (index d = 0; d < shape.dim_v; d += width<T>)
+        store<T>(out + d, fma(factor, load_part<T>(value + d, 1, shape.dim_v - d), load<T>(out + d)));
+    }
+    s.far.maximum[r] = highest;
+    s.far.sum[r] = sum;
+  }
+
+  /// Adds the clusters' values by the weights of all rows.
+  void add_clusters(const clusters_of_head& c, index clusters, scratch& s) const {
+    const T ones[4] = {T(1), T(1), T(1), T(1)};
+    const matrix_view<const T> values{c.value_means, clusters, c.stride_v, c.stride_v, 1};
+    for (index begin = 0; begin < clusters; begin += stream_tile) {
+      const index count = std::min(stream_tile, clusters - begin), next = begin + count;
+      const matrix_view<const T> tile{values.row(begin), count, c.stride_v, c.stride_v, 1};
+      for (index r = 0; r < s.rows.rows; ++r)
+        std::copy_n(s.scores + r * s.stride + begin, stream_tile, s.rows.scores + r * stream_tile);
+      by_rows<T>(s.rows.rows, [&](index r, auto R) {
+        bool zeros = false;
+        for (index n = 0; n < R.value * stream_tile; ++n) zeros |= s.rows.scores[r * stream_tile + n] == T(0);
+        stream_output<T, R.value>(
+            s.rows.scores + r * stream_tile, zeros, ones, tile, s.far.row(r), s.far.stride,
+            r == 0 ? stream_prefetcher(values, next, std::min(next + count, clusters)) : stream_prefetcher());
+      });
+    }
+  }
+
+  void attend_token(index b, index kv, index t, scratch& s) const {
+    const index p = before + t, past = p / o.segment * o.segment, clusters = past / o.segment * o.clusters;
+    const index group = shape.group(), head = kv * group;
+    s.rows.begin(in.q.slice(2, t, 1), b, head, group, 1, in.terms.query_factor());
+    s.own.rows = s.far.rows = group;
+    s.own.clear(), s.far.clear();
+    const auto keys = head_of(all_keys, b, kv), values = head_of(all_values, b, kv);
+    attend_stream(s.rows, keys, values, {}, past, p + 1, in.terms.for_head(b, head, p), stream_limit{p + 1}, s.own);
+    if (past > 0) {
+      const clusters_of_head c = cache.clusters_of(b, kv);
+      score_clusters(c, clusters, s);
+      for (index r = 0; r < group; ++r) {
+        const index count = o.exact > 0 ? take(candidates(c, past, clusters, r, s), b, kv, r, s) : 0;
+        weigh(c, clusters, count, b, kv, r, s);
+      }
+      add_clusters(c, clusters, s);
+      s.own.merge(s.far);
+    }
+    for (index r = 0; r < group; ++r) in.finish_row(s.own, r, b, head + r, t);
+  }
+
+  void run() const {
+    const index seen = most_clusters() + std::min(o.exact, before) + std::min(o.segment, before + shape.queries);
+    const auto limit = in.limit_threads(seen, static_cast<double>(shape.queries) * static_cast<double>(seen));
+    in.exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {
+      scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      for (index t = 0; t < shape.queries; ++t) attend_token(task / shape.kv_heads, task % shape.kv_heads, t, s);
+    });
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

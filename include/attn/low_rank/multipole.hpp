@@ -1,0 +1,155 @@
+// attn: multipole attention: the keys that matter most exactly, all others as clusters. For trained models.
+//
+//   Keys are grouped into clusters. A block of queries takes the `exact` keys j with the largest
+//     max over g of x_g.(k_j - mean of the keys),   x_g: means of `probe` of its queries each, times the scale's sign
+//   (ties: the earlier; NaN: the lowest) as they are; every cluster, less those of its members that were taken, is one
+//   key: the mean of the rest with the mean of their values, log(how many) added to its score. One softmax over all of
+//   these. Every query head chooses for itself.
+//                                 after Hooper et al. 2025, "Multipole Attention for Efficient Long Context Reasoning",
+//                                 and Vyas et al. 2020, "Fast transformers with clustered attention"
+//   Clusters are those of k-means, from keys drawn by a seed, or the caller's. Causal, keys come in segments: the own
+//   one is seen exactly, earlier ones are clustered each for itself, and `exact` keys, less their mean, are taken from
+//   these. Nothing depends on what comes later: a block chooses by the `lookback` queries up to its first one. With
+//   block = 1, and the same settings otherwise, it is what multipole_step gives.
+//
+//   attn::multipole(q, k, v, out);
+//   attn::multipole(q, k, v, out, {.exact = 384, .probe = 16});   // half the error
+//   attn::multipole(q, k, v, out, {.causal = true});
+//
+// Shapes   as full_softmax.
+// Result   zeros and lse -infinity where a query sees no key. An infinite key or value, once taken, leaves NaN in its
+//          cluster: keys and values have to be finite.
+// Cost     per head 2 (D + Dv) operations for each of Lq (exact + clusters) pairs, causal Lq (exact + segment / 2 +
+//          clusters Lk / (2 segment)); 2 D for each of Lq Lk / probe pairs, causal Lq Lk lookback / (2 block probe),
+//          and, per key head, for each of Lk clusters (iterations + 1). Scratch per key head, one at a time or as many
+//          as keep the threads busy: about Lk (D + 1) numbers and 3 (D + Dv) for each cluster and 1024 keys, causal
+//          5 (D + Dv) for each cluster; per thread: about 4 Lk + (exact + clusters + segment) (D + Dv).
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+#pragma once
+
+#include <attn/low_rank/detail/multipole_call.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// Options of multipole for elements of type S.
+template <class S>
+struct multipole_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  using real = compute_type<S>;
+
+  /// Factor of q.k; 1 / sqrt(D) unless given.
+  std::optional<real> scale{};
+  /// Nothing after the query's own position.
+  bool causal = false;
+  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  /// Keys a block of queries takes exactly, >= 0: all of them where there are no more.
+  index exact = 192;
+  /// Clusters, causal of every segment, >= 0; 64 unless given, causal 8. Without clusters the other keys are not seen.
+  std::optional<index> clusters{};
+  /// Queries that choose together, >= 1; 96 unless given, causal 128. Fewer choose better, and cost more.
+  std::optional<index> block{};
+  /// Queries of a mean by which a block chooses, >= 1. Few where queries differ much.
+  index probe = 32;
+  /// Causal only: how many queries up to the block's first one it chooses by, >= 1; min(32, block) unless given.
+  std::optional<index> lookback{};
+  /// If not 0: only the keys of so many clusters are chosen from, those with the largest max over g of x_g.(mean of the
+  /// cluster - mean of the keys). Without clusters, all keys are candidates.
+  index candidate_clusters = 0;
+  /// Causal only: tokens of a segment, >= 1; 256 unless given.
+  std::optional<index> segment{};
+  /// Steps of k-means, >= 0, and the seed of the keys it starts from.
+  index iterations = 1;
+  std::uint64_t seed = 0;
+  /// In place of k-means: the cluster of every key, 0 ... clusters - 1, causal within its segment, [B, Hkv, Lk]. Not
+  /// read in padding.
+  tensor_view<const index, 3> assignment{};
+  /// c tanh(s / c) on scale q.k.
+  std::optional<real> softcap{};
+  /// A logit per head that joins the denominator and has no value.
+  list_view<real> sinks{};
+  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
+  tensor_view<real, 3> lse{};
+};
+
+namespace detail {
+
+inline void check_assignment(const validator& check, const attention_shape& s, const sequence_lengths& lengths,
+                             const tensor_view<const index, 3>& assignment, index clusters, const memory_layout& out,
+                             const memory_layout& lse) {
+  if (!assignment) return;
+  if (clusters == 0) check.fail("clusters > 0 with an assignment", 0);
+  check.memory({{"out", out}, {"lse", lse}}, {{"assignment", assignment}});
+  check.extents({{"assignment batch = key batch", s.batch, assignment.extent(0)},
+                 {"assignment heads = key heads", s.kv_heads, assignment.extent(1)},
+                 {"assignment length = key length", s.keys, assignment.extent(2)}});
+  for (index b = 0; b < s.batch; ++b)
+    for (index h = 0; h < s.kv_heads; ++h)
+      for (index j = 0; j < lengths.keys(b); ++j)
+        if (const index c = assignment(b, h, j); c < 0 || c >= clusters)
+          check.fail(text({"assignment from 0 to ", clusters - 1}), c);
+}
+
+/// A call without lse, from what is its own among the options; results lie in `out` and lse, if anywhere.
+template <class S>
+multipole_call<S> checked_multipole(const validator& check, const attention_views<S>& views,
+                                    const multipole_options<S>& given, const memory_layout& out) {
+  using T = compute_type<S>;
+  const bool causal = given.causal;
+  const index block = given.block.value_or(causal ? 128 : 96);
+  multipole_settings o{.causal = causal,
+                       .assigned = bool(given.assignment),
+                       .block = block,
+                       .probe = given.probe,
+                       .exact = given.exact,
+                       .clusters = given.clusters.value_or(causal ? 8 : 64),
+                       .candidate_clusters = given.candidate_clusters,
+                       .segment = given.segment.value_or(256),
+                       .lookback = given.lookback.value_or(std::min<index>(32, block)),
+                       .iterations = given.iterations,
+                       .seed = given.seed};
+  const attention_shape& s = views.shape;
+  check_multipole_settings(check, o);
+  check.at_least("block", 1, o.block);
+  check.at_least("probe", 1, o.probe);
+  if (causal) check.at_least("lookback", 1, o.lookback);
+  if (!causal && given.lookback) check.fail("a lookback with causal only", *given.lookback);
+  if (!causal && given.segment) check.fail("a segment with causal only", *given.segment);
+  check_assignment(check, s, views.lengths, given.assignment, o.clusters, out, given.lse);
+  // Numbers beyond what can occur have the same results, and are cut down to it.
+  o.lookback = std::min(o.lookback, std::max<index>(1, s.queries));
+  o.probe = std::min(o.probe, causal ? o.lookback : o.block);
+  o.exact = std::min(o.exact, std::numeric_limits<index>::max() / 4);
+  o.segment = std::min(o.segment, std::max<index>(1, s.keys));
+  o.block = std::min(o.block, causal ? o.segment : std::max<index>(1, s.queries));
+  if (o.clusters == 0) o.candidate_clusters = 0;
+  if (!o.assigned) o.clusters = std::min(o.clusters, causal ? o.segment : std::max<index>(1, s.keys));
+  check.fits("clusters", {o.segments(s.keys) + o.parts(s.keys), o.clusters, s.dim + s.dim_v + 1});
+  return {.views = views,
+          .o = o,
+          .assignment = given.assignment,
+          .sinks = given.sinks,
+          .lse = {},
+          .terms = terms_of<T>(given, s.dim)};
+}
+
+}  // namespace detail
+
+/// Multipole attention. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, class Options = multipole_options<element_of<const Q&>>>
+void multipole(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
+  detail::require_one_element_type<const Q&, const K&, const V&, O>();
+  using S = element_of<const Q&>;
+  using namespace detail;
+  const auto& given = options_or_default<multipole_options<S>>(options);
+  const validator check("multipole");
+  const auto views = check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
+  check_softmax_options(check, views.shape, given, views.q, views.k, views.v, views.out);
+  execution& threads = execution_of(exec, options);
+  multipole_call<S> call = checked_multipole<S>(check, views, given, views.out);
+  call.lse = given.lse;
+  const auto limit = threads.limit_threads({.operations = call.operations()});
+  call.run(threads);
+}
+
+}  // namespace attn::inline ATTN_ISA

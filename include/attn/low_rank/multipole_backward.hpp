@@ -1,0 +1,94 @@
+// attn: the gradients of multipole.
+//
+//   attn::multipole(q, k, v, out, {.lse = lse}, threads);
+//   attn::multipole_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.lse = lse}, threads);
+//
+// Clusters and the keys taken are constants: they are found again, as forward. Queries, the keys taken, those of the
+// own segment and the means of what is left of clusters have the gradients of softmax attention
+// (full_softmax_backward.hpp); each of the n members that are left of a cluster receives 1 / n of its mean's, in keys
+// and in values.
+//
+// Shapes   as the forward call's; out and options.lse are what it wrote, d_out as out, d_lse as lse. Gradients have the
+//          shapes of what they are of; dk and dv are summed over the query heads of a group, that of sinks over the
+//          batch.
+// Cost     B H (6 D + 4 Dv) operations for every pair of query and key or cluster it sees, and what the forward call
+//          takes to cluster and choose; without lse, that and 2 B H D for every pair more. Scratch: that of the forward
+//          call, and per key head under way (Lk + clusters) (D + Dv) numbers for every 2048 queries, up to eight times.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
+#pragma once
+
+#include <attn/low_rank/detail/multipole_backward_call.hpp>
+#include <attn/low_rank/multipole.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients multipole_backward writes: those given. S is the element type of the call.
+template <class S>
+struct multipole_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  /// [H]
+  tensor_view<real, 1> sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  tensor_view<const real, 3> d_lse{};
+  /// Add to what is there, instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+/// What the assignment, which the other softmax operators do not have, may not overlap.
+template <class S>
+void check_multipole_backward(const validator& check, const multipole_gradients<S>& g,
+                              const multipole_options<S>& given) {
+  check.memory({{"the gradient of q", g.q},
+                {"the gradient of k", g.k},
+                {"the gradient of v", g.v},
+                {"the gradient of sinks", g.sinks}},
+               {{"assignment", given.assignment}});
+}
+
+}  // namespace detail
+
+/// The gradients of multipole. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, viewable D,
+          class Options = multipole_options<element_of<const Q&>>>
+void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
+                        const multipole_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                        execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  using namespace detail;
+  no_score none;
+  no_score_backward none_backward;
+  call_softmax_backward<multipole_options>(
+      "multipole_backward", q, k, v, out, d_out, gradients, options, none, none_backward, exec,
+      [&](auto& call, const auto& given) {
+        check_multipole_backward<S>(call.forward.check, gradients, given);
+        const attention_views<S> views{
+            .q = call.q, .k = call.k, .v = call.v, .out = {}, .shape = call.shape, .lengths = call.lengths()};
+        const auto again = checked_multipole<S>(call.forward.check, views, given, tensor_view<S>());
+        const auto recompute = [&](const auto& forward) {
+          const attention_views<S> without_values{.q = forward.q,
+                                                  .k = forward.k,
+                                                  .v = forward.v,
+                                                  .out = forward.out,
+                                                  .shape = forward.shape,
+                                                  .lengths = forward.lengths};
+          multipole_call<S>{.views = without_values,
+                            .o = again.o,
+                            .assignment = again.assignment,
+                            .sinks = given.sinks,
+                            .lse = forward.lse,
+                            .terms = again.terms}
+              .run(forward.exec);
+        };
+        call.run(2.7 * again.operations(), recompute, [&](const auto& in) {
+          multipole_backward_call<S, std::remove_cvref_t<decltype(in)>>{.in = in, .forward = again}.run(
+              in.forward.exec);
+        });
+      });
+}
+
+}  // namespace attn::inline ATTN_ISA

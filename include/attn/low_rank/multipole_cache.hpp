@@ -1,0 +1,214 @@
+// attn: keys and values of the tokens so far, and the clusters of the segments before the last token's, for
+// multipole_step.
+//
+//   attn::multipole_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64}, {.segment = 256});
+//   cache.append(k, v);                                             // or by the step
+//
+// Memory   that of kv_cache; for every segment, per batch item and key head, clusters * (dim + value_dim + 2) numbers
+//          of the compute type, dims rounded up to vectors, and segment + clusters of 4 bytes. It grows as tokens
+//          come, doubling; reserve() allocates once.
+#pragma once
+
+#include <attn/core/kv_cache.hpp>
+#include <attn/low_rank/detail/multipole_clusters.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// What a decoder keeps and reads: see multipole_options.
+struct multipole_cache_options {
+  /// Keys a query takes exactly, >= 0.
+  index exact = 128;
+  /// Clusters of a segment, >= 0.
+  index clusters = 16;
+  /// If not 0: only the keys of so many clusters are read and chosen from, else, and without clusters, all of them.
+  index candidate_clusters = 32;
+  /// Tokens of a segment, >= 1.
+  index segment = 256;
+  /// Steps of k-means, >= 0, and the seed of the keys it starts from.
+  index iterations = 1;
+  std::uint64_t seed = 0;
+};
+
+/// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv] with their clusters. One that was moved from may only be
+/// assigned to or destroyed.
+template <element S>
+class multipole_cache : public detail::token_state {
+ public:
+  using real = compute_type<S>;
+
+  /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent or options that do not
+  /// fit.
+  explicit multipole_cache(const state_extents& extents, const multipole_cache_options& options = {})
+      : token_state("multipole_cache", extents), keys_and_values_(extents) {
+    settings_ = {.causal = true,
+                 .exact = options.exact,
+                 .clusters = std::min(options.clusters, std::max<index>(1, options.segment)),
+                 .candidate_clusters = options.clusters > 0 ? options.candidate_clusters : 0,
+                 .segment = options.segment,
+                 .iterations = options.iterations,
+                 .seed = options.seed};
+    const detail::validator check("multipole_cache");
+    detail::check_multipole_settings(check, settings_);
+    check.at_least("candidate_clusters", 0, options.candidate_clusters);
+  }
+
+  /// Tokens there is room for.
+  index capacity() const { return keys_and_values_.capacity(); }
+  std::size_t bytes() const {
+    return keys_and_values_.bytes() +
+           (means_.capacity() + value_means_.capacity() + counts_.capacity()) * sizeof(real) +
+           (order_.capacity() + begins_.capacity()) * sizeof(detail::cluster_number);
+  }
+
+  /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
+  /// memory can hold, std::bad_alloc.
+  void reserve(index tokens) {
+    keys_and_values_.reserve(tokens);
+    reserve_segments(tokens / settings_.segment);
+  }
+  /// Forgets all but the first `tokens` tokens; the memory stays.
+  void truncate(index tokens) {
+    if (tokens < 0 || tokens > tokens_)
+      detail::validator("multipole_cache").fail(detail::text({"tokens to keep from 0 to ", tokens_}), tokens);
+    keys_and_values_.truncate(tokens);
+    tokens_ = tokens;
+    segments_ = std::min(segments_, tokens / settings_.segment);
+  }
+  /// Forgets all tokens; the memory stays.
+  void reset() { truncate(0); }
+
+  /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv] and clusters segments that lie before the last of them.
+  /// Throws std::invalid_argument for shapes that do not fit or views of the cache itself, before anything changes.
+  template <viewable K, viewable V>
+  void append(const K& k, const V& v, execution_ref exec = {}) {
+    const tensor_view<const S> keys = as_view(k), values = as_view(v);
+    check_tokens(detail::validator("multipole_cache"), keys, values);
+    const index before = tokens_;
+    try {
+      keys_and_values_.append(keys, values);
+      tokens_ = keys_and_values_.tokens();
+      cluster_segments(exec.get());
+    } catch (...) {  // no memory
+      tokens_ = keys_and_values_.tokens();
+      truncate(before);
+      throw;
+    }
+  }
+
+  tensor_view<const S> keys() const { return keys_and_values_.keys(); }
+  tensor_view<const S> values() const { return keys_and_values_.values(); }
+
+  // For the step ------------------------------------------------------------------------------------------------------
+
+  void check_tokens(const detail::validator& check, const detail::memory_layout& k,
+                    const detail::memory_layout& v) const {
+    keys_and_values_.check_tokens(check, k, v);
+  }
+  void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
+    keys_and_values_.no_alias(check, what, x);
+  }
+  const detail::multipole_settings& settings() const { return settings_; }
+
+  /// The clusters of the segments of one head, one after the other.
+  struct head_clusters {
+    index stride, stride_v;
+    const real *means, *value_means;       // [clusters][stride]
+    const real *counts, *logs;             // [clusters]: how many keys, and log2 of it
+    const detail::cluster_number* order;   // [segments][segment]: keys of a segment by cluster
+    const detail::cluster_number* begins;  // [clusters]: where a cluster begins in its segment's order
+  };
+  head_clusters clusters_of(index b, index h) const {
+    const index rows = room_ * settings_.clusters, head = b * heads() + h;
+    return {stride(),
+            stride_v(),
+            means_.data() + head * rows * stride(),
+            value_means_.data() + head * rows * stride_v(),
+            counts_.data() + 2 * head * rows,
+            counts_.data() + (2 * head + 1) * rows,
+            order_.data() + head * room_ * settings_.segment,
+            begins_.data() + head * rows};
+  }
+
+ private:
+  index stride() const { return detail::cluster_sums<real>::padded(dim()); }
+  index stride_v() const { return detail::cluster_sums<real>::padded(value_dim()); }
+
+  void reserve_segments(index segments) {
+    if (segments <= room_) return;
+    const detail::validator check("multipole_cache");
+    const index pairs = batch() * heads(), m = settings_.clusters;
+    const auto grown = [&](const auto& from, index numbers, index lists) {  // `numbers` per segment, of each list
+      std::remove_cvref_t<decltype(from)> to(
+          static_cast<std::size_t>(check.fits("clusters", {pairs, lists, segments, numbers})));
+      for (index h = 0; h < pairs * lists && segments_ > 0; ++h)
+        std::copy_n(from.data() + h * room_ * numbers, segments_ * numbers, to.data() + h * segments * numbers);
+      return to;
+    };
+    auto means = grown(means_, m * stride(), 1), value_means = grown(value_means_, m * stride_v(), 1),
+         counts = grown(counts_, m, 2);
+    auto order = grown(order_, m > 0 ? settings_.segment : 0, 1), begins = grown(begins_, m, 1);
+    means_.swap(means), value_means_.swap(value_means), counts_.swap(counts);
+    order_.swap(order), begins_.swap(begins);
+    room_ = segments;
+  }
+
+  void cluster_segments(execution& exec) {
+    const index finished = settings_.segments(tokens_), pairs = batch() * heads(), first = segments_;
+    if (finished <= first) return;
+    if (finished > room_) reserve_segments(std::max(finished, 2 * room_));
+    if (settings_.clusters > 0)
+      exec.for_each(pairs * (finished - first),
+                    [&](index task, int worker) { cluster_segment(task % pairs, first + task / pairs, exec, worker); });
+    segments_ = finished;
+  }
+
+  void cluster_segment(index pair, index number, execution& exec, int worker) {
+    using namespace detail;
+    const multipole_settings& o = settings_;
+    const index size = o.segment, m = o.clusters, keys = size + 1;  // one segment, and a query after it
+    struct pieces {
+      multipole_clusters<real> clusters;
+      cluster_scratch<real> scratch;
+      cluster_number* next;  // [clusters]
+    };
+    const pieces p = exec.scratch(worker, [&](arena& memory) {
+      return pieces{multipole_clusters<real>::layout(memory, o, keys, dim(), value_dim()),
+                    cluster_scratch<real>::layout(memory, m, dim(), size), memory.allocate<cluster_number>(m)};
+    });
+    const auto rows_of = [&](const tensor_view<const S>& x) {
+      return head_of(x.slice(2, number * size, size), pair / heads(), pair % heads());
+    };
+    const matrix_view<const S> k = rows_of(this->keys()), v = rows_of(values());
+    p.clusters.cluster_one(o, k, v, keys, number, p.scratch);
+
+    const cluster_sums<real>& sums = p.clusters.sums;
+    const index row = (pair * room_ + number) * m;
+    cluster_number* const order = order_.data() + (pair * room_ + number) * size;
+    cluster_number* const begins = begins_.data() + row;
+    cluster_number at = 0;
+    for (index c = 0; c < m; ++c) {
+      const real count = sums.counts[c], factor = count > 0 ? 1 / count : real(0);
+      for (index d = 0; d < stride(); ++d)
+        means_[static_cast<std::size_t>((row + c) * stride() + d)] = factor > 0 ? sums.key(c)[d] * factor : real(0);
+      for (index d = 0; d < stride_v(); ++d)
+        value_means_[static_cast<std::size_t>((row + c) * stride_v() + d)] =
+            factor > 0 ? sums.value(c)[d] * factor : real(0);
+      const index counted = 2 * pair * room_ * m + number * m + c;
+      counts_[static_cast<std::size_t>(counted)] = count;
+      counts_[static_cast<std::size_t>(counted + room_ * m)] =
+          count > 0 ? std::log2(count) : -std::numeric_limits<real>::infinity();
+      begins[c] = at;
+      at = static_cast<cluster_number>(at + static_cast<cluster_number>(count));
+    }
+    std::copy_n(begins, m, p.next);
+    for (index j = 0; j < size; ++j) order[p.next[p.clusters.cluster[j]]++] = static_cast<cluster_number>(j);
+  }
+
+  kv_cache<S> keys_and_values_;
+  detail::multipole_settings settings_;
+  index segments_ = 0, room_ = 0;  // clustered, and there is room for
+  std::vector<real> means_, value_means_, counts_;
+  std::vector<detail::cluster_number> order_, begins_;
+};
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,57 @@
+// attn: decoding with multipole: a token reads clusters and the keys it chooses, not the whole cache.
+//
+//   attn::multipole_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64});
+//   attn::multipole_step(cache, q_t, k_t, v_t, out_t);          // one token, or a chunk
+//
+// Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], each of which
+// chooses for itself: the last n rows of a causal multipole over the whole sequence with block = 1 and the cache's
+// exact, clusters, candidate_clusters, segment, iterations and seed. (Of keys of equal rank, in several clusters of a
+// segment, the first cluster's come first.)
+//
+// Cost     per token and query head: 2 (D + Dv) operations for every cluster and for every key of the own segment and
+//          of those taken, 2 D for every key of the candidate clusters. Clusters are read once for the query heads of a
+//          key head. Every `segment` tokens their k-means. Scratch per thread: about 7 numbers for a token so far, 1
+//          for a cluster and query head.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
+#pragma once
+
+#include <attn/low_rank/detail/multipole_step_call.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// Options of a step; what is chosen is the cache's to say.
+template <class S>
+struct multipole_step_options {
+  using real = compute_type<S>;
+
+  /// As in multipole_options; lse is [B, H, n].
+  std::optional<real> scale{}, softcap{};
+  list_view<real> sinks{};
+  tensor_view<real, 3> lse{};
+};
+
+/// Feeds n tokens and attends their queries; options and execution may each be left out. See the top of the file.
+template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = multipole_step_options<S>>
+void multipole_step(multipole_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
+                    execution_ref exec = {}) {
+  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
+  detail::no_score none;
+  detail::call_softmax<multipole_step_options>(
+      "multipole_step", q, k, v, out, options, none, exec, [&](auto& call, const auto& given) {
+        cache.check_tokens(call.check, call.k, call.v);
+        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
+        for (const auto& [name, view] :
+             std::initializer_list<detail::validator::named_view>{{"q", call.q}, {"out", call.out}, {"lse", given.lse}})
+          cache.no_alias(call.check, name, view);
+        const index before = cache.tokens();
+        cache.append(call.k, call.v, call.exec);
+        try {
+          detail::multipole_step_call<S>{call, cache, before}.run();
+        } catch (...) {  // no memory
+          cache.truncate(before);
+          throw;
+        }
+      });
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,128 @@
+#include "laws/operators/patterns.hpp"
+#include "support/call_multipole.hpp"
+
+namespace testing {
+namespace {
+
+struct multipole_entry {
+  std::string name;
+  index exact, clusters, block, probe = 1;
+  index segment = 0, candidate_clusters = 0;  // a segment: causal
+  bool softcap_and_sinks = false, assigned = false;
+};
+
+template <class T>
+struct parameters {
+  multipole_entry entry;
+  std::vector<T> sinks, d_sinks;
+  std::vector<index> assignment;
+  law_shape shape;
+
+  parameters(const multipole_entry& e, const law_shape& s) : entry(e), shape(s) {
+    for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
+    d_sinks = sinks;
+    for (index n = 0; n < s.batch * s.kv_heads; ++n)
+      for (index j = 0; j < s.keys; ++j) assignment.push_back(j * 7 % 5 % e.clusters);
+  }
+
+  attn::multipole_options<T> options(const auto& call) const {
+    attn::multipole_options<T> o;
+    o.exact = entry.exact, o.clusters = entry.clusters, o.block = entry.block, o.probe = entry.probe;
+    o.candidate_clusters = entry.candidate_clusters;
+    o.causal = entry.segment > 0;
+    if (entry.segment > 0) o.segment = entry.segment;
+    if (entry.assigned) o.assignment = {assignment.data(), {shape.batch, shape.kv_heads, shape.keys}};
+    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
+    call.set_lengths(o);
+    o.lse = call.lse;
+    return o;
+  }
+};
+
+template <class T>
+bound<T> bind_multipole(const multipole_entry& entry, const law_shape& s) {
+  return [p = std::make_shared<parameters<T>>(entry, s)](const law_call<T>& call) {
+    compiled_multipole<T>::call(call.q, call.k, call.v, call.out, p->options(call), *call.execution);
+  };
+}
+
+template <class T>
+backward_binder<T> multipole_backward(const multipole_entry& entry) {
+  return [entry](const law_shape& s) {
+    return [p = std::make_shared<parameters<T>>(entry, s)](const law_backward_call<T>& call) {
+      attn::multipole_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
+      if (p->entry.softcap_and_sinks) g.sinks = p->d_sinks;
+      compiled_multipole<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, p->options(call),
+                                      *call.execution);
+      call.give(p->d_sinks);
+    };
+  };
+}
+
+template <class T>
+law_operator<T> operator_of(const multipole_entry& entry) {
+  law_operator<T> op;
+  op.name = entry.name;
+  op.causal = entry.segment > 0;
+  op.averages = !entry.softcap_and_sinks;
+  op.bind = [entry](const law_shape& s) { return bind_multipole<T>(entry, s); };
+  op.backward = multipole_backward<T>(entry);
+  // The rest of a cluster is a difference of sums over its members: where few of many are left, digits are lost.
+  op.error_factor = 4;
+  if (entry.segment == 0) op.queries_mix = true;  // they choose together
+  // Every key is taken or part of a cluster.
+  op.sees = [entry](const law_shape& s, index, index, index i, index j) {
+    return entry.segment == 0 || j <= i + s.keys - s.queries;
+  };
+  return op;
+}
+
+}  // namespace
+
+template <class T>
+void add_multipole(std::vector<law_operator<T>>& all) {
+  const auto limit = [](const multipole_entry& entry) {
+    return [entry](const law_shape& s) { return bind_multipole<T>(entry, s); };
+  };
+  law_operator<T> op = operator_of<T>({.name = "multipole", .exact = 20, .clusters = 6, .block = 32, .probe = 8});
+  op.limits.push_back({"all keys exact", limit({"", 300, 3, 40, 10}), full_binder<T>(false)});
+  op.limits.push_back({"every key its own cluster", limit({"", 5, 300, 40, 10}), full_binder<T>(false)});
+  op.limits.push_back({"causal, all keys exact", limit({"", 300, 3, 9, 1, 20}), full_binder<T>(true)});
+  op.limits.push_back({"causal, every key its own cluster", limit({"", 5, 20, 9, 1, 20}), full_binder<T>(true)});
+  op.limits.push_back({"causal, one segment", limit({"", 5, 2, 9, 1, 300}), full_binder<T>(true)});
+  all.push_back(op);
+  all.push_back(
+      operator_of<T>({.name = "multipole causal", .exact = 9, .clusters = 3, .block = 12, .probe = 2, .segment = 24}));
+  all.push_back(operator_of<T>({.name = "multipole with an assignment, few changes",
+                                .exact = 2,
+                                .clusters = 5,
+                                .block = 7,
+                                .candidate_clusters = 2,
+                                .assigned = true}));
+  all.push_back(operator_of<T>({.name = "multipole of everything",
+                                .exact = 3,
+                                .clusters = 4,
+                                .block = 5,
+                                .segment = 16,
+                                .candidate_clusters = 3,
+                                .softcap_and_sinks = true}));
+  // Without choices, which rounding may decide otherwise in a step than in a block.
+  law_operator<T> stream =
+      operator_of<T>({.name = "multipole of clusters alone", .exact = 0, .clusters = 3, .block = 1, .segment = 16});
+  stream.stream = [](const law_shape& s) {
+    auto cache = std::make_shared<attn::multipole_cache<T>>(
+        attn::state_extents{.batch = s.batch, .heads = s.kv_heads, .dim = s.dim, .value_dim = s.value_dim},
+        attn::multipole_cache_options{.exact = 0, .clusters = 3, .segment = 16});
+    cache->reserve(s.keys);
+    return [cache](const law_call<T>& call) {
+      compiled_multipole<T>::step(*cache, call.q, call.k, call.v, call.out, {.lse = call.lse}, *call.execution);
+    };
+  };
+  all.push_back(stream);
+}
+template void add_multipole(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_multipole(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing
