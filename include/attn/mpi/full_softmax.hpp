@@ -2,8 +2,8 @@
 //
 //   attn::mpi::full_softmax(q, k, v, out, MPI_COMM_WORLD, {.causal = true}, threads);       // every process: its tokens
 //
-// Each process has a stretch of the sequence, in the order of their ranks, and gets the rows of its own queries: together
-// what full_softmax gives on the whole, to rounding. Stretches may differ in length and be empty, those of queries and of
+// Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
+// what full_softmax gives on the whole, to rounding. Ranges may differ in length and be empty, those of queries and of
 // keys separately. With .zigzag process p of P has the parts p and 2 P - 1 - p of 2 P equal ones, one after the other:
 // causal work is then the same for all; zigzag.hpp scatters and gathers in this order.
 //                          Liu, Zaharia, Abbeel 2023, "Ring attention with blockwise transformers for near-infinite context"

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <attn/core/tensor.hpp>
-#include <attn/mpi/detail/stretches.hpp>
+#include <attn/mpi/detail/ranges.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -21,7 +21,7 @@ struct block_call {
 
 /// body(block_call) for what the queries `q` see of the keys `k`; row i of the whole sequence is at position i + shift.
 template <class Body>
-void for_each_block(const stretch& q, const stretch& k, index shift, bool causal, const Body& body) {
+void for_each_block(const sequence_range& q, const sequence_range& k, index shift, bool causal, const Body& body) {
   if (q.length == 0 || k.length == 0) return;
   const index position = q.begin + shift;  // of the first query
   const auto call = [&](index row, index rows, index keys, bool edge) {
@@ -63,8 +63,8 @@ class travelling_keys {
   void begin_step() {
     if (last()) return;
     const int size = group_.size(), next = (group_.rank() + 1) % size, before = (group_.rank() + size - 1) % size;
-    const int coming = (source() + size - 1) % size;
-    messages_.receive(memory_[(step_ + 1) % 2].data(), count(split_.length(coming)) * sizeof(S), before, 0, group_.get());
+    const int arriving = (source() + size - 1) % size;
+    messages_.receive(memory_[(step_ + 1) % 2].data(), count(split_.length(arriving)) * sizeof(S), before, 0, group_.get());
     messages_.send(memory_[step_ % 2].data(), count(split_.length(source())) * sizeof(S), next, 0, group_.get());
   }
   void progress() { messages_.progress(); }

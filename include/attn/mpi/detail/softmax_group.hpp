@@ -148,8 +148,8 @@ class softmax_group {
   template <class Body>
   void for_each_call(int source, const Body& body) const {
     const index shift = keys_->tokens() - queries_->tokens();
-    for (const stretch& k : keys_->of(source))
-      for (const stretch& q : queries_->of(group_.rank()))
+    for (const sequence_range& k : keys_->of(source))
+      for (const sequence_range& q : queries_->of(group_.rank()))
         for_each_block(q, k, shift, causal_, [&](const block_call& call) {
           for (index b = 0; b < q_.extent(0); ++b)
             for (index h = 0; h < k_.extent(1); ++h) body(b, h, call);

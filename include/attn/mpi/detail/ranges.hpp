@@ -6,7 +6,7 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// Tokens [begin, begin + length) of the whole sequence, which are `local` and the next ones of their process.
-struct stretch {
+struct sequence_range {
   index begin = 0, length = 0, local = 0;
 };
 
@@ -15,7 +15,7 @@ inline index part_begin(index tokens, index part, index parts) {
   return tokens / parts * part + tokens % parts * part / parts;
 }
 
-/// The stretches of every process: one after another; or, in zigzag order, of 2 P equal parts of the sequence the parts p
+/// The ranges of every process: one after another; or, in zigzag order, of 2 P equal parts of the sequence the parts p
 /// and 2 P - 1 - p for process p, so that causal work is the same for all.
 class sequence_split {
  public:
@@ -34,17 +34,17 @@ class sequence_split {
     const auto parts = of_zigzag(tokens, process, processes);
     return parts[0].length + parts[1].length;
   }
-  static std::array<stretch, 2> of_zigzag(index tokens, int process, int processes) {
+  static std::array<sequence_range, 2> of_zigzag(index tokens, int process, int processes) {
     const index parts = 2 * processes, late = parts - 1 - process;
-    stretch a{part_begin(tokens, process, parts), 0, 0}, b{part_begin(tokens, late, parts), 0, 0};
+    sequence_range a{part_begin(tokens, process, parts), 0, 0}, b{part_begin(tokens, late, parts), 0, 0};
     a.length = part_begin(tokens, process + 1, parts) - a.begin;
     b.length = part_begin(tokens, late + 1, parts) - b.begin, b.local = a.length;
     return {a, b};
   }
 
-  std::array<stretch, 2> of(int process) const {
+  std::array<sequence_range, 2> of(int process) const {
     if (zigzag_) return of_zigzag(tokens_, process, processes());
-    return {stretch{begins_[static_cast<std::size_t>(process)], length(process), 0}, stretch{}};
+    return {sequence_range{begins_[static_cast<std::size_t>(process)], length(process), 0}, sequence_range{}};
   }
 
   void check(const process_group& group, const char* what) const {
