@@ -1,0 +1,77 @@
+#include "operators.hpp"
+
+#include <attn/mpi/full_softmax.hpp>
+#include <attn/softmax/full_softmax.hpp>
+
+#include <algorithm>
+
+namespace bench::mpi {
+namespace {
+
+double token_bytes(const settings& set) { return static_cast<double>(2 * set.kv_heads * set.dim) * sizeof(float); }
+double pair_flops(const settings& set, double pairs) { return 4.0 * pairs * static_cast<double>(set.heads * set.dim); }
+
+double full_flops(const settings& set, double n) { return pair_flops(set, n * n); }
+double causal_flops(const settings& set, double n) { return pair_flops(set, n * (n + 1) / 2); }
+
+/// Keys and values of all processes but the next one pass through each.
+double ring_sent(const settings& set, double length, double processes) {
+  return (processes - 1) / processes * length * token_bytes(set);
+}
+
+/// In each of P steps a process attends to one part while it sends another; in the last it sends none. Everyone waits for
+/// the slowest, whose P parts take `flops` each.
+double ring(const settings& set, const network& net, double rate, double length, double machines, double flops) {
+  const double computed = flops / rate, sent = net.seconds(length / machines * token_bytes(set));
+  return (machines - 1) * std::max(computed, sent) + computed;
+}
+double ring_full(const settings& set, const network& net, double rate, double length, double machines) {
+  return ring(set, net, rate, length, machines, full_flops(set, length) / (machines * machines));
+}
+double ring_zigzag(const settings& set, const network& net, double rate, double length, double machines) {
+  return ring(set, net, rate, length, machines, causal_flops(set, length) / (machines * machines));
+}
+/// The last process sees the parts of all others whole.
+double ring_causal(const settings& set, const network& net, double rate, double length, double machines) {
+  const double part = length / machines;
+  return ring(set, net, rate, length, machines,
+              ((machines - 1) * full_flops(set, part) + causal_flops(set, part)) / machines);
+}
+
+template <bool Causal>
+void full_alone(const settings&, const views& x, attn::execution& exec) {
+  attn::full_softmax(x.q, x.k, x.v, x.out, {.causal = Causal}, exec);
+}
+template <bool Causal, bool Zigzag>
+void full_spread(const settings&, const views& x, MPI_Comm comm, attn::execution& exec) {
+  attn::mpi::full_softmax(x.q, x.k, x.v, x.out, comm, {.causal = Causal, .zigzag = Zigzag}, exec);
+}
+
+}  // namespace
+
+const std::vector<entry>& operators() {
+  static const std::vector<entry> all = {
+      {.name = "full_softmax",
+       .flops = full_flops,
+       .sent = ring_sent,
+       .model = ring_full,
+       .alone = full_alone<false>,
+       .spread = full_spread<false, false>},
+      {.name = "full_softmax_causal",
+       .flops = causal_flops,
+       .sent = ring_sent,
+       .model = ring_causal,
+       .alone = full_alone<true>,
+       .spread = full_spread<true, false>},
+      {.name = "full_softmax_zigzag",
+       .zigzag = true,
+       .flops = causal_flops,
+       .sent = ring_sent,
+       .model = ring_zigzag,
+       .alone = full_alone<true>,
+       .spread = full_spread<true, true>},
+  };
+  return all;
+}
+
+}  // namespace bench::mpi
