@@ -25,7 +25,16 @@ if(NOT ATTN_TESTS_HOUSE STREQUAL "HEADERS")
   list(FILTER headers EXCLUDE REGEX "/detail/")
 endif()
 foreach(header ${headers})
-  attn_script_test(header.${header} header -DHEADER=${header} -DWORK=${work} ${precompiled})
+  set(with_mpi)
+  if(header MATCHES "^attn/mpi/")
+    if(NOT TARGET attn::mpi)
+      add_test(NAME ${prefix}header.${header} COMMAND ${CMAKE_COMMAND} -E echo "MPI is not installed")
+      set_tests_properties(${prefix}header.${header} PROPERTIES SKIP_REGULAR_EXPRESSION "MPI is not installed")
+      continue()
+    endif()
+    set(with_mpi "-DMORE_INCLUDE=$<TARGET_PROPERTY:MPI::MPI_CXX,INTERFACE_INCLUDE_DIRECTORIES>")
+  endif()
+  attn_script_test(header.${header} header -DHEADER=${header} -DWORK=${work} ${precompiled} ${with_mpi})
   if(precompiled)
     set_tests_properties(${prefix}header.${header} PROPERTIES FIXTURES_REQUIRED ${prefix}eigen)
   endif()
@@ -105,11 +114,17 @@ endif()
 
 # The C++ blocks of README.md compile.
 find_package(Python3 COMPONENTS Interpreter QUIET)
+set(with_mpi OFF)
+set(mpi_include)
+if(TARGET attn::mpi)
+  set(with_mpi ON)
+  set(mpi_include $<TARGET_PROPERTY:MPI::MPI_CXX,INTERFACE_INCLUDE_DIRECTORIES>)
+endif()
 if(Python3_FOUND)
   add_test(NAME ${ATTN_TESTS_PREFIX}house.readme
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/readme.py ${CMAKE_CXX_COMPILER}
       ${PROJECT_SOURCE_DIR}/README.md ${CMAKE_CURRENT_BINARY_DIR}/readme -I ${PROJECT_SOURCE_DIR}/include
-      -isystem "$<JOIN:$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>,;-isystem;>"
+      -isystem "$<JOIN:$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>;${mpi_include},;-isystem;>"
     COMMAND_EXPAND_LISTS)
 endif()
 
@@ -118,6 +133,6 @@ foreach(from package subdirectory fetch)
   add_test(NAME ${prefix}installed.${from}
     COMMAND ${CMAKE_COMMAND} -DFROM=${from} -DVERSION=${PROJECT_VERSION} -DSOURCE=${PROJECT_SOURCE_DIR} -DBUILD=${PROJECT_BINARY_DIR}
       -DWORK=${CMAKE_CURRENT_BINARY_DIR}/installed_${from} -DCOMPILER=${CMAKE_CXX_COMPILER} "-DEigen3_DIR=${Eigen3_DIR}"
-      "-DEIGEN_INCLUDE_DIR=${ATTN_EIGEN_INCLUDE_DIR}" -P ${CMAKE_CURRENT_SOURCE_DIR}/installed/try.cmake)
+      "-DEIGEN_INCLUDE_DIR=${ATTN_EIGEN_INCLUDE_DIR}" -DWITH_MPI=${with_mpi} -P ${CMAKE_CURRENT_SOURCE_DIR}/installed/try.cmake)
   set_tests_properties(${prefix}installed.${from} PROPERTIES COST 20)
 endforeach()

@@ -1,6 +1,6 @@
 # compile(result output arguments...): runs the compiler as a user of the library would.
 set(compiler_flags -std=c++20 -I${INCLUDE})
-foreach(folder ${SYSTEM_INCLUDE})
+foreach(folder ${SYSTEM_INCLUDE} ${MORE_INCLUDE})
   list(APPEND compiler_flags -isystem ${folder})
 endforeach()
 

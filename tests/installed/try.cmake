@@ -18,11 +18,14 @@ endif()
 if(EIGEN_INCLUDE_DIR)
   list(APPEND eigen -DATTN_EIGEN_INCLUDE_DIR=${EIGEN_INCLUDE_DIR})
 endif()
-run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/build -DFROM=${FROM} -DATTN_SOURCE=${SOURCE}
+run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/build -DFROM=${FROM} -DWITH_MPI=${WITH_MPI} -DATTN_SOURCE=${SOURCE}
   -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_COMPILER=${COMPILER} ${eigen})
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${WORK}/build/outside_attn)
 run(${WORK}/build/outside_fast)
+if(WITH_MPI)
+  run(${WORK}/build/outside_mpi)  # one process needs no mpiexec
+endif()
 
 # Without CMake: what pkg-config says compiles the same program.
 if(FROM STREQUAL "package")

@@ -19,7 +19,7 @@ basic_result<N> full_softmax(const tensor<N>& q, const tensor<N>& k, const tenso
     const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
     for (index h = 0; h < q.heads(); ++h)
       for (index i = 0; i < queries; ++i) {
-        const index position = i + keys - queries;
+        const index position = i + options.first_position.value_or(keys - queries);
         std::vector<N> scores;
         std::vector<index> seen;
         for (index j = 0; j < keys; ++j) {

@@ -50,8 +50,8 @@ basic_result<N> sliding_window(const tensor<N>& q, const tensor<N>& k, const ten
     const index keys = true_length(options.lengths, options.key_lengths, b, k.length());
     for (index h = 0; h < q.heads(); ++h)
       for (index i = 0; i < queries; ++i) {
-        const index position = i + keys - queries;
-        const bool global_query = position < keys && is_global(options, position);
+        const index position = i + options.first_position.value_or(keys - queries);
+        const bool global_query = is_global(options, position);
         const bool own = global_query && !options.q_global.empty();
         const tensor<N>& row_q = own ? options.q_global : q;
         const tensor<N>& row_k = own ? options.k_global : k;

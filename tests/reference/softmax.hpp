@@ -28,6 +28,7 @@ struct basic_softmax_options {
   std::optional<double> scale;
   bool causal = false;
   std::vector<index> lengths, query_lengths, key_lengths;
+  std::optional<index> first_position;  // of the first query among the keys
   std::optional<double> softcap;
   std::vector<N> alibi_slopes, sinks;
   basic_score_function<N> score;
@@ -39,6 +40,7 @@ template <class N>
 void copy_choices(const softmax_options& from, basic_softmax_options<N>& to) {
   to.scale = from.scale, to.softcap = from.softcap, to.causal = from.causal;
   to.lengths = from.lengths, to.query_lengths = from.query_lengths, to.key_lengths = from.key_lengths;
+  to.first_position = from.first_position;
 }
 
 template <class N>

@@ -104,6 +104,7 @@ TEST_CASE("full_softmax_step refuses what does not fit", "[refusals]") {
   check("lengths", good, view(out), {.lengths = two});
   check("lengths", good, view(out), {.query_lengths = two});
   check("lengths", good, view(out), {.key_lengths = two});
+  check("no first_position", good, view(out), {.first_position = 0});
   check("length", good, view(out).slice(2, 0, 1), {});
   check("bias", good, view(out), {.bias = shaped(1, 1, 2, 3)});  // not the size after the append
   check("softcap", good, view(out), {.softcap = -1.0f});

@@ -225,4 +225,34 @@ TEST_CASE("full_softmax: a query of NaN has a result of NaN, however many querie
   }
 }
 
+TEMPLATE_LIST_TEST_CASE("full_softmax: queries at any position", "[full_softmax]", all_types) {
+  for (index queries : {3, 21, 200})
+    for (index first : {index(-250), index(-20), index(-2), index(0), index(7), index(34), index(35), index(400)})
+      for (bool causal : {false, true}) {
+        full_softmax_problem p = problem_of({.queries = queries, .keys = 35, .dim = 9, .value_dim = 12});
+        p.options.causal = causal;
+        p.options.first_position = first;
+        p.options.alibi_slopes = {0.05, 0.025, 0.0125, 0};
+        if (first % 2) p.options.query_lengths = {queries / 2, queries}, p.options.key_lengths = {35, 11};
+        if (first == 7)
+          p.options.score = [](double s, index b, index, index i, index j) {
+            return s + 0.01 * static_cast<double>(b + i - j);
+          };
+        CAPTURE(queries, first, causal);
+        check<TestType>(p);
+      }
+}
+
+TEST_CASE("full_softmax: the position queries have anyway changes no bit", "[full_softmax]") {
+  for (index queries : {2, 130}) {
+    full_softmax_problem p = problem_of({.queries = queries, .keys = 300});
+    p.options.causal = true;
+    const reference::result plain = run<float>(p);
+    p.options.first_position = 300 - queries;
+    const reference::result placed = run<float>(p);
+    CHECK(plain.out == placed.out);
+    CHECK(plain.lse == placed.lse);
+  }
+}
+
 }  // namespace testing

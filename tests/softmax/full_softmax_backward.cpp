@@ -173,4 +173,20 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_backward: each gradient alone", "[full_sof
   }
 }
 
+TEMPLATE_LIST_TEST_CASE("full_softmax_backward: queries at any position", "[full_softmax_backward]", exact_types) {
+  for (index first : {index(-30), index(-3), index(0), index(5), index(40)})
+    for (bool causal : {false, true}) {
+      full_softmax_problem p = problem_of(
+          {.heads = 2, .kv_heads = 1, .queries = 17, .keys = 23, .dim = 5, .value_dim = 7});
+      p.options.causal = causal;
+      p.options.first_position = first;
+      p.options.alibi_slopes = {0.05, 0.025};
+      p.options.sinks = {0.3, -1};
+      if (first == 5) p.options.score = smooth_score{};
+      if (first == 0) p.options.query_lengths = {17, 8}, p.options.key_lengths = {4, 23};
+      CAPTURE(first, causal);
+      check_backward<TestType>(p, true, {.saved_lse = causal});
+    }
+}
+
 }  // namespace testing

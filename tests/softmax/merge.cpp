@@ -57,6 +57,29 @@ TEMPLATE_LIST_TEST_CASE("merge_softmax: pieces give the whole, in any grouping",
   }
 }
 
+// Chunks of queries by blocks of keys, each at its position, as a long prompt is worked off.
+TEMPLATE_LIST_TEST_CASE("merge_softmax: a causal call in blocks of queries and keys gives the whole", "[merge]",
+                        exact_types) {
+  auto p = random_problem<full_softmax_problem>({.queries = 150, .keys = 170, .dim = 16, .value_dim = 13});
+  p.options.causal = true;
+  p.options.alibi_slopes = {0.5, 0.25, 0.125, 0};
+  const reference::result whole = expected(rounded<TestType>(p));
+  const std::array<std::array<index, 2>, 4> query_chunks{{{0, 3}, {3, 97}, {100, 49}, {149, 1}}};
+  const std::array<std::array<index, 2>, 3> key_blocks{{{0, 64}, {64, 65}, {129, 41}}};
+  for (auto [first_query, queries] : query_chunks) {
+    full_softmax_problem piece = p;
+    piece.q = rows(p.q, first_query, queries);
+    auto sum = nothing<TestType>(piece);
+    for (auto [first_key, keys] : key_blocks) {
+      piece.options.first_position = first_query + 20 - first_key;
+      merge(sum, part_of<TestType>({piece.q, p.k, p.v, piece.options}, first_key, keys));
+    }
+    CAPTURE(first_query, queries);
+    CHECK(relative_error(sum.out, rows(whole.out, first_query, queries)) <= 3 * tolerance<TestType>::out);
+    CHECK(relative_error(sum.lse, rows(whole.lse, first_query, queries)) <= 3 * tolerance<TestType>::lse);
+  }
+}
+
 TEMPLATE_LIST_TEST_CASE("merge_softmax: nothing is neutral, bit by bit", "[merge]", exact_types) {
   const auto p = random_problem<full_softmax_problem>(shape);
   const auto some = part_of<TestType>(p, 0, 50);

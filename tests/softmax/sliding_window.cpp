@@ -204,4 +204,33 @@ TEST_CASE("sliding_window: steps beyond the sequence leave each query itself", "
   }
 }
 
+TEMPLATE_LIST_TEST_CASE("sliding_window: queries at any position", "[sliding_window]", exact_types) {
+  for (index first : {index(-250), index(-20), index(-2), index(0), index(7), index(60), index(400)})
+    for (bool causal : {false, true})
+      for (index queries : {21, 200})
+        for (dilation steps : {dilation::none, dilation::per_head})
+          for (bool globals : {false, true}) {
+            sliding_window_problem p = problem_of({.queries = queries, .keys = 65, .dim = 9, .value_dim = 12},
+                                                  first == 0 ? reference::unlimited : 11, first == 7 ? 0 : 5);
+            p.options.causal = causal;
+            p.options.first_position = first;
+            p.options.alibi_slopes = {0.05, 0.025, 0.0125, 0};
+            if (steps == dilation::per_head) p.options.dilation = {1, 4, 2, 7};
+            if (globals) p.options.global_positions = {3, 0, 63, 70, 211, 405};  // keys, queries, both or neither
+            if (queries == 21 && globals) p.options.query_lengths = {21, 9}, p.options.key_lengths = {65, 30};
+            CAPTURE(queries, first, causal, int(steps), globals);
+            check<TestType>(p);
+          }
+}
+
+TEST_CASE("sliding_window: the position queries have anyway changes no bit", "[sliding_window]") {
+  sliding_window_problem p = problem_of({.queries = 500, .keys = 700}, 40, 20);
+  p.options.global_positions = {650, 3};
+  const reference::result plain = run<float>(p);
+  p.options.first_position = 200;
+  const reference::result placed = run<float>(p);
+  CHECK(plain.out == placed.out);
+  CHECK(plain.lse == placed.lse);
+}
+
 }  // namespace testing

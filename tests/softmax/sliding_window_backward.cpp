@@ -167,4 +167,36 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_backward: each gradient alone", "[slidin
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("sliding_window_backward: queries at any position", "[sliding_window_backward]", exact_types) {
+  for (index first : {index(-30), index(-3), index(0), index(5), index(60)})
+    for (bool causal : {false, true})
+      for (bool globals : {false, true}) {
+        sliding_window_problem p = problem_of(
+            {.heads = 2, .kv_heads = 1, .queries = 31, .keys = 37, .dim = 5, .value_dim = 7});
+        p.options.left = first == 5 ? reference::unlimited : 6, p.options.right = first == 0 ? 0 : 3;
+        p.options.causal = causal;
+        p.options.first_position = first;
+        p.options.alibi_slopes = {0.05, 0.025};
+        p.options.sinks = {0.3, -1};
+        if (first == -3) p.options.dilation = {3, 2};
+        if (first == 5) p.options.score = smooth_score{};
+        if (first == 0) p.options.query_lengths = {31, 8}, p.options.key_lengths = {14, 37};
+        if (globals) p.options.global_positions = {3, 0, 35, 39, 70};
+        CAPTURE(first, causal, globals);
+        check_backward<TestType>(p, true, {.saved_lse = causal});
+      }
+}
+
+// Parts begin every 2048 keys: queries beyond the keys belong to the last.
+TEST_CASE("sliding_window_backward: several parts and queries beyond the keys", "[sliding_window_backward]") {
+  for (index first : {index(-60), index(4080)}) {
+    sliding_window_problem p = problem_of(
+        {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 110, .keys = 4130, .dim = 3, .value_dim = 2});
+    p.options.left = 6, p.options.right = 3;
+    p.options.first_position = first;
+    CAPTURE(first);
+    check_backward<float>(p, true);
+  }
+}
+
 }  // namespace testing

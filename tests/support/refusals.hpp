@@ -178,6 +178,13 @@ std::vector<refused<Door>> common_refusals() {
         {"a softcap of NaN", "softcap", [nan](auto& d) { d.options.softcap = nan; }},
         {"a softcap whose inverse overflows", "softcap", [](auto& d) { d.options.softcap = 1e-40f; }},
     });
+  if constexpr (requires(Door& d) { d.options.first_position; })
+    add({
+        {"a position beyond all", "first_position from -2^40 to 2^40; found 1099511627777",
+         [](auto& d) { d.options.first_position = (index(1) << 40) + 1; }},
+        {"a position before all", "first_position",
+         [](auto& d) { d.options.first_position = std::numeric_limits<index>::min(); }},
+    });
   if constexpr (requires(Door& d) { d.options.sinks; })
     add({
         {"too few sinks", "sinks", [](auto& d) { d.options.sinks = d.values(2); }},

@@ -83,6 +83,7 @@ class stored_options {
     options.lengths = from_.lengths;
     options.query_lengths = from_.query_lengths;
     options.key_lengths = from_.key_lengths;
+    options.first_position = from_.first_position;
     options.alibi_slopes = slopes_;
     options.sinks = sinks_;
     if (from_.score)

@@ -9,7 +9,7 @@
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
 //          Eigen::half / Eigen::bfloat16 in memory with float arithmetic. Query i is at position p_i = i + Lk - Lq, with
-//          true lengths: the last query at the last key.
+//          true lengths: the last query at the last key; or at i + first_position.
 // Cost     2 B H Lq Lk (D + Dv) operations, half of it when causal. Scratch: the packed keys and values of one key head
 //          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to four queries, as
 //          in decoding, the keys are read in place and scratch does not depend on Lk.
@@ -18,7 +18,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A score function score(s, batch, head, i, j) may replace the score s after every other term; -infinity masks the key.
-// i is the position of the query (below 0 where there are more queries than keys), j that of the key. It is inlined,
+// i is the position of the query (which may be negative or beyond the keys), j that of the key. It is inlined,
 // called in no particular order and from all threads of the execution at once, not for keys that causal or lengths hide,
 // and what it throws passes through, leaving out partly written.
 #pragma once
@@ -40,6 +40,9 @@ struct full_softmax_options {
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  /// Position of the first query of every batch item among its keys, which may be negative or beyond them; Lk - Lq, with
+  /// true lengths, unless given. What a chunk of queries attends to a block of keys, merge_softmax() adds up.
+  std::optional<index> first_position{};
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   tensor_view<const real> bias{};
   /// c tanh(s / c) on scale q.k, before bias and ALiBi.
@@ -73,7 +76,7 @@ struct full_call {
     const index group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
     pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, packed_keys<T>& keys, index step, int) {
       const index b = pair / shape.kv_heads, h = pair % shape.kv_heads;
-      const index begin = step * pack_step, end = std::min(begin + pack_step, lengths.keys(b));
+      const index begin = step * pack_step, end = std::min(begin + pack_step, in.keys_seen(b));
       if (begin < end && !few(b)) keys.pack(head_of(in.k, b, h), head_of(in.v, b, h), begin, end);
     });
     // The last row blocks of a causal call are the longest: they go first.
@@ -125,7 +128,7 @@ struct full_call {
   void attend_chunk(index pair, index chunk, index most_rows, online_softmax<T>& state, int worker) const {
     const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * shape.group();
     if (!few(b)) return;
-    const index begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, lengths.keys(b));
+    const index begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, in.keys_seen(b));
     state.rows = shape.group() * lengths.queries(b);
     state.clear();
     if (begin >= end) return;

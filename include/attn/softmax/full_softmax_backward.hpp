@@ -56,12 +56,12 @@ inline index backward_segment(index keys) {
 ///   1. keys and values are packed once
 ///   2. for every query head of the group: rows are packed, segments of keys attended by all rows; dK and dV stay with
 ///      their segment, the segments' parts of dQ are added in order
-template <class S, class Score, class ScoreBackward>
+template <class S, class Score, class ScoreBackward, class G>
 struct full_backward {
   using T = compute_type<S>;
   static constexpr index pack_step = 512;
 
-  const softmax_backward_call<S, Score, ScoreBackward>& in;
+  const softmax_backward_call<S, Score, ScoreBackward, G>& in;
   const attention_shape& shape = in.shape;
   const sequence_lengths& lengths = in.forward.lengths;
 
@@ -89,7 +89,7 @@ struct full_backward {
   /// One segment of keys with all rows of a head; dq takes its part.
   void add_segment(index b, index h, index number, const pair_scratch& s, T* dq, int worker) const {
     const index begin = number * segment(), keys = lengths.keys(b), queries = lengths.queries(b),
-                end = std::min(begin + segment(), keys), shift = keys - queries;
+                end = std::min(begin + segment(), keys), shift = in.forward.shift(b);
     const auto scratch = in.forward.exec.scratch(worker, [&](arena& memory) { return in.layout_scratch(memory); });
     if (dq) std::fill_n(dq, dq_size(), T(0));
     const auto head_terms = in.terms().for_head(b, h, shift);
@@ -178,8 +178,8 @@ struct full_backward {
         [&](const wave<pair_scratch>& w) { attend_pairs(w, parts_of(w.count)); });
   }
 };
-template <class S, class Score, class ScoreBackward>
-full_backward(const softmax_backward_call<S, Score, ScoreBackward>&) -> full_backward<S, Score, ScoreBackward>;
+template <class S, class Score, class ScoreBackward, class G>
+full_backward(const softmax_backward_call<S, Score, ScoreBackward, G>&) -> full_backward<S, Score, ScoreBackward, G>;
 
 }  // namespace detail
 

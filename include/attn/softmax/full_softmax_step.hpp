@@ -10,8 +10,9 @@
 //
 // Cost     up to four tokens: one reading of the cache, and scratch memory that does not depend on its size. Longer
 //          chunks are attended as full_softmax does.
-// Throws   std::invalid_argument for shapes or options that do not fit, and for lengths, query_lengths and key_lengths,
-//          since all items of a batch have the same number of tokens, before anything, the cache included, changes.
+// Throws   std::invalid_argument for shapes or options that do not fit, for lengths, query_lengths and key_lengths, since
+//          all items of a batch have the same number of tokens, and for first_position, before anything, the cache
+//          included, changes.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>
@@ -31,6 +32,7 @@ void full_softmax_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O
         call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
         if (!given.lengths.empty() || !given.query_lengths.empty() || !given.key_lengths.empty())
           call.check.fail("no lengths, since all items of a batch have the same number of tokens", "some");
+        if (given.first_position) call.check.fail("no first_position, since the queries are at the last tokens", "one");
         const index before = cache.tokens();
         call.lengths.full_keys = call.shape.keys += before;
         detail::check_bias(call, given.bias);

@@ -1,8 +1,8 @@
 // attn: sliding-window attention with dilation and global tokens.
 //
 //   out_i = softmax attention (full_softmax.hpp) over the keys the query sees: with the query at position p = i + Lk -
-//   Lq, key j with -left d <= j - p <= right d and (j - p) mod d = 0, d the dilation, and every global key. A global
-//   query sees every key.       Beltagy, Peters, Cohan 2020, "Longformer"; sliding windows from Child 2019 on
+//   Lq or i + first_position, key j with -left d <= j - p <= right d and (j - p) mod d = 0, d the dilation, and every
+//   global key. A global query sees every key.       Beltagy, Peters, Cohan 2020, "Longformer"; sliding windows from Child 2019 on
 //
 //   attn::sliding_window(q, k, v, out, {.left = 128, .right = 0});
 //   attn::sliding_window(q, k, v, out, {.left = 64, .right = 64, .dilation = per_head, .global_positions = first});
@@ -35,12 +35,14 @@ struct sliding_window_options {
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  /// As in full_softmax_options.
+  std::optional<index> first_position{};
   /// Keys seen beside the query itself, >= 0, or `unlimited`; a window of 2 w + 1 keys is left = right = w.
   index left = 128, right = 128;
   /// Every how manyth key the window takes, >= 1: none given (1), one for all heads, or one per head.
   list_view<index> dilation{};
-  /// Positions seen by every query, and whose queries see every key. Any order; once is enough; those beyond the length
-  /// are ignored.
+  /// Positions seen by every query, and whose queries see every key. Any order; once is enough; those where there is
+  /// neither are ignored.
   list_view<index> global_positions{};
   /// Own projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   tensor_view<const S> q_global{}, k_global{}, v_global{};
@@ -80,7 +82,8 @@ struct window_sets {
 
   template <class Options>
   static window_sets of(const attention_shape& s, const Options& options) {
-    const index all = s.queries + s.keys;
+    index all = s.queries + s.keys;  // no query is further from a key
+    if (options.first_position) all += std::abs(*options.first_position);
     return {options.dilation, std::min(options.left, all), options.causal ? 0 : std::min(options.right, all), all};
   }
 
@@ -125,8 +128,8 @@ struct window_call : window_sets {
   void attend_chunk(index b, index h, index r, index piece, window_scratch<T>& s) const {
     const index d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
     const index keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
-    const index first = first_of(shift, r, d);
-    const index t0 = first + piece * chunk, t1 = std::min(t0 + chunk, keys);      // the last key has the last query
+    const index t0 = first_of(shift, r, d) + piece * chunk;
+    const index t1 = std::min(t0 + chunk, first_of(in.last_shift(b), r, d));
     if (t0 >= t1) return;
     const index k0 = std::clamp(t0 - left, index(0), keys), k1 = std::clamp(t1 + right, k0, keys);
 
@@ -178,7 +181,7 @@ struct window_call : window_sets {
   /// Attends up to max_rows global queries, from entry `begin` of the list on, to every key.
   void attend_globals(index b, index h, index begin, window_scratch<T>& s) const {
     const index n = in.lengths.keys(b), shift = in.shift(b);
-    const index end = std::min(begin + max_rows, globals_before(n));
+    const index end = std::min(begin + max_rows, globals_before(in.last_shift(b)));
     index rows = 0;
     for (index g = begin; g < end; ++g)
       if (globals[static_cast<std::size_t>(g)] >= shift)
@@ -190,7 +193,7 @@ struct window_call : window_sets {
     const matrix_view<const S> value = own ? head_of(options.v_global, b, h / shape.group()) : in.value(b, h);
     s.block.begin(own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, s.row_list}, rows,
                   in.terms.query_factor());
-    const index stop = in.causal ? s.row_list[rows - 1] + shift + 1 : n, step = s.keys.capacity;
+    const index stop = in.causal ? std::min(s.row_list[rows - 1] + shift + 1, n) : n, step = s.keys.capacity;
     for (index at = 0; at < stop; at += step) {
       const index count = std::min(step, stop - at);
       s.keys.positions = {at, 1, nullptr};

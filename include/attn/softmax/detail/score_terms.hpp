@@ -171,6 +171,13 @@ score_terms<T, Score> terms_of(const Options& options, index dim, Score* score =
   return terms;
 }
 
+/// The position of the first query, so that sums of positions cannot overflow.
+inline std::optional<index> checked_position(const validator& check, std::optional<index> first) {
+  constexpr index furthest = index(1) << 40;
+  if (first && (*first < -furthest || *first > furthest)) check.fail("a first_position from -2^40 to 2^40", *first);
+  return first;
+}
+
 /// A scale is finite in base 2 too.
 template <class T>
 void check_scale(const validator& check, const std::optional<T>& scale) {

@@ -35,15 +35,16 @@ memory_layout list_layout(std::span<const T> list) {
   return tensor_view<const T, 1>(list.empty() ? nullptr : list.data(), {static_cast<index>(list.size())});
 }
 
-/// A backward call after the checks that all operators share.
-template <class S, class Score, class ScoreBackward>
+/// A backward call after the checks that all operators share. The gradients of q, k and v are of elements G: S, or the
+/// compute type where they are part of a sum.
+template <class S, class Score, class ScoreBackward, class G = S>
 struct softmax_backward_call {
   using T = compute_type<S>;
 
   softmax_call<S, Score> forward;  // the forward call without values: what writes lse where it is not given
   tensor_view<const S> q, k, v, out, d_out;
   attention_shape shape;
-  tensor_view<S> dq, dk, dv;
+  tensor_view<G> dq, dk, dv;
   tensor_view<T, 1> d_slopes, d_sinks;
   tensor_view<T> d_bias{};
   tensor_view<const T, 3> d_lse;
@@ -182,7 +183,8 @@ void call_softmax_backward(const char* name, const Q& q, const K& k, const V& v,
   require_score_backward<score_type, backward_type, T>();
 
   const tensor_view<const S> values = as_view(v);
-  softmax_backward_call<S, score_type, backward_type> call{
+  using gradient_element = typename decltype(gradients.v)::value_type;
+  softmax_backward_call<S, score_type, backward_type, gradient_element> call{
       .forward = {{.q = as_view(q), .k = as_view(k), .v = {}, .out = {}, .sinks = given.sinks, .lse = given.lse},
                   validator(name), {}, execution_of(exec, options, score, score_backward)},
       .q = as_view(q), .k = as_view(k), .v = values, .out = as_view(out), .d_out = as_view(d_out), .shape = {},
@@ -197,6 +199,8 @@ void call_softmax_backward(const char* name, const Q& q, const K& k, const V& v,
   forward.lengths = {.full_queries = call.shape.queries, .full_keys = call.shape.keys};
   if constexpr (requires { given.key_lengths; }) forward.lengths = check_lengths(forward.check, call.shape, given);
   if constexpr (requires { given.causal; }) forward.causal = given.causal;
+  if constexpr (requires { given.first_position; })
+    forward.first_position = checked_position(forward.check, given.first_position);
   check_softmax_numbers(forward.check, call.shape, given);
   forward.terms = terms_of<T>(given, call.shape.dim, &function);
   forward.shape.dim_v = 0;

@@ -21,8 +21,10 @@ struct softmax_inputs {
   attention_shape shape{};
   sequence_lengths lengths{};
   bool causal = false;
+  std::optional<index> first_position{};
   list_view<T> sinks{};
   tensor_view<T, 3> lse{};
+  tensor_view<T> sums{};  // takes the results in place of out, not rounded, where they are part of a sum
 
   /// What query head h reads and writes.
   matrix_view<const S> query(index b, index h) const { return head_of(q, b, h); }
@@ -30,23 +32,33 @@ struct softmax_inputs {
   matrix_view<const S> value(index b, index h) const { return head_of(v, b, h / shape.group()); }
   matrix_view<S> result(index b, index h) const { return head_of(out, b, h); }
 
-  /// The position of the first query.
-  index shift(index b) const { return lengths.keys(b) - lengths.queries(b); }
+  /// The position of the first query, and that after the last one's.
+  index shift(index b) const { return first_position.value_or(lengths.keys(b) - lengths.queries(b)); }
+  index last_shift(index b) const { return shift(b) + lengths.queries(b); }
+  /// Keys that any query sees: the first so many.
+  index keys_seen(index b) const {
+    return causal ? std::clamp(last_shift(b), index(0), lengths.keys(b)) : lengths.keys(b);
+  }
 
   /// Row r of the state is the result of query i.
   template <int Lanes>
   void finish_row(const online_softmax<T, Lanes>& state, index r, index b, index h, index i) const {
-    const matrix_view<S> to = result(b, h);
-    T* const log_sum = row_of(lse, b, h);
-    state.finish_row(r, per_head(sinks, h), to.row(i), to.col_stride, log_sum ? log_sum + i * lse.stride(2) : nullptr);
+    T* const row = row_of(lse, b, h);
+    T* const log_sum = row ? row + i * lse.stride(2) : nullptr;
+    const auto finish_in = [&](const auto& to) {
+      state.finish_row(r, per_head(sinks, h), to.row(i), to.col_stride, log_sum);
+    };
+    if (sums) return finish_in(head_of(sums, b, h));
+    finish_in(result(b, h));
   }
   void finish(const row_block<T>& block, index b, index h) const {
     for (index r = 0; r < block.rows; ++r) finish_row(block.state, r, b, h, block.positions[r]);
   }
   /// Rows of padding in [begin, end).
   void clear_padding(index b, index h, index begin = 0, index end = std::numeric_limits<index>::max()) const {
-    clear_rows(result(b, h), std::max(begin, lengths.queries(b)), std::min(end, shape.queries), row_of(lse, b, h),
-               lse.stride(2));
+    const index from = std::max(begin, lengths.queries(b)), to = std::min(end, shape.queries);
+    if (sums) return clear_rows(head_of(sums, b, h), from, to, row_of(lse, b, h), lse.stride(2));
+    clear_rows(result(b, h), from, to, row_of(lse, b, h), lse.stride(2));
   }
 };
 
@@ -87,6 +99,9 @@ void call_softmax(const char* name, const Q& q, const K& k, const V& v, O&& out,
   call.lengths = {.full_queries = call.shape.queries, .full_keys = call.shape.keys};
   if constexpr (requires { given.key_lengths; }) call.lengths = check_lengths(call.check, call.shape, given);
   if constexpr (requires { given.causal; }) call.causal = given.causal;
+  if constexpr (requires { given.first_position; })
+    call.first_position = checked_position(call.check, given.first_position);
+  if constexpr (requires { given.sums; }) call.sums = given.sums;
   check_softmax_options(call.check, call.shape, given, call.q, call.k, call.v, call.out);
   call.terms = terms_of<T>(given, call.shape.dim, &function);
   body(call, given);

@@ -28,7 +28,7 @@ struct window_backward : window_sets {
   bool own() const { return bool(options.q_global); }  // projections of the global queries
   index global_count() const { return std::ssize(globals); }
   index part_length() const {
-    const index all = round_up(std::max<index>(1, most), max_rows);  // at least a block: there may be no key
+    const index all = round_up(std::max<index>(1, shape.keys), max_rows);  // at least a block: there may be no key
     return std::min(all, round_up(std::max<index>(2048, 8 * (left + right)), max_rows));
   }
   index query_stride() const { return backward_keys<T>::stride(shape.dim); }
@@ -95,7 +95,7 @@ struct window_backward : window_sets {
     index *key_list, *rank, *row_list;     // as window_scratch
   };
   part_scratch layout(arena& memory) const {
-    const index slots = part_length() + left + right, n = global_count();
+    const index slots = std::min(part_length() + left + right, shape.keys), n = global_count();
     const auto keys = [&](index count, bool k, bool v) {
       return backward_keys<T>::layout(memory, count, shape.dim, shape.dim_v, k, v);
     };
@@ -188,7 +188,8 @@ struct window_backward : window_sets {
     const auto head_terms = in.terms().for_head(p.b, h, p.shift);
     auto back = in.back(head_terms);
     key_range ranges[max_rows];
-    const index all = in.lengths().keys(p.b), g0 = globals_before(p.shift), g1 = globals_before(all);
+    const index all = in.lengths().keys(p.b);
+    const index g0 = globals_before(p.shift), g1 = globals_before(in.forward.last_shift(p.b));
     const bool wanted = own() ? bool(gradients.q_global) : bool(in.dq);
     T* const dq = wanted ? p.s.dq : nullptr;
     for (index g = g0; g < g1; g += max_rows) {
@@ -199,7 +200,7 @@ struct window_backward : window_sets {
       if (dq) std::fill_n(dq, max_rows * query_stride(), T(0));
       const auto take = [&](const backward_keys<T>& set, const auto& range_of) {
         for (index row = 0; row < rows; ++row)
-          ranges[row] = range_of(in.forward.causal ? which[row] + p.shift + 1 : all);
+          ranges[row] = range_of(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all);
         differentiate(p.s.rows, rows, ranges, which, set, head_terms, p.s.block, dq, query_stride(), back);
       };
       const auto entries_before = [&](index end) { return std::clamp(ceil_div(end - p.r, p.d), p.k0, p.k1); };
@@ -218,8 +219,9 @@ struct window_backward : window_sets {
   /// k_global.
   template <class Store>
   void take_part(part_of_class p, index number, const partial& sums, const Store& store) const {
-    const index n = in.lengths().keys(p.b), end = ceil_div(n - p.r, p.d);  // of the class's queries
-    const index keys = std::max<index>(0, end), seen_globals = globals_before(n);
+    const index n = in.lengths().keys(p.b), keys = std::max<index>(0, ceil_div(n - p.r, p.d));
+    const index end = first_of(in.forward.last_shift(p.b), p.r, p.d);  // of the class's queries
+    const index seen_globals = globals_before(n);
     p.k0 = number * part_length();
     if (number > 0 && p.k0 >= keys) return;
     p.k1 = std::max(p.k0, std::min(p.k0 + part_length(), keys));
@@ -230,7 +232,9 @@ struct window_backward : window_sets {
     if (own())
       s.own_keys.pack(head_of(options.k_global, p.b, p.kv), head_of(options.v_global, p.b, p.kv), 0, p.k1 - p.k0);
 
-    const index q_first = first_of(p.shift, p.r, p.d), q1 = std::min(p.k0 + part_length(), end);
+    const index q_first = first_of(p.shift, p.r, p.d);
+    const bool last = p.k0 + part_length() >= keys;  // its queries are also those beyond the keys
+    const index q1 = last ? end : std::min(p.k0 + part_length(), end);
     for (index h = p.h; h < p.h_end; ++h) {
       const index member = h - p.kv * shape.group();
       T& slope = sums.slopes[member];
@@ -299,19 +303,20 @@ struct window_backward : window_sets {
   /// Adds what the parts of a pair left behind, in order, and stores it; and zeros for what no part met.
   void finish(index pair, const pair_scratch& scratch) const {
     const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads, n = in.lengths().keys(b);
-    const index shift = in.forward.shift(b), g0 = globals_before(shift), g1 = globals_before(n);
+    const index shift = in.forward.shift(b), seen_globals = globals_before(n);
+    const index g0 = globals_before(shift), g1 = globals_before(in.forward.last_shift(b));  // of the queries
     const partial& sums = scratch.parts[0];
     const auto add = [](T* to, const T* from, index count) {
       for (index x = 0; x < count; ++x) to[x] += from[x];
     };
     for (index step = 1; step < steps(kv); ++step) {
       const partial& more = scratch.parts[step];
-      add(sums.keys, more.keys, g1 * query_stride());
-      add(sums.values, more.values, g1 * value_stride());
+      add(sums.keys, more.keys, seen_globals * query_stride());
+      add(sums.values, more.values, seen_globals * value_stride());
       add(sums.queries, more.queries, shape.group() * global_count() * query_stride());
       add(sums.slopes, more.slopes, shape.group());
     }
-    for (index g = 0; g < g1; ++g)
+    for (index g = 0; g < seen_globals; ++g)
       store_key(false, b, kv, globals[static_cast<std::size_t>(g)], sums.keys + g * query_stride(),
                 sums.values + g * value_stride());
     for (index row = n; row < shape.keys; ++row)
