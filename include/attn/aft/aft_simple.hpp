@@ -95,10 +95,31 @@ struct aft_simple_call {
   simple_rows_function<T> write_rows;
 
   void run(execution& exec) const {
+    run(exec, [](arena&) {}, [&](const sums_array<T>& sums, index chunks) {
+      exec.for_each(x.batch * x.heads, [&](index head, int) {
+        const index first = head * chunks, end = first + chunks;
+        if (x.causal) {
+          for (index n = first + 1; n < end; ++n) sums.merge(n, sums.at(n - 1));
+          for (index n = end - 1; n > first; --n) std::copy_n(sums.at(n - 1), x.parts(), sums.at(n));
+          if (chunks > 0) sums.clear(first);
+        } else {
+          for (index n = first + 1; n < end; ++n) sums.merge(first, sums.at(n));
+          for (index n = first + 1; n < end; ++n) std::copy_n(sums.at(first), x.parts(), sums.at(n));
+        }
+      });
+    });
+  }
+
+  /// join(sums of all chunks, chunks of a head): every chunk gets what lies before it, or the sum of all. `layout` lays
+  /// out shared scratch memory for it.
+  template <class Layout, class Join>
+  void run(execution& exec, const Layout& layout, const Join& join) const {
     const auto limit = exec.limit_threads(x.work(10 * static_cast<double>(x.length)));
     const index heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + chunk - 1) / chunk;
-    const auto sums =
-        exec.shared_scratch([&](arena& memory) { return sums_array<T>::layout(memory, heads * chunks, parts); });
+    const auto sums = exec.shared_scratch([&](arena& memory) {
+      layout(memory);
+      return sums_array<T>::layout(memory, heads * chunks, parts);
+    });
     // body(head, its rows [begin, end), its sums) for every chunk of every head
     const auto for_each_chunk = [&](auto&& body) {
       exec.for_each(heads * chunks, [&](index task, int) {
@@ -111,18 +132,7 @@ struct aft_simple_call {
       std::fill_n(s, parts, key_sums<T>{});
       add_rows(head, begin, end, parts, s);
     });
-    // Every chunk gets what lies before it, or the sum of all.
-    exec.for_each(heads, [&](index head, int) {
-      const index first = head * chunks, end = first + chunks;
-      if (x.causal) {
-        for (index n = first + 1; n < end; ++n) sums.merge(n, sums.at(n - 1));
-        for (index n = end - 1; n > first; --n) std::copy_n(sums.at(n - 1), parts, sums.at(n));
-        if (chunks > 0) sums.clear(first);
-      } else {
-        for (index n = first + 1; n < end; ++n) sums.merge(first, sums.at(n));
-        for (index n = first + 1; n < end; ++n) std::copy_n(sums.at(first), parts, sums.at(n));
-      }
-    });
+    join(sums, chunks);
     for_each_chunk([&](const aft_head& head, index begin, index end, key_sums<T>* s) {
       write_rows(head, x.gate, begin, end, parts, s);
       x.elements->clear(head, end, std::min(begin + chunk, x.length));

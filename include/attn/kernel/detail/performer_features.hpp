@@ -56,32 +56,58 @@ struct performer_features final : projected_features<T> {
     maxima = memory.allocate<T>(published ? pairs : 0);
   }
 
+  /// The mean key is that of sums over segments of keys, which processes can share (mpi/performer.hpp).
   void prepare(execution& exec) override {
-    this->pack(std::sqrt(scale) * (relu || is_signed ? T(1) : log2_e));
-    if (!centred && !published) return;
-    exec.for_each(call.k.extents[0] * call.heads, [&](index pair, int worker) {
-      const index b = pair / call.heads, count = call.lengths.keys(b);
-      const auto keys = call.k.head(b, pair % call.heads / (call.heads / call.k.extents[1]));
-      double* sums;
+    pack_rows();
+    if (centred)
+      exec.for_each(pairs(), [&](index pair, int worker) {
+        double *sums, *own;
+        exec.scratch(worker, [&](arena& memory) {
+          sums = memory.allocate<double>(dim);
+          return own = memory.allocate<double>(2 * dim);
+        });
+        std::fill_n(sums, dim, 0.0);
+        for (index n = 0; n < call.segments(pair / call.heads); ++n) {
+          sum_segment(pair, n, own, reinterpret_cast<T*>(own + dim));
+          for (index d = 0; d < dim; ++d) sums[d] += own[d];
+        }
+        set_centre(pair, sums, call.lengths.keys(pair / call.heads));
+      });
+    if (published) find_maxima(exec);
+  }
+
+  void pack_rows() const { this->pack(std::sqrt(scale) * (relu || is_signed ? T(1) : log2_e)); }
+  index pairs() const { return call.k.extents[0] * call.heads; }
+  stored_matrix<T> keys_of(index pair) const {
+    return call.k.head(pair / call.heads, pair % call.heads / (call.heads / call.k.extents[1]));
+  }
+
+  /// The sum of the keys of segment n; `row` is scratch for one.
+  void sum_segment(index pair, index n, double* sums, T* row) const {
+    const auto keys = keys_of(pair);
+    const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, call.lengths.keys(pair / call.heads));
+    std::fill_n(sums, dim, 0.0);
+    for (index j = begin; j < end; ++j) {
+      keys.read_row(j, row);
+      for (index d = 0; d < dim; ++d) sums[d] += static_cast<double>(row[d]);
+    }
+  }
+  void set_centre(index pair, const double* sums, index count) const {
+    for (index d = 0; d < dim; ++d)
+      centres[pair * dim + d] = static_cast<T>(sums[d] / static_cast<double>(std::max<index>(count, 1)));
+  }
+
+  void find_maxima(execution& exec) const {
+    exec.for_each(pairs(), [&](index pair, int worker) {
+      const index count = call.lengths.keys(pair / call.heads);
       T *columns, *raw;
       exec.scratch(worker, [&](arena& memory) {
-        sums = memory.allocate<double>(centred ? dim : 0);
         columns = memory.allocate<T>(dim * kernel_chunk);
-        return raw = memory.allocate<T>(published ? raw_size() : 0);
+        return raw = memory.allocate<T>(raw_size());
       });
-      if (centred) {
-        std::fill_n(sums, dim, 0.0);
-        for (index j = 0; j < count; ++j) {
-          keys.read_row(j, columns);
-          for (index d = 0; d < dim; ++d) sums[d] += static_cast<double>(columns[d]);
-        }
-        for (index d = 0; d < dim; ++d)
-          centres[pair * dim + d] = static_cast<T>(sums[d] / static_cast<double>(std::max<index>(count, 1)));
-      }
-      if (!published) return;
       maxima[pair] = -std::numeric_limits<T>::infinity();
       for (index begin = 0; begin < count; begin += kernel_chunk) {
-        const auto block = keys.block(begin, std::min<index>(kernel_chunk, count - begin), 0, kernel_chunk);
+        const auto block = keys_of(pair).block(begin, std::min<index>(kernel_chunk, count - begin), 0, kernel_chunk);
         pack_centred(block, centre_of(pair), columns);
         this->project(pair, columns, kernel_chunk, raw);
         for (index n = 0; n < this->features * kernel_chunk; n += width<T>)

@@ -1,0 +1,264 @@
+// attn: kernel attention over a sequence spread over processes: the engine's segments, and the sums before each of them.
+//
+// Bidirectional: each process sums up its segments, head by head, adds them to the sums of the process before it, and
+// sends them on; the last one has the total and tells all, and queries read it.
+//
+// Causal: queries need the sums before their segment, and so those of all earlier processes. These could sum up what
+// they have twice, once for the others and once beside their own queries; or each process could wait for the one before
+// it, head by head. Here only the first heads are summed up twice, as many as there are processes to wait for: what they
+// make a process wait for, the p-th one spends on the queries of p of those heads.
+//
+//   1. for the first P - 1 heads   sum up the segments, receive, add, send; then p of them: attend
+//   2. for all other heads         receive, attend and sum up, send
+//   3. of the first heads          attend the rest
+//
+// All sums are taken as one process takes them, so bits are those of one process if each begins at the start of one of
+// its segments.
+#pragma once
+
+#include <attn/kernel/detail/kernel_checks.hpp>
+#include <attn/mpi/detail/state_scan.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// One call, after its checks.
+template <class T>
+struct kernel_scan {
+  using segment_sums = typename kernel_call<T>::segment_sums;
+
+  /// The sums of a segment; causal, once those before it are known, these.
+  struct stored_sums {
+    kernel_sums<T> sums;
+    T decay;
+  };
+
+  const spread_sequence& sequence;
+  const kernel_call<T>& call;
+  execution& exec;
+  index pairs = call.shape.batch * call.heads;
+  index segments = (call.shape.keys + kernel_segment - 1) / kernel_segment;
+  index unit = 0, units = 0;  // heads that are computed together, and how many such units there are
+  index twice = 0;            // units whose keys are summed up before they are attended to
+  kernel_sums<T>* running = nullptr;  // of every pair: what came before, then that with what is here
+  stored_sums* stored = nullptr;      // [pairs of a unit, or of `twice` units][segments]
+  segment_sums* own = nullptr;        // one a worker
+  state_messages messages = sequence.chain();
+
+  std::size_t state_bytes() const {
+    return static_cast<std::size_t>(kernel_sums<T>::count(call.map->features, call.shape.dim_v, call.log_scaled())) *
+           sizeof(T);
+  }
+  stored_sums& stored_of(index pair, index n) const {
+    return stored[(call.causal ? pair : pair % unit) * segments + n];
+  }
+  index batch_of(index pair) const { return pair / call.heads; }
+  index segments_of(index pair) const { return call.segments(batch_of(pair)); }
+  kernel_scratch<T> scratch(int worker) const { return call.scratch(exec, worker); }
+
+  void layout(arena& memory) {
+    const auto sums = [&](arena& m) {
+      return kernel_sums<T>::layout(m, call.map->features, call.shape.dim_v, call.log_scaled());
+    };
+    call.map->layout(memory, pairs);
+    running = memory.allocate_list(pairs, sums);
+    stored = memory.allocate_list((call.causal ? std::min(twice * unit, pairs) : unit) * segments,
+                                  [&](arena& m) { return stored_sums{sums(m), T(1)}; });
+    own = memory.allocate_list(exec.active_threads(), [&](arena& m) { return call.layout_sums(m, true); });
+  }
+
+  /// body(pair, worker) for the pairs of a unit.
+  template <class Body>
+  void for_each_pair(index u, const Body& body) {
+    const index first = u * unit;
+    exec.for_each(std::min(unit, pairs - first), [&](index n, int worker) { body(first + n, worker); });
+  }
+  /// body(pair, segment, its first key, its end, worker) for all segments of a unit.
+  template <class Body>
+  void for_each_segment(index u, const Body& body) {
+    const index first = u * unit;
+    exec.for_each(std::min(unit, pairs - first) * segments, [&](index task, int worker) {
+      const index pair = first + task / segments, n = task % segments, begin = n * kernel_segment;
+      if (n < segments_of(pair))
+        body(pair, n, begin, std::min(begin + kernel_segment, call.lengths.keys(batch_of(pair))), worker);
+      progress(worker);
+    });
+  }
+  /// Messages that are on their way get on only while someone is in MPI; worker 0 is the calling thread.
+  void progress(int worker) {
+    if (worker == 0) messages.progress();
+  }
+
+  /// Units whose keys are summed up: `stored`; and added to what came before.
+  void sum_up(index u) {
+    for_each_segment(u, [&](index pair, index n, index begin, index end, int worker) {
+      stored_sums& x = stored_of(pair, n);
+      x.decay = call.sum_up(batch_of(pair), pair % call.heads, begin, end, scratch(worker), x.sums);
+    });
+    for (index pair = u * unit; pair < std::min((u + 1) * unit, pairs); ++pair) {
+      messages.receive(pair);
+      const auto s = scratch(0);
+      for (index n = 0; n < segments_of(pair); ++n) {
+        stored_sums& x = stored_of(pair, n);
+        if (!call.causal) {
+          call.add_segment(running[pair], x.decay, x.sums, s);
+        } else {
+          if (!running[pair].empty) combine(running[pair], x.decay, x.sums, x.sums, s.factors);
+          std::swap(running[pair], x.sums);
+        }
+      }
+      messages.send(running[pair].values, state_bytes());
+    }
+  }
+
+  /// A unit whose keys have been summed up.
+  void attend_stored(index u) {
+    for_each_segment(u, [&](index pair, index n, index begin, index end, int worker) {
+      segment_sums& x = own[worker];
+      call.attend_segment(batch_of(pair), pair % call.heads, begin, end, true, scratch(worker),
+                          stored_of(pair, n).sums, x.own, x.total);
+    });
+  }
+
+  /// A unit whose keys have not.
+  void attend_and_sum_up(index u) {
+    for (index pair = u * unit; pair < std::min((u + 1) * unit, pairs); ++pair) messages.receive(pair);
+    for_each_pair(u, [&](index pair, int worker) {
+      segment_sums& x = own[worker];
+      const index b = batch_of(pair), keys = call.lengths.keys(b), all = segments_of(pair);
+      const auto s = scratch(worker);
+      for (index n = 0; n < all; ++n) {
+        const index begin = n * kernel_segment;
+        const bool last = sequence.last() && n == all - 1;
+        const T decay = call.attend_segment(b, pair % call.heads, begin, std::min(begin + kernel_segment, keys), last, s,
+                                            running[pair], x.own, x.total);
+        if (!last) call.add_segment(running[pair], decay, x.own, s);
+        progress(worker);
+      }
+    });
+    for (index pair = u * unit; pair < std::min((u + 1) * unit, pairs); ++pair)
+      messages.send(running[pair].values, state_bytes());
+  }
+
+  void run_causal() {
+    if (!sequence.holds_keys()) return;
+    for (index u = 0; u < twice; ++u) sum_up(u);
+    const index first = std::min(sequence.place(), twice);
+    for (index u = 0; u < first; ++u) attend_stored(u);
+    for (index u = twice; u < units; ++u) attend_and_sum_up(u);
+    for (index u = first; u < twice; ++u) attend_stored(u);
+    messages.finish();
+  }
+
+  void run_bidirectional() {
+    for (index u = 0; u < units && sequence.holds_keys(); ++u) sum_up(u);
+    messages.finish();
+    auto totals = sequence.tree();
+    for (index pair = 0; pair < pairs; ++pair) totals.expect(running[pair].values, state_bytes());
+    for (index pair = 0; pair < pairs; ++pair) {
+      totals.receive(pair);
+      totals.send(running[pair].values, state_bytes());
+      running[pair].empty = sequence.keys(batch_of(pair)) == 0;
+    }
+    exec.for_each(pairs * blocks(), [&](index task, int worker) {
+      const index pair = task / blocks(), block = task % blocks(), b = batch_of(pair);
+      if (block < call.blocks(b) && !running[pair].empty)
+        call.attend_queries(b, pair % call.heads, block, scratch(worker), running[pair]);
+    });
+    totals.finish();
+  }
+  index blocks() const { return (call.shape.queries + kernel_chunk - 1) / kernel_chunk; }
+
+  /// Zeros for the rows of padding and those that see no key.
+  void pad() const {
+    for (index b = 0; b < call.shape.batch; ++b) {
+      const index queries = call.lengths.queries(b), keys = call.lengths.keys(b);
+      const index unseeing = sequence.keys(b) == 0 ? queries
+                             : call.causal && !sequence.has_earlier_keys(b) ? std::max<index>(queries - keys, 0)
+                                                                            : 0;
+      for (index h = 0; h < call.shape.heads; ++h) {
+        call.out.head(b, h).clear_rows(0, unseeing);
+        call.out.head(b, h).clear_rows(queries, call.shape.queries);
+      }
+    }
+  }
+
+  /// prepare() fills the shared memory of the map.
+  template <class Prepare>
+  void run(const Prepare& prepare) {
+    const auto limit = exec.limit_threads(call.work());
+    const index threads = exec.active_threads();
+    // Threads share heads where there are too few, as in the engine: then by segments.
+    const bool share = threads > 1 && pairs < 2 * threads && pairs % threads != 0;
+    unit = std::min(share ? pairs : threads, pairs);
+    units = unit > 0 ? (pairs + unit - 1) / unit : 0;
+    twice = share ? units : sequence.last() ? 0 : std::min(units, sequence.holders() - 1);
+    exec.shared_scratch([&](arena& memory) {
+      layout(memory);
+      return 0;
+    });
+    prepare();
+    for (index pair = 0; pair < pairs; ++pair) {
+      running[pair].empty = !sequence.has_earlier_keys(batch_of(pair));
+      messages.expect(running[pair].values, state_bytes());
+    }
+    call.causal ? run_causal() : run_bidirectional();
+    pad();
+  }
+};
+
+/// A call of kernel attention on one of several processes. What the operator itself checks, check(validator, settings)
+/// does: it fills in the call and adds the numbers that must be the same on all processes.
+template <class S>
+class spread_kernel_call {
+ public:
+  using T = compute_type<S>;
+
+  spread_kernel_call(const char* name, MPI_Comm communicator, const kernel_views<S>& x)
+      : sequence_(name, communicator, x.q.extent(2), x.k.extent(2)), x_(x) {}
+
+  /// make(validator, options with the lengths of this process's tokens, settings) checks them and returns the call.
+  template <class Options, class Make>
+  kernel_call<T> check(const Options& options, const tensor_view<const T, 3>& gate, const Make& make) {
+    kernel_call<T> call;
+    const tensor_view<const S>&q = x_.q, &k = x_.k;
+    const index batch = std::max<index>(q.extent(0), 0);
+    const process_shape own{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = k.extent(1), .dim = q.extent(3),
+                            .dim_v = x_.v.extent(3), .element_bytes = element_number<S>, .queries = q.extent(2),
+                            .keys = k.extent(2)};
+    agree_on(sequence_.group(), own, [&](common_settings& settings) {
+      const validator check(sequence_.group().name());
+      const auto lengths = check_lengths(
+          check, {.batch = batch, .queries = sequence_.whole_queries(), .keys = sequence_.whole_keys()}, options);
+      sequence_.set_lengths(batch, lengths);
+      Options own_options = options;
+      own_options.lengths = {};
+      own_options.query_lengths = sequence_.own_queries(), own_options.key_lengths = sequence_.own_keys();
+      call = make(check, own_options, settings);
+      settings.add(lengths);
+      settings.add(options.causal), settings.add(static_cast<double>(options.eps));
+      settings.add(static_cast<double>(gate.extent(1)));  // of an empty range it may be null
+      settings.add(width<T>);  // of the memory that is sent
+      if (x_.features) settings.add_elements(x_.features);
+    });
+    if (call.causal) sequence_.check_causal(call.shape.batch);
+    return call;
+  }
+
+  /// Without `prepare` of its own a map needs nothing of other processes.
+  template <class Prepare>
+  void run(kernel_call<T>& call, feature_map<T>& map, execution& exec, const Prepare& prepare) {
+    call.map = &map;
+    if (sequence_.group().size() == 1) return call.run(exec);
+    kernel_scan<T>{.sequence = sequence_, .call = call, .exec = exec}.run(prepare);
+  }
+  void run(kernel_call<T>& call, feature_map<T>& map, execution& exec) {
+    run(call, map, exec, [&] { map.prepare(exec); });
+  }
+  const spread_sequence& sequence() const { return sequence_; }
+
+ private:
+  spread_sequence sequence_;
+  kernel_views<S> x_;
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

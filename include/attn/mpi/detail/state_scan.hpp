@@ -1,0 +1,214 @@
+// attn: a scan of states over processes: each needs the sum of all that came before its own tokens, or of all there is.
+//
+// A sum of states is taken in the order of the sequence, segment by segment, as one process would: floating-point sums
+// depend on the order, and this one depends on the sequence alone. So a process waits for the state of the one before
+// it, adds its own segments, and sends the result on: one message of one state from each process to the next. What a
+// process has to compute for it, the sums of its segments, it computes before it waits.
+#pragma once
+
+#include <attn/core/detail/attention_shape.hpp>
+#include <attn/mpi/detail/ranges.hpp>
+
+#include <deque>
+#include <exception>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// States on their way: each arrives from one process, or none, and goes on to some. They arrive in the order in which
+/// they were expected, and are sent in the same order everywhere.
+class state_messages {
+ public:
+  static constexpr int none = -1;
+
+  state_messages(const process_group& group, int from, std::vector<int> to)
+      : comm_(group.get()), from_(from), to_(std::move(to)) {}
+
+  /// The next state will lie at `state`, once received.
+  void expect(void* state, std::size_t bytes) {
+    auto& message = arriving_.emplace_back();
+    if (from_ != none) message.receive(state, bytes, from_, 0, comm_);
+  }
+  /// Waits for the state that was the n-th to be expected.
+  void receive(index n) { arriving_[static_cast<std::size_t>(n)].wait(); }
+  /// The state must stay as it is until finish().
+  void send(const void* state, std::size_t bytes) {
+    for (int process : to_) leaving_.send(state, bytes, process, 0, comm_);
+  }
+  void progress() { leaving_.progress(); }
+  void finish() { leaving_.wait(); }
+
+ private:
+  MPI_Comm comm_;
+  int from_;
+  std::vector<int> to_;
+  std::deque<message_list> arriving_;
+  message_list leaving_;
+};
+
+/// From process `root` to all others, each of which hears it from one and tells it to up to log2 P.
+inline state_messages tree_from(int root, const process_group& group) {
+  const int size = group.size(), place = (group.rank() - root + size) % size;  // in the tree
+  std::vector<int> to;
+  for (int step = 1; step < size && (place & step) == 0; step *= 2)
+    if (place + step < size) to.insert(to.begin(), (place + step + root) % size);
+  return {group, place == 0 ? state_messages::none : ((place & (place - 1)) + root) % size, std::move(to)};
+}
+
+/// A sequence of which each process holds the tokens of one range, in the order of their ranks; and the true lengths of
+/// its batch items, of which each process has a part.
+class spread_sequence {
+ public:
+  spread_sequence(const char* name, MPI_Comm communicator, index queries, index keys)
+      : group_(name, communicator),
+        gathered_(group_.all_gather(std::array<index, 2>{std::max<index>(queries, 0), std::max<index>(keys, 0)})),
+        queries_(column(0), false),
+        keys_(column(1), false) {
+    for (int p = 0; p < group_.size(); ++p)
+      if (keys_.length(p) > 0) {
+        if (p == group_.rank()) place_ = static_cast<index>(holders_.size());
+        holders_.push_back(p);
+      }
+  }
+
+  const process_group& group() const { return group_; }
+  index whole_queries() const { return queries_.tokens(); }
+  index whole_keys() const { return keys_.tokens(); }
+
+  /// Takes the true lengths, those of the whole sequence, after they were checked.
+  void set_lengths(index batch, const sequence_lengths& whole) {
+    whole_ = whole;
+    own_queries_.clear(), own_keys_.clear();
+    for (index b = 0; b < batch; ++b) {
+      own_queries_.push_back(true_length(queries_, whole.queries(b), group_.rank()));
+      own_keys_.push_back(true_length(keys_, whole.keys(b), group_.rank()));
+    }
+  }
+  /// Those of this process.
+  const std::vector<index>& own_queries() const { return own_queries_; }
+  const std::vector<index>& own_keys() const { return own_keys_; }
+  index keys(index b) const { return whole_.keys(b); }
+  /// Does batch item b have keys before those of this process?
+  bool has_earlier_keys(index b) const { return keys(b) > 0 && keys_.of(group_.rank())[0].begin > 0; }
+
+  /// Throws, on every process alike, unless the keys between a query's position and the end of an earlier process are
+  /// on the query's own process.
+  void check_causal(index batch) const {
+    for (int p = 0; p < group_.size(); ++p)
+      for (index b = 0; b < batch; ++b) {
+        const index queries = true_length(queries_, whole_.queries(b), p), first_key = keys_.of(p)[0].begin,
+                    first = queries_.of(p)[0].begin + whole_.keys(b) - whole_.queries(b), end = first + queries,
+                    end_keys = first_key + true_length(keys_, whole_.keys(b), p);
+        if (queries == 0 || (std::max<index>(end, 0) == end_keys && (first_key == 0 || first >= first_key))) continue;
+        validator(group_.name())
+            .fail(text({"causal queries at the positions of the last keys of their process, ", first_key, " to ",
+                        end_keys}),
+                  text({first, " to ", end, " on process ", index(p)}));
+      }
+  }
+
+  /// Is this process one of those that hold keys, the first of them, the last?
+  bool holds_keys() const { return place_ >= 0; }
+  index holders() const { return static_cast<index>(holders_.size()); }
+  index place() const { return place_; }
+  bool first() const { return place_ == 0; }
+  bool last() const { return place_ == holders() - 1; }
+
+  /// From each process that holds keys to the next one.
+  state_messages chain() const {
+    const auto at = static_cast<std::size_t>(std::max<index>(place_, 0));
+    std::vector<int> to;
+    if (holds_keys() && !last()) to.push_back(holders_[at + 1]);
+    return {group_, place_ > 0 ? holders_[at - 1] : state_messages::none, std::move(to)};
+  }
+  /// From the last process that holds keys, which has the sum of all, to every one.
+  state_messages tree() const { return tree_from(holders_.empty() ? 0 : holders_.back(), group_); }
+
+  /// State `state` of `bytes` bytes becomes the sum over all processes on every one of them: add() adds what this process
+  /// has to what came before it.
+  template <class Add>
+  void add_in_order(void* state, std::size_t bytes, const Add& add) const {
+    if (holds_keys()) {
+      auto messages = chain();
+      messages.expect(state, bytes);
+      messages.receive(0);
+      add();
+      messages.send(state, bytes);
+      messages.finish();
+    }
+    auto messages = tree();
+    messages.expect(state, bytes);
+    messages.receive(0);
+    messages.send(state, bytes);
+    messages.finish();
+  }
+
+ private:
+  std::vector<index> column(std::size_t n) const {
+    std::vector<index> lengths;
+    for (const auto& one : gathered_) lengths.push_back(one[n]);
+    return lengths;
+  }
+  static index true_length(const sequence_split& split, index whole, int process) {
+    return std::clamp<index>(whole - split.of(process)[0].begin, 0, split.length(process));
+  }
+
+  process_group group_;
+  std::vector<std::array<index, 2>> gathered_;
+  sequence_split queries_, keys_;
+  sequence_lengths whole_{};
+  std::vector<index> own_queries_, own_keys_;
+  std::vector<int> holders_;
+  index place_ = -1;
+};
+
+/// Numbers that must be the same on all processes; there may be more of them than places.
+struct common_settings {
+  process_shape& shape;
+  int count = 0;
+
+  void add(double x) {
+    double& place = shape.settings[count++ % process_shape::settings_count];
+    place = 31 * place + x;
+  }
+  template <class T>
+  void add(const std::optional<T>& x) {
+    add(static_cast<double>(x.has_value())), add(x ? static_cast<double>(*x) : 0.0);
+  }
+  void add(const sequence_lengths& x) { add(checksum(x.given_queries)), add(checksum(x.given_keys)); }
+  /// A parameter, given everywhere with the same elements.
+  template <class S>
+  void add_elements(const tensor_view<const S, 3>& x) {
+    std::uint64_t sums[4] = {};  // independent of one another, which is four times as fast as one
+    for (index h = 0; h < x.extent(0); ++h)
+      for (index r = 0; r < x.extent(1); ++r)
+        for (index d = 0; d < x.extent(2); ++d) {
+          std::uint64_t bits = 0;
+          std::memcpy(&bits, &x(h, r, d), sizeof(S));
+          sums[d % 4] = (sums[d % 4] ^ bits) * 0x9e3779b97f4a7c15;
+          sums[d % 4] ^= sums[d % 4] >> 29;
+        }
+    add(static_cast<double>((sums[0] + 3 * sums[1] + 5 * sums[2] + 7 * sums[3]) >> 12));
+    for (int axis = 0; axis < 3; ++axis) add(static_cast<double>(x.extent(axis)));
+  }
+};
+
+template <class S>
+inline constexpr index element_number = std::same_as<S, Eigen::bfloat16> ? 3 : static_cast<index>(sizeof(S));
+
+/// Runs check(common_settings&) here, and compares with the other processes what it and `own` say: throws the same
+/// std::invalid_argument on all of them, or on none.
+template <class Check>
+void agree_on(const process_group& group, process_shape own, const Check& check) {
+  std::exception_ptr wrong;
+  try {
+    common_settings settings{own};
+    check(settings);
+  } catch (const std::exception&) {
+    wrong = std::current_exception();
+  }
+  agree(group, own, [&] {
+    if (wrong) std::rethrow_exception(wrong);
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

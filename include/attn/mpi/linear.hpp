@@ -1,0 +1,69 @@
+// attn: linear attention over a sequence that several processes hold.
+//
+//   attn::mpi::linear(q, k, v, out, MPI_COMM_WORLD, {.causal = true}, threads);              // every process: its tokens
+//
+// Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
+// what linear (linear.hpp) gives on the whole. No key or value travels, only sums S, z of features: a scan of states.
+//
+// Bits     Those of linear in one process, on any number of processes, where every range of keys begins at a multiple of
+//          1024 tokens; elsewhere the same to rounding.
+// Ranges   may differ in length and be empty. Queries may be split otherwise than keys; causal ones must be those of
+//          their process's last keys, as they are where each process has q, k and v of the same tokens.
+// Options  as of linear. Lengths are those of the whole sequence, the same list on every process; decay is of this
+//          process's tokens.
+// Shapes   as for linear, with the tokens of this process. All else is the same on every process.
+// Cost     The operations of linear, shared; causal, P - 1 heads of B Hkv are summed up twice. A state of B Hkv D (Dv + 1)
+//          numbers, D and Dv rounded up to vectors, is sent to the next process, and if not causal one to all by a tree.
+//          Memory: a state, and those of the segments of 1024 tokens of one head, causal of P - 1 heads.
+// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
+// Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
+//          not fit or differ between processes. Whatever else is thrown on one process (by a feature map, for want of
+//          memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
+#pragma once
+
+#include <attn/kernel/linear.hpp>
+#include <attn/mpi/detail/kernel_scan.hpp>
+
+namespace attn::inline ATTN_ISA {
+namespace detail {
+
+template <class S, class F, class T = compute_type<S>>
+void run_spread_linear(MPI_Comm communicator, const kernel_views<S>& x, const linear_options<S>& options, const F& map,
+                       execution& exec) {
+  if constexpr (require_feature_map<F, T>()) {
+    spread_kernel_call<S> spread("mpi::linear", communicator, x);
+    index count = 0;
+    kernel_call<T> call = spread.check(
+        options, options.decay,
+        [&](const validator& check, const linear_options<S>& own, common_settings& settings) {
+          kernel_call<T> checked = check_kernel<false>(check, x, own, state_step<T>{}, own.decay);
+          checked.normalise = options.normalise;
+          count = features_of(map, checked.shape.dim);
+          check_feature_count(check, count, checked.shape);
+          settings.add(options.normalise), settings.add(static_cast<double>(count));
+          return checked;
+        });
+    mapped_features<S, F> features(map, call.shape.dim, count);
+    spread.run(call, features, exec);
+  }
+}
+
+}  // namespace detail
+
+namespace mpi {
+
+/// Linear attention; options, feature map and execution may each be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, class Options = linear_options<element_of<const Q&>>,
+          class Map = feature_maps::elu_plus_one>
+void linear(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicator, Options&& options = {}, Map&& map = {},
+            execution_ref exec = {}) {
+  namespace detail = attn::detail;
+  using S = element_of<const Q&>;
+  detail::run_spread_linear<S>(communicator, detail::views_of<S>(q, k, v, out),
+                               detail::options_or_default<linear_options<S>>(options),
+                               detail::callable_or_default<feature_maps::elu_plus_one>(map),
+                               detail::execution_of(exec, options, map));
+}
+
+}  // namespace mpi
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,95 @@
+// attn: FAVOR+ over a sequence that several processes hold.
+//
+//   auto features = attn::draw_features<float>(256, 64, {.seed = 7});                   // the same on every process
+//   attn::mpi::performer(q, k, v, out, features, MPI_COMM_WORLD, {.causal = true}, threads);
+//
+// Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
+// what performer (performer.hpp) gives on the whole. No key or value travels, only sums S, z of features with their log
+// scales: a scan of states; with center_keys the mean key before it, with feature_eps of positive features the maximum.
+//
+// Bits     Those of performer in one process, on any number of processes, where every range of keys begins at a
+//          multiple of 1024 tokens; elsewhere the same to rounding.
+// Ranges   may differ in length and be empty. Queries may be split otherwise than keys; causal ones must be those of
+//          their process's last keys, as they are where each process has q, k and v of the same tokens.
+// Options  as of performer. Lengths are those of the whole sequence, the same list on every process.
+// Shapes   as for performer, with the tokens of this process. All else is the same on every process.
+// Cost     The operations of performer, shared; causal, P - 1 heads of B Hkv are summed up twice. A state of
+//          B Hkv m (Dv + 2) numbers (H for Hkv where features differ between query heads; 2 m for the kernels with two
+//          features a row), m and Dv rounded up to vectors, is sent to the next process, and if not causal one to all by
+//          a tree. Memory: a state, and those of the segments of 1024 tokens of one head, causal of P - 1 heads.
+// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
+// Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
+//          not fit or differ between processes. Whatever else is thrown on one process (for want of memory) must end
+//          the job: MPI_Abort, or an exception that leaves main under mpiexec.
+#pragma once
+
+#include <attn/kernel/performer.hpp>
+#include <attn/mpi/detail/kernel_scan.hpp>
+
+namespace attn::inline ATTN_ISA {
+namespace detail {
+
+/// The map's shared memory: what it takes from the keys, it takes from those of all processes.
+template <class T>
+void prepare_spread(const performer_features<T>& features, const spread_sequence& sequence, execution& exec) {
+  const kernel_call<T>& call = features.call;
+  const index pairs = features.pairs(), dim = features.dim;
+  features.pack_rows();
+  if (features.centred) {
+    const index most = (call.shape.keys + kernel_segment - 1) / kernel_segment;
+    std::vector<double> sums(static_cast<std::size_t>(pairs * dim)), own(static_cast<std::size_t>(most * pairs * dim));
+    exec.for_each(pairs * most, [&](index task, int worker) {
+      T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(dim); });
+      features.sum_segment(task % pairs, task / pairs, own.data() + task * dim, row);
+    });
+    sequence.add_in_order(sums.data(), sums.size() * sizeof(double), [&] {
+      for (std::size_t n = 0; n < own.size(); ++n) sums[n % sums.size()] += own[n];
+    });
+    for (index pair = 0; pair < pairs; ++pair)
+      features.set_centre(pair, sums.data() + pair * dim, sequence.keys(pair / call.heads));
+  }
+  if (features.published) {
+    features.find_maxima(exec);
+    const std::vector<T> own(features.maxima, features.maxima + pairs);
+    if (sequence.first()) std::fill_n(features.maxima, pairs, -std::numeric_limits<T>::infinity());
+    sequence.add_in_order(features.maxima, own.size() * sizeof(T), [&] {
+      for (std::size_t n = 0; n < own.size(); ++n) features.maxima[n] = std::max(features.maxima[n], own[n]);
+    });
+  }
+}
+
+template <class S, class T = compute_type<S>>
+void run_spread_performer(MPI_Comm communicator, const kernel_views<S>& x, const performer_options<S>& options,
+                          execution& exec) {
+  spread_kernel_call<S> spread("mpi::performer", communicator, x);
+  kernel_call<T> call = spread.check(
+      options, {}, [&](const validator& check, const performer_options<S>& own, common_settings& settings) {
+        const kernel_call<T> checked = check_kernel<true>(check, x, own, state_step<T>{});
+        check_performer(check, options);
+        settings.add(options.scale), settings.add(static_cast<double>(options.kernel));
+        settings.add(options.feature_eps), settings.add(options.center_keys);
+        return checked;
+      });
+  performer_features<T> features(call, options);
+  if (features.published) call.eps *= static_cast<T>(features.rows);
+  spread.run(call, features, exec, [&] { prepare_spread(features, spread.sequence(), exec); });
+}
+
+}  // namespace detail
+
+namespace mpi {
+
+/// FAVOR+ attention; options and execution may each be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, class Features,
+          class Options = performer_options<element_of<const Q&>>>
+void performer(const Q& q, const K& k, const V& v, O&& out, const Features& features, MPI_Comm communicator,
+               Options&& options = {}, execution_ref exec = {}) {
+  namespace detail = attn::detail;
+  using S = element_of<const Q&>;
+  detail::run_spread_performer<S>(communicator, detail::with_features(detail::views_of<S>(q, k, v, out), features),
+                                  detail::options_or_default<performer_options<S>>(options),
+                                  detail::execution_of(exec, options));
+}
+
+}  // namespace mpi
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,62 @@
+// attn: random feature attention over a sequence that several processes hold.
+//
+//   auto features = attn::draw_features<float>(256, 64, {.seed = 7});                   // the same on every process
+//   attn::mpi::rfa(q, k, v, out, features, MPI_COMM_WORLD, {.causal = true, .gate = g}, threads);
+//
+// Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
+// what rfa (rfa.hpp) gives on the whole. No key or value travels, only sums S, z of features: a scan of states.
+//
+// Bits     Those of rfa in one process, on any number of processes, where every range of keys begins at a multiple of
+//          1024 tokens; elsewhere the same to rounding.
+// Ranges   may differ in length and be empty. Queries may be split otherwise than keys; causal ones must be those of
+//          their process's last keys, as they are where each process has q, k and v of the same tokens.
+// Options  as of rfa. Lengths are those of the whole sequence, the same list on every process; the gate is of this
+//          process's tokens.
+// Shapes   as for rfa, with the tokens of this process. All else is the same on every process.
+// Cost     The operations of rfa, shared; causal, P - 1 heads of B Hkv are summed up twice. A state of B Hkv 2 m (Dv + 1)
+//          numbers (H for Hkv where features or gates differ between query heads), 2 m and Dv rounded up to vectors, is
+//          sent to the next process, and if not causal one to all by a tree. Memory: a state, and those of the segments
+//          of 1024 tokens of one head, causal of P - 1 heads.
+// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
+// Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
+//          not fit or differ between processes. Whatever else is thrown on one process (for want of memory) must end
+//          the job: MPI_Abort, or an exception that leaves main under mpiexec.
+#pragma once
+
+#include <attn/kernel/rfa.hpp>
+#include <attn/mpi/detail/kernel_scan.hpp>
+
+namespace attn::inline ATTN_ISA {
+namespace detail {
+
+template <class S, class T = compute_type<S>>
+void run_spread_rfa(MPI_Comm communicator, const kernel_views<S>& x, const rfa_options<S>& options, execution& exec) {
+  spread_kernel_call<S> spread("mpi::rfa", communicator, x);
+  kernel_call<T> call = spread.check(
+      options, options.gate, [&](const validator& check, const rfa_options<S>& own, common_settings& settings) {
+        const kernel_call<T> checked = check_kernel<true>(check, x, own, state_step<T>{}, own.gate, true);
+        check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
+        settings.add(static_cast<double>(options.norm_eps));
+        return checked;
+      });
+  rfa_features<T> features(call, options.norm_eps);
+  spread.run(call, features, exec);
+}
+
+}  // namespace detail
+
+namespace mpi {
+
+/// Random feature attention; options and execution may each be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, class Features,
+          class Options = rfa_options<element_of<const Q&>>>
+void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features, MPI_Comm communicator,
+         Options&& options = {}, execution_ref exec = {}) {
+  namespace detail = attn::detail;
+  using S = element_of<const Q&>;
+  detail::run_spread_rfa<S>(communicator, detail::with_features(detail::views_of<S>(q, k, v, out), features),
+                            detail::options_or_default<rfa_options<S>>(options), detail::execution_of(exec, options));
+}
+
+}  // namespace mpi
+}  // namespace attn::inline ATTN_ISA
