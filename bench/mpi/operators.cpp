@@ -1,6 +1,8 @@
 #include "operators.hpp"
 
+#include <attn/kernel/linear.hpp>
 #include <attn/mpi/full_softmax.hpp>
+#include <attn/mpi/linear.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
 #include <algorithm>
@@ -47,6 +49,31 @@ void full_spread(const settings&, const views& x, MPI_Comm comm, attn::execution
   attn::mpi::full_softmax(x.q, x.k, x.v, x.out, comm, {.causal = Causal, .zigzag = Zigzag}, exec);
 }
 
+/// Features into the sums, out of the sums, and the triangles within chunks.
+double sum_flops(const settings& set, double n) { return 2.0 * n * static_cast<double>(set.heads * set.dim * set.dim); }
+double linear_flops(const settings& set, double n) {
+  return 2 * sum_flops(set, n) + pair_flops(set, n * (attn::detail::kernel_chunk + 1) / 2);
+}
+/// One state goes to the next process.
+double state_bytes(const settings& set, double heads) {
+  return heads * static_cast<double>(set.dim * (set.dim + 1)) * sizeof(float);
+}
+double scan_sent(const settings& set, double, double) { return state_bytes(set, static_cast<double>(set.kv_heads)); }
+/// States pass from process to process, head by head. While the last one waits for the first of them it is not idle, but
+/// as many heads as there are processes before it are summed up twice.
+double scan(const settings& set, const network& net, double rate, double length, double machines) {
+  const double part = length / machines, heads = static_cast<double>(set.heads), others = machines - 1;
+  return (linear_flops(set, part) + std::min(others, heads) / heads * sum_flops(set, part)) / rate +
+         others * net.seconds(state_bytes(set, 1));
+}
+
+void linear_alone(const settings&, const views& x, attn::execution& exec) {
+  attn::linear(x.q, x.k, x.v, x.out, {.causal = true}, exec);
+}
+void linear_spread(const settings&, const views& x, MPI_Comm comm, attn::execution& exec) {
+  attn::mpi::linear(x.q, x.k, x.v, x.out, comm, {.causal = true}, exec);
+}
+
 }  // namespace
 
 const std::vector<entry>& operators() {
@@ -70,6 +97,13 @@ const std::vector<entry>& operators() {
        .model = ring_zigzag,
        .alone = full_alone<true>,
        .spread = full_spread<true, true>},
+      {.name = "linear_causal",
+       .linear = true,
+       .flops = linear_flops,
+       .sent = scan_sent,
+       .model = scan,
+       .alone = linear_alone,
+       .spread = linear_spread},
   };
   return all;
 }
