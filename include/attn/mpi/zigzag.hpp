@@ -71,7 +71,7 @@ class zigzag_exchange {
   static constexpr bool from_whole = std::is_const_v<W>;
 
   void check(const validator& check, bool root) const {
-    const validator::named_view whole{"whole", root ? memory_layout(whole_) : memory_layout()}, part{"part", part_};
+    const validator::named_view whole{"whole", root ? whole_ : tensor_view<W>()}, part{"part", part_};
     check.memory({from_whole ? part : whole}, {from_whole ? whole : part});
     if (!root) return;
     check.extents({{"part batch = whole batch", whole_.extent(0), part_.extent(0)},
