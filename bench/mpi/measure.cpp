@@ -105,13 +105,12 @@ std::vector<record> measure(const team& all, const settings& set, const entry& o
       all.rest();
       if (!line.seconds.empty()) spent += line.seconds.back();
     }
-    if (round == 0) {  // memory was new, and the clock slow
-      if (!set.smoke)
-        for (record& line : lines) line.seconds.clear();
+    if (round == 0) {  // memory was new
+      for (record& line : lines) line.seconds.clear();
       spent = 0;
     }
     const bool enough = round >= least_rounds && spent >= set.seconds * static_cast<double>(lines.size());
-    more = all.agree(!set.smoke && !enough && round < most_rounds);
+    more = all.agree(round == 0 || (!set.smoke && !enough && round < most_rounds));
   }
   return lines;
 }
