@@ -2,7 +2,8 @@
 """Compiles the C++ blocks of README.md: readme.py COMPILER README WORK FLAGS...
 
 A ```cpp block that includes something is a program of its own. Any other is a fragment: it becomes the body of a function
-behind readme_fragments.hpp, which declares what fragments use. A comment on the line before a block says otherwise:
+behind readme_fragments.hpp, which declares what fragments use. What includes attn/mpi needs FLAGS with the folder of mpi.h,
+or is left out. A comment on the line before a block says otherwise:
 
     <!-- file scope -->      declarations, which the fragments after it may use
     <!-- not compiled -->    is left out
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 compiler, readme, work, flags = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
+has_mpi = any((Path(flag) / "mpi.h").exists() for flag in flags)
 lines = readme.read_text(encoding="utf-8").splitlines()
 programs, fragments = [], []
 at = 0
@@ -22,7 +24,7 @@ while at < len(lines):
     mark = lines[at - 1] if at else ""
     end = lines.index("```", at)
     block = [f'#line {at + 2} "{readme}"'] + lines[at + 1:end]
-    if mark == "<!-- not compiled -->":
+    if mark == "<!-- not compiled -->" or (any("<attn/mpi/" in line for line in block) and not has_mpi):
         pass
     elif any(line.startswith("#include") for line in block):
         programs.append(block)
