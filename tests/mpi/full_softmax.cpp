@@ -1,41 +1,10 @@
 // attn::mpi::full_softmax against attn::full_softmax on the whole.
 #include <attn/mpi/full_softmax.hpp>
 
-#include "parts.hpp"
+#include "softmax_problem.hpp"
 
 namespace testing {
 namespace {
-
-// Sequences whose scores have every term there is.
-template <class S>
-struct problem {
-  using T = attn::compute_type<S>;
-  struct choice {
-    bool causal = false, terms = false, score = false, lse = true;
-    index queries = 70, keys = 70, kv_heads = 2;
-  };
-
-  explicit problem(const choice& c, std::uint64_t seed = 1)
-      : chosen(c), q(cast<S>(random_normal(seed, 2, 4, c.queries, 9))),
-        k(cast<S>(random_normal(seed + 1, 2, c.kv_heads, c.keys, 9))),
-        v(cast<S>(random_normal(seed + 2, 2, c.kv_heads, c.keys, 12))) {}
-
-  template <class Options>
-  Options options() const {
-    Options o;
-    o.causal = chosen.causal;
-    if (chosen.terms) o.scale = T(0.4), o.softcap = T(1.5), o.alibi_slopes = slopes, o.sinks = sinks;
-    return o;
-  }
-  static T score(T s, index b, index h, index i, index j) {
-    return (i * 3 + j * 5 + h) % 11 == 0 ? -std::numeric_limits<T>::infinity()
-                                         : s * T(0.5) + T(0.01) * static_cast<T>(b + i - j);
-  }
-
-  choice chosen;
-  tensor<S> q, k, v;
-  std::vector<T> slopes = {T(0.05), T(0.025), T(0.0125), 0}, sinks = {T(0.3), -1, 2, -std::numeric_limits<T>::infinity()};
-};
 
 template <class S>
 struct outcome {
@@ -78,15 +47,8 @@ void check(const problem<S>& p, spread how) {
   const outcome<S> all = whole(p), part = own_part(p, how, serial);
   const auto own = own_rows(p.q.length(), how);
   CAPTURE(int(how), p.chosen.causal, p.chosen.terms, p.chosen.score, p.chosen.lse, p.q.length(), p.k.length());
-  // Of all rows: what a process with few rows has may be smaller than its rounding errors.
-  tensor<S> merged = all.out;
-  for (std::size_t n = 0; n < own.size(); ++n)
-    for (index b = 0; b < 2; ++b)
-      for (index h = 0; h < 4; ++h)
-        for (index d = 0; d < 12; ++d) merged(b, h, own[n], d) = part.out(b, h, static_cast<index>(n), d);
-  CHECK(relative_error(merged, all.out) <= allowed<S>);
-  CHECK(relative_error(part.out, rows(all.out, own)) <= 4 * allowed<S>);
-  if (p.chosen.lse) CHECK(relative_error(part.lse, rows(all.lse, own)) <= allowed<attn::compute_type<S>>);
+  CHECK(error_of_rows(part.out, all.out, own) <= allowed<S>);
+  if (p.chosen.lse) CHECK(error_of_rows(part.lse, all.lse, own) <= allowed<attn::compute_type<S>>);
 }
 
 template <class S>

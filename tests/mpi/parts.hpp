@@ -74,6 +74,19 @@ attn::tensor_view<T, 3> row_view(tensor<T>& x) {
   return {x.data.data(), {x.batch(), x.heads(), x.length()}};
 }
 
+// How far these rows of a result are from those of the whole, as a part of its norm: what one process has may be smaller
+// than the rounding errors.
+template <class A, class E>
+double error_of_rows(const tensor<A>& part, const tensor<E>& whole, const std::vector<index>& which) {
+  tensor<A> merged = cast<A>(whole);
+  if (part.extents != rows(whole, which).extents) return std::numeric_limits<double>::infinity();
+  for (index b = 0; b < part.batch(); ++b)
+    for (index h = 0; h < part.heads(); ++h)
+      for (index i = 0; i < part.length(); ++i)
+        for (index d = 0; d < part.dim(); ++d) merged(b, h, which[static_cast<std::size_t>(i)], d) = part(b, h, i, d);
+  return relative_error(merged, whole);
+}
+
 // What two results of the same formula, each rounded, may differ by: both errors, and that of merging, which is of the
 // compute type.
 template <class S>
