@@ -1,0 +1,234 @@
+// attn::mpi::linear against linear on the whole sequence: options, splits, element types, threads, what is refused.
+#include <attn/mpi/linear.hpp>
+
+#include "mpi/spread.hpp"
+
+namespace testing {
+namespace {
+
+constexpr index segment = 1024;
+
+struct problem {
+  index tokens = 4 * segment + 300, queries = tokens;
+  tensor<double> q = random_normal(1, 2, 4, queries, 9), k = random_normal(2, 2, 2, tokens, 9),
+                 v = random_normal(3, 2, 2, tokens, 5);
+};
+
+// Gates as a model has them: close to 1.
+template <class T>
+tensor<T> random_decay(index heads, index tokens) {
+  random_source random(5);
+  tensor<T> gates(2, heads, tokens, 1);
+  for (T& g : gates.data) g = static_cast<T>(1 - 0.1 * random.uniform());
+  return gates;
+}
+template <class T>
+attn::tensor_view<const T, 3> row_view(const tensor<T>& x) {
+  return {x.data.data(), {x.batch(), x.heads(), x.length()}};
+}
+
+// Both compute what lies within tolerance<float>::out of the exact result, or at most rounding to S.
+template <class S>
+constexpr double bound = std::is_same_v<S, double> ? 1e-13 : std::is_same_v<S, float> ? 4e-6 : 0x1p-7;
+
+template <class S, class Map = attn::feature_maps::elu_plus_one>
+void check(const problem& p, attn::linear_options<S> options, index decay_heads = 0, const Map& map = {},
+           attn::execution exec = attn::execution()) {
+  const auto decay = random_decay<attn::compute_type<S>>(decay_heads, p.tokens);
+  check_spread<S>(
+      p.q, p.k, p.v, segment, bound<S>,
+      [&](const auto& q, const auto& k, const auto& v, const auto& out) {
+        if (decay_heads > 0) options.decay = row_view(decay);
+        attn::linear(q, k, v, out, options, map);
+      },
+      [&](const auto& q, const auto& k, const auto& v, const auto& out, const own_range& range) {
+        const auto own = rows(decay, range.begin, range.length);
+        if (decay_heads > 0) options.decay = row_view(own);
+        attn::mpi::linear(q, k, v, out, MPI_COMM_WORLD, options, map, exec);
+      });
+}
+
+TEST_CASE("mpi linear: options", "[linear]") {
+  const problem p;
+  const std::vector<index> lengths = {p.tokens - 700, 1500};
+  for (bool causal : {false, true})
+    for (bool normalise : {true, false})
+      for (bool padded : {false, true}) {
+        CAPTURE(causal, normalise, padded);
+        attn::linear_options<float> options{.causal = causal, .eps = 0.25f, .normalise = normalise};
+        if (padded) options.lengths = lengths;
+        check<float>(p, options);
+        if (!causal) continue;
+        check<float>(p, options, 2);
+        check<float>(p, options, 4);
+      }
+}
+
+TEST_CASE("mpi linear: feature maps", "[linear]") {
+  const problem p;
+  for (bool causal : {false, true}) {
+    check<float>(p, {.causal = causal}, 0, attn::feature_maps::relu{});
+    check<float>(p, {.causal = causal}, 0, [](float x) { return x * x; });
+  }
+}
+
+TEST_CASE("mpi linear: element types", "[linear]") {
+  const problem p;
+  for (bool causal : {false, true}) {
+    check<double>(p, {.causal = causal});
+    check<Eigen::bfloat16>(p, {.causal = causal});
+  }
+}
+
+TEST_CASE("mpi linear: threads within the processes", "[linear]") {
+  const problem p;
+  problem one_head;
+  one_head.q = rows(head(p.q, 0, 0), 0, p.tokens), one_head.k = head(p.k, 0, 0), one_head.v = head(p.v, 0, 0);
+  for (bool causal : {false, true})
+    for (int threads : {2, 3}) {
+      check<float>(p, {.causal = causal}, 0, {}, attn::execution(threads, 0));
+      check<float>(one_head, {.causal = causal}, 0, {}, attn::execution(threads, 0));
+    }
+}
+
+TEST_CASE("mpi linear: fewer queries than keys, and more", "[linear]") {
+  for (index more : {-3000, -1, 70}) {
+    problem p;
+    p.q = random_normal(1, 2, 4, p.tokens + more, 9);
+    for (bool causal : {false, true}) {
+      CAPTURE(more, causal);
+      if (more <= 0) check<float>(p, {.causal = causal});
+      // Queries before the first key are on process 0.
+      const index begin = processes() == 1 ? 0 : process() * 2 * segment, end = processes() == 1 ? p.tokens : begin + 2 * segment;
+      const auto within = [](index n, index most) { return std::clamp<index>(n, 0, most); };
+      const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
+      const index first = begin == 0 ? 0 : within(begin + more, q.length()),
+                  last = process() == processes() - 1 ? q.length() : within(end + more, q.length()),
+                  key = within(begin, p.tokens), key_end = process() == processes() - 1 ? p.tokens : within(end, p.tokens);
+      tensor<float> wanted(2, 4, q.length(), 5), out(2, 4, last - first, 5, rubbish);
+      attn::linear(view_of(q), view_of(k), view_of(v), view_of(wanted), {.causal = causal});
+      const auto own_q = rows(q, first, last - first), own_k = rows(k, key, key_end - key),
+                 own_v = rows(v, key, key_end - key);
+      attn::mpi::linear(view_of(own_q), view_of(own_k), view_of(own_v), view_of(out), MPI_COMM_WORLD, {.causal = causal});
+      CHECK(out == rows(wanted, first, last - first));
+    }
+  }
+}
+
+TEST_CASE("mpi linear: no bit depends on padding", "[linear]") {
+  problem p;
+  const std::vector<index> lengths = {1700, 3100};
+  for (index b : {0, 1})
+    for (tensor<double>* x : {&p.q, &p.k, &p.v})
+      for (index h = 0; h < x->heads(); ++h)
+        for (index i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
+          for (index d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+  for (bool causal : {false, true}) check<float>(p, {.causal = causal, .lengths = lengths});
+}
+
+TEST_CASE("mpi linear: sequences and batches without elements", "[linear]") {
+  for (bool causal : {false, true}) {
+    const index own = process() == processes() - 1 ? 3 : 0;
+    const tensor<float> q(1, 2, own, 4, 1), none(1, 2, 0, 4);
+    tensor<float> out(1, 2, own, 4, rubbish);
+    attn::mpi::linear(view_of(q), view_of(none), view_of(none), view_of(out), MPI_COMM_WORLD, {.causal = causal});
+    CHECK(out == tensor<float>(1, 2, own, 4));
+    const tensor<float> no_batch(0, 2, 5, 4), no_heads(2, 0, 5, 4);
+    tensor<float> empty_1 = no_batch, empty_2 = no_heads;
+    attn::mpi::linear(view_of(no_batch), view_of(no_batch), view_of(no_batch), view_of(empty_1), MPI_COMM_WORLD,
+                      {.causal = causal});
+    attn::mpi::linear(view_of(no_heads), view_of(no_heads), view_of(no_heads), view_of(empty_2), MPI_COMM_WORLD,
+                      {.causal = causal});
+  }
+}
+
+TEST_CASE("mpi linear: any communicator", "[linear]") {
+  // Two halves, each with a sequence of its own, their ranks turned round.
+  const int size = static_cast<int>(processes()), rank = static_cast<int>(process());
+  MPI_Comm half = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, size - rank, &half);
+  int place = 0, places = 0;
+  MPI_Comm_rank(half, &place), MPI_Comm_size(half, &places);
+  const index tokens = 70;
+  const auto x = cast<float>(random_normal(static_cast<std::uint64_t>(rank % 2) + 1, 1, 1, tokens * places, 4));
+  tensor<float> wanted(1, 1, x.length(), 4), out(1, 1, tokens, 4, rubbish);
+  attn::linear(view_of(x), view_of(x), view_of(x), view_of(wanted), {.causal = true});
+  const auto own = rows(x, place * tokens, tokens);
+  attn::mpi::linear(view_of(own), view_of(own), view_of(own), view_of(out), half, {.causal = true});
+  CHECK(relative_error(out, rows(wanted, place * tokens, tokens)) <= bound<float>);
+  attn::mpi::linear(view_of(own), view_of(own), view_of(own), view_of(out), MPI_COMM_SELF);
+  tensor<float> alone(1, 1, tokens, 4);
+  attn::linear(view_of(own), view_of(own), view_of(own), view_of(alone));
+  CHECK(out == alone);
+  MPI_Comm_free(&half);
+}
+
+TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
+  const bool last = process() == processes() - 1;
+  const auto refused = [&](index batch, index heads, index kv_heads, index dim, index dim_v, index tokens, index queries,
+                           const attn::linear_options<float>& options) {
+    const tensor<float> q(batch, heads, queries, dim, 1), k(batch, kv_heads, tokens, dim, 1),
+        v(batch, kv_heads, tokens, dim_v, 1);
+    tensor<float> out(batch, heads, queries, dim_v, rubbish);
+    const tensor<float> before = out;
+    const std::string message = refusal_of_all("mpi::linear", [&] {
+      attn::mpi::linear(view_of(q), view_of(k), view_of(v), view_of(out), MPI_COMM_WORLD, options);
+    });
+    CHECK(out == before);
+    return message;
+  };
+  const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  CHECK(contains(refused(2, 4, 3, 8, 8, 10, 10, {}), "key heads that divide"));
+  const std::vector<index> three = {1, 1, 1}, long_one = {1, 10 * processes() + 1};
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.lengths = three}), "lengths, one per batch item"));
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.lengths = long_one}), "lengths from 0 to"));
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.eps = -1}), "eps >= 0"));
+  tensor<float> decay(2, 2, 10, 1, 0.5f);
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.decay = row_view(decay)}), "causal with decay"));
+  if (last) decay.data[7] = 1.5f;  // on one process alone
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.causal = true, .decay = row_view(decay)}), "decay from 0 to 1"));
+  if (last) decay.data[7] = 0.5f;
+  if (processes() == 1) return;
+  CHECK(contains(refused(last ? 3 : 2, 4, 2, 8, 8, 10, 10, {}), "a batch on all processes"));
+  CHECK(contains(refused(2, last ? 2 : 4, 2, 8, 8, 10, 10, {}), "heads on all processes"));
+  CHECK(contains(refused(2, 4, last ? 4 : 2, 8, 8, 10, 10, {}), "key heads on all processes"));
+  CHECK(contains(refused(2, 4, 2, last ? 7 : 8, 8, 10, 10, {}), "a query dim on all processes"));
+  CHECK(contains(refused(2, 4, 2, 8, last ? 7 : 8, 10, 10, {}), "a value dim on all processes"));
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.causal = last}), "the same options on all processes"));
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.eps = last ? 0.f : 1.f}), "the same options on all processes"));
+  const std::vector<index> others = {last ? 9 : 8, 3};
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.lengths = others}), "the same options on all processes"));
+  attn::linear_options<float> one_decays{.causal = true};
+  if (last) one_decays.decay = row_view(decay);
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, one_decays), "the same options on all processes"));
+  const std::vector<index> all = {10 * processes(), 10 * processes()}, fewer = {10 * processes(), 10 * processes() - 1};
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.causal = true, .query_lengths = all, .key_lengths = fewer}),
+                 "causal queries at the positions"));
+  // Of process 0 a query too few, of the last one a query too many.
+  const index more = last ? 1 : process() == 0 ? -1 : 0;
+  CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10 + more, {.causal = true}), "causal queries at the positions"));
+
+  const tensor<double> x(1, 1, 3, 4, 1);
+  const tensor<float> y(1, 1, 3, 4, 1);
+  tensor<double> out_x(1, 1, 3, 4);
+  tensor<float> out_y(1, 1, 3, 4);
+  const auto message = refusal_of_all("mpi::linear", [&] {
+    if (last)
+      attn::mpi::linear(view_of(x), view_of(x), view_of(x), view_of(out_x), MPI_COMM_WORLD);
+    else
+      attn::mpi::linear(view_of(y), view_of(y), view_of(y), view_of(out_y), MPI_COMM_WORLD);
+  });
+  CHECK(contains(message, "elements of as many bytes"));
+  CHECK(contains(refusal_of_all("mpi::linear", [&] {
+                   attn::mpi::linear(view_of(y), view_of(y), view_of(y), view_of(out_y), MPI_COMM_NULL);
+                 }),
+                 "a communicator"));
+  const attn::tensor_view<const float> negative(y.data.data(), {1, 1, last ? -3 : 3, 4});
+  CHECK(contains(refusal_of_all("mpi::linear", [&] {
+                   attn::mpi::linear(view_of(y), negative, negative, view_of(out_y), MPI_COMM_WORLD);
+                 }),
+                 "extents >= 0"));
+}
+
+}  // namespace
+}  // namespace testing
