@@ -1,4 +1,4 @@
-// attn: kernel attention over a sequence spread over processes: the engine's segments, and the sums before each of them.
+// attn: kernel attention over a sequence spread over processes: the engine's segments, and the sums before each.
 //
 // Bidirectional: each process sums up its segments, head by head, adds them to the sums of the process before it, and
 // sends them on; the last one has the total and tells all, and queries read it.
