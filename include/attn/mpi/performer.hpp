@@ -16,9 +16,9 @@
 // Cost     The operations of performer, shared; causal, P - 1 of the B Hkv heads are summed up twice.
 // Sent     A state, which is B Hkv m (Dv + 2) numbers of the compute type (of relu Dv + 1), m and Dv rounded up to
 //          vectors (H for Hkv where features differ between query heads; 2 m for the kernels with two features a row),
-//          to the next process; if not causal, then one by a tree to all, P - 1 in all and up to log2 P by one process. In the
-//          same way B Hkv D numbers in double for center_keys, and B Hkv for feature_eps. Before that some hundred
-//          bytes, in which shapes and options are compared.
+//          to the next process; if not causal, then one by a tree to all, P - 1 in all and up to log2 P by one
+//          process. In the same way B Hkv D numbers in double for center_keys, and B Hkv for feature_eps. Before that
+//          some hundred bytes, in which shapes and options are compared.
 // Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, a head a thread;
 //          for center_keys D numbers per 1024 tokens.
 // Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
