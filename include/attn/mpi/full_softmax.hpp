@@ -9,13 +9,20 @@
 //                          Liu, Zaharia, Abbeel 2023, "Ring attention with blockwise transformers for near-infinite context"
 //
 // Shapes   as for full_softmax, with the tokens of this process. All else is the same on every process.
-// Cost     The operations of full_softmax, shared; keys and values of all processes are received once, (P - 1) / P of
-//          them, Hkv heads of them, while others are computed on. Memory: keys and values of two processes, the
-//          gradient's aside, and the scratch of full_softmax on a part.
-// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
+// Cost     The operations of full_softmax, shared: in zigzag order evenly, also when causal. Process p sends the keys and
+//          values of all processes but p + 1, B Hkv (D + Dv) elements a token, once each, while others are computed on;
+//          and (P - 1) descriptions of the call of some 500 bytes. Memory: the keys and values of two processes (those
+//          that have most), the scratch of full_softmax on them, a block of out for every millisecond of work, and with
+//          16-bit elements a copy of out in float.
+// Result   To rounding that of full_softmax on the whole; the same bits in every run, for any number of threads and
+//          whatever the batch. On one process the very bits of full_softmax.
+// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. No other message with the tags 0 and 1
+//          may be under way on the communicator.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
 //          not fit or differ between processes. Whatever else is thrown on one process (by a score function, for want of
 //          memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
+//
+// The batch has one length: where items differ, what lies beyond their end is hidden by a score function.
 #pragma once
 
 #include <attn/mpi/detail/softmax_group.hpp>
@@ -50,14 +57,18 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communic
   const auto& given = detail::options_or_default<full_softmax_options<S>>(options);
   auto&& function = detail::callable_or_default<detail::no_score>(score);
   detail::require_score<std::remove_reference_t<decltype(function)>, compute_type<S>>();
-  detail::softmax_group<S> group("mpi::full_softmax", communicator, as_view(q), as_view(k), as_view(v), given,
-                                 [&](const detail::validator& check) {
-                                   const auto shape = detail::check_attention(check, as_view(q), as_view(k), as_view(v),
-                                                                              as_view(out));
-                                   detail::check_softmax_options(check, shape, given, as_view(q), as_view(k), as_view(v),
-                                                                 as_view(out));
-                                 });
-  group.attend(as_view(out), given.lse, function, detail::execution_of(exec, options, score));
+  execution& threads = detail::execution_of(exec, options, score);
+  const tensor_view<const S> queries = as_view(q), keys = as_view(k), values = as_view(v);
+  const tensor_view<S> to = as_view(out);
+  const detail::softmax_group<S> group("mpi::full_softmax", communicator, queries, keys, values, given, 0,
+                                       [&](const detail::validator& check) {
+                                         const auto shape = detail::check_attention(check, queries, keys, values, to);
+                                         detail::check_softmax_options(check, shape, given, queries, keys, values, to);
+                                       });
+  if (group.processes.size() > 1) return group.attend(values, to, given.lse, function, threads);
+  const attn::full_softmax_options<S> alone{.scale = given.scale, .causal = given.causal, .softcap = given.softcap,
+                                            .alibi_slopes = given.alibi_slopes, .sinks = given.sinks, .lse = given.lse};
+  attn::full_softmax(queries, keys, values, to, alone, function, threads);
 }
 
 }  // namespace attn::inline ATTN_ISA::mpi

@@ -181,6 +181,19 @@ struct full_backward {
 template <class S, class Score, class ScoreBackward, class G>
 full_backward(const softmax_backward_call<S, Score, ScoreBackward, G>&) -> full_backward<S, Score, ScoreBackward, G>;
 
+/// What full_softmax_backward does with a call after the checks that all operators share.
+template <class Call, class Options, class Gradients>
+void differentiate_full(Call& call, const Options& given, const Gradients& gradients) {
+  check_bias(call.forward, given.bias);
+  call.d_bias = gradients.bias;
+  const attention_shape& s = call.shape;
+  if (!gradients.accumulate && call.d_bias) clear_gradient(call.d_bias);
+  const double pairs = static_cast<double>(s.queries) * static_cast<double>(s.keys) * (given.causal ? 0.5 : 1.0);
+  call.run(
+      2.5 * s.operations_per_pair() * pairs, [](const auto& forward) { full_call{forward}.run(); },
+      [](const auto& c) { full_backward{c}.run(); });
+}
+
 }  // namespace detail
 
 /// The gradients of full_softmax. See the top of the file.
@@ -192,16 +205,7 @@ void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, con
                            Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
   detail::call_softmax_backward<full_softmax_options>(
       "full_softmax_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
-      [&](auto& call, const auto& given) {
-        detail::check_bias(call.forward, given.bias);
-        call.d_bias = gradients.bias;
-        const detail::attention_shape& s = call.shape;
-        if (!gradients.accumulate && call.d_bias) detail::clear_gradient(call.d_bias);
-        const double pairs = static_cast<double>(s.queries) * static_cast<double>(s.keys) * (given.causal ? 0.5 : 1.0);
-        call.run(
-            2.5 * s.operations_per_pair() * pairs, [](const auto& forward) { detail::full_call{forward}.run(); },
-            [](const auto& c) { detail::full_backward{c}.run(); });
-      });
+      [&](auto& call, const auto& given) { detail::differentiate_full(call, given, gradients); });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -5,10 +5,18 @@
 
 #include <mpi.h>
 
+#include <array>
+#include <bit>
 #include <cstring>
 #include <vector>
 
 namespace attn::inline ATTN_ISA::detail {
+
+/// Bytes this thread's calls have sent to other processes so far.
+inline std::size_t& sent_bytes() {
+  thread_local std::size_t count = 0;
+  return count;
+}
 
 /// The processes of one call. Throws std::invalid_argument where there is nothing to talk through, on every process
 /// alike: a null communicator is null everywhere.
@@ -30,16 +38,25 @@ class process_group {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int next() const { return (rank_ + 1) % size_; }
+  int before() const { return (rank_ + size_ - 1) % size_; }
   MPI_Comm get() const { return comm_; }
   const char* name() const { return name_; }
 
-  /// One of each process, in order.
+  /// `count` of each process, in order.
+  template <class X>
+  std::vector<X> all_gather(const X* own, std::size_t count) const {
+    static_assert(std::is_trivially_copyable_v<X>);
+    const auto processes = static_cast<std::size_t>(size_);
+    std::vector<X> all(processes * count);
+    const int bytes = static_cast<int>(count * sizeof(X));
+    MPI_Allgather(own, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, comm_);
+    sent_bytes() += (processes - 1) * count * sizeof(X);
+    return all;
+  }
   template <class X>
   std::vector<X> all_gather(const X& own) const {
-    static_assert(std::is_trivially_copyable_v<X>);
-    std::vector<X> all(static_cast<std::size_t>(size_));
-    MPI_Allgather(&own, sizeof(X), MPI_BYTE, all.data(), sizeof(X), MPI_BYTE, comm_);
-    return all;
+    return all_gather(&own, 1);
   }
 
  private:
@@ -48,15 +65,22 @@ class process_group {
   int rank_ = 0, size_ = 1;
 };
 
-/// What a process brings to a call. All but the lengths must be the same everywhere.
+/// What a process brings to a call. All but the lengths and its own wishes must be the same everywhere.
 struct process_shape {
-  static constexpr int settings_count = 12;
+  static constexpr int settings_count = 16;
 
   index batch = 0, heads = 0, kv_heads = 0, dim = 0, dim_v = 0, element_bytes = 0, queries = 0, keys = 0;
+  /// What this process wants or lacks, a bit each.
+  std::uint64_t wants = 0;
   /// Options that are one for all: numbers by their value, lists by a checksum.
   double settings[settings_count] = {};
   char error[256] = {};  // what the process itself found wrong
 };
+
+/// Tells the element types of a call from one another.
+template <class S>
+inline constexpr index element_code =
+    std::same_as<S, double> ? 8 : std::same_as<S, float> ? 4 : std::same_as<S, Eigen::half> ? 2 : 3;
 
 /// A checksum of a list of numbers, to tell whether processes have the same.
 template <class T>
@@ -93,7 +117,8 @@ std::vector<process_shape> agree(const process_group& group, process_shape own, 
     same("key heads", first.kv_heads, one.kv_heads);
     same("a query dim", first.dim, one.dim);
     same("a value dim", first.dim_v, one.dim_v);
-    same("elements of as many bytes", first.element_bytes, one.element_bytes);
+    if (first.element_bytes != one.element_bytes)
+      all_check.fail("the element type of process 0 on all processes", text({"another on process ", index(p)}));
     if (std::memcmp(first.settings, one.settings, sizeof(one.settings)) != 0)
       all_check.fail("the same options on all processes", text({"others on process ", static_cast<index>(p)}));
   }
@@ -112,7 +137,7 @@ class message_list {
     each_piece(bytes, [&](std::size_t begin, int count) {
       MPI_Isend(static_cast<const char*>(data) + begin, count, MPI_BYTE, to, tag, comm, &requests_.emplace_back());
     });
-    sent_ += bytes;
+    sent_bytes() += bytes;
   }
   void receive(void* data, std::size_t bytes, int from, int tag, MPI_Comm comm) {
     each_piece(bytes, [&](std::size_t begin, int count) {
@@ -128,7 +153,6 @@ class message_list {
     if (!requests_.empty()) MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
     requests_.clear();
   }
-  std::size_t sent_bytes() const { return sent_; }
 
  private:
   /// MPI counts in int.
@@ -140,7 +164,6 @@ class message_list {
   }
 
   std::vector<MPI_Request> requests_;
-  std::size_t sent_ = 0;
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -19,6 +19,7 @@ inline index part_begin(index tokens, index part, index parts) {
 /// and 2 P - 1 - p for process p, so that causal work is the same for all.
 class sequence_split {
  public:
+  sequence_split() = default;
   sequence_split(std::span<const index> lengths, bool zigzag) : zigzag_(zigzag), lengths_(lengths.begin(), lengths.end()) {
     index at = 0;
     for (index n : lengths_) begins_.push_back(at), at += n;
@@ -27,6 +28,8 @@ class sequence_split {
 
   index tokens() const { return tokens_; }
   index length(int process) const { return lengths_[static_cast<std::size_t>(process)]; }
+  /// Of the process that has most.
+  index most() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }
   int processes() const { return static_cast<int>(lengths_.size()); }
 
   /// How many tokens this process must hold.
@@ -57,7 +60,7 @@ class sequence_split {
   }
 
  private:
-  bool zigzag_;
+  bool zigzag_ = false;
   std::vector<index> lengths_, begins_;
   index tokens_ = 0;
 };

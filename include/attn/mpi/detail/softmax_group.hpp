@@ -7,21 +7,63 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The score of a call on a part of the sequence, from positions in the whole one: ALiBi, and the caller's function.
-template <class T, class Score>
-struct part_score {
-  const Score& score;
-  std::span<const T> slopes;
-  index batch, head, query_shift, key_shift;  // of the part's first
+/// The options of a call whose results are part of a sum, with where they go instead of out: in the compute type.
+template <class S>
+struct partial_softmax_options : full_softmax_options<S> {
+  tensor_view<compute_type<S>> sums{};
+};
 
+/// A score function, or its derivative, of a call on a part of a batch: from positions in the whole sequence.
+template <class F>
+struct part_function {
+  F& function;
+  index head, shift;  // of the part's first
+
+  template <class T>
   T operator()(T s, index b, index h, index i, index j) const {
-    const index position = i + query_shift, key = j + key_shift;
-    if (!slopes.empty())
-      s -= slopes[static_cast<std::size_t>(head + h)] * static_cast<T>(std::abs(position - key));
-    if constexpr (!std::same_as<Score, no_score>) s = score(s, batch + b, head + h, position, key);
-    return s;
+    return static_cast<T>(function(s, b, head + h, i + shift, j + shift));
+  }
+  template <class T>
+  T operator()(T s, T d, index b, index h, index i, index j) const {
+    return static_cast<T>(function(s, d, b, head + h, i + shift, j + shift));
   }
 };
+/// The same for none.
+template <class F>
+auto function_of_part(F& function, index head, index shift) {
+  using plain = std::remove_const_t<F>;
+  if constexpr (std::is_empty_v<plain> && !std::is_invocable_v<F&, double, index, index, index, index> &&
+                !std::is_invocable_v<F&, double, double, index, index, index, index>)
+    return plain{};
+  else
+    return part_function<F>{function, head, shift};
+}
+
+/// `count` entries of a list per head, or none.
+template <class T>
+list_view<T> part_of_list(std::span<const T> list, index first, index count) {
+  return list.empty() ? list_view<T>() : list_view<T>(list.data() + first, static_cast<std::size_t>(count));
+}
+
+/// Adds the sinks to finished rows (their weight in the denominator), then rounds them to out.
+template <class T, class S>
+void add_sinks(std::span<const T> sinks, const tensor_view<T>& sums, const tensor_view<T, 3>& lse,
+               const tensor_view<S>& out) {
+  for_each_row(sums, [&](index b, index h, index i) {
+    T& log_sum = lse(b, h, i);
+    T factor = 1;
+    if (!sinks.empty() && log_sum != -std::numeric_limits<T>::infinity()) {
+      const T sink = sinks[static_cast<std::size_t>(h)], highest = std::max(sink, log_sum);
+      const T with = highest + std::log(std::exp(sink - highest) + std::exp(log_sum - highest));
+      factor = std::exp(log_sum - with);
+      log_sum = with;
+    }
+    for (index d = 0; d < sums.extent(3); ++d) out(b, h, i, d) = static_cast<S>(factor * sums(b, h, i, d));
+  });
+}
+
+/// What a process lacks or wants.
+inline constexpr std::uint64_t lacks_lse = 1, wants_keys = 2, wants_values = 4, wants_slopes = 8, wants_sinks = 16;
 
 /// The calls of one process. S are the elements of the call; what is summed over processes is of the compute type.
 template <class S>
@@ -31,27 +73,36 @@ class softmax_group {
 
   /// check(validator) checks what the process itself brings.
   template <class Options, class Check>
-  softmax_group(const char* name, MPI_Comm communicator, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                const tensor_view<const S>& v, const Options& options, const Check& check)
-      : group_(name, communicator), q_(q), k_(k), v_(v), causal_(options.causal), scale_(options.scale),
-        softcap_(options.softcap), slopes_(options.alibi_slopes), sinks_(options.sinks) {
+  softmax_group(const char* name, MPI_Comm communicator, const tensor_view<const S>& own_q,
+                const tensor_view<const S>& own_k, const tensor_view<const S>& v, const Options& options,
+                std::uint64_t wants, const Check& check)
+      : processes(name, communicator), q(own_q), k(own_k), causal(options.causal), scale(options.scale),
+        softcap(options.softcap), slopes(options.alibi_slopes), sinks(options.sinks) {
     const auto number = [](const std::optional<T>& x) { return x ? static_cast<double>(*x) : 0.0; };
     process_shape own{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = k.extent(1), .dim = q.extent(3),
-                      .dim_v = v.extent(3), .element_bytes = element_id<S>, .queries = q.extent(2), .keys = k.extent(2)};
-    const double settings[] = {double(options.causal), double(options.zigzag), double(options.scale.has_value()),
-                               number(options.scale), double(options.softcap.has_value()), number(options.softcap),
-                               checksum(slopes_), checksum(sinks_)};
+                      .dim_v = v.extent(3), .element_bytes = element_code<S>, .queries = q.extent(2),
+                      .keys = k.extent(2), .wants = wants};
+    const double settings[] = {double(causal), double(options.zigzag), double(scale.has_value()), number(scale),
+                               double(softcap.has_value()), number(softcap), checksum(slopes), checksum(sinks)};
     std::copy(std::begin(settings), std::end(settings), own.settings);
-    const auto all = agree(group_, own, [&] { check(validator(name)); });
-    std::vector<index> queries, keys;
-    for (const process_shape& one : all) queries.push_back(one.queries), keys.push_back(one.keys);
-    queries_.emplace(queries, options.zigzag), keys_.emplace(keys, options.zigzag);
-    queries_->check(group_, "queries"), keys_->check(group_, "keys");
+    const auto all = agree(processes, own, [&] { check(validator(name)); });
+    std::vector<index> query_lengths, key_lengths;
+    for (const process_shape& one : all) {
+      query_lengths.push_back(one.queries), key_lengths.push_back(one.keys);
+      wants_ |= one.wants;
+    }
+    queries = {query_lengths, options.zigzag}, keys = {key_lengths, options.zigzag};
+    queries.check(processes, "queries"), keys.check(processes, "keys");
   }
+
+  /// Does any process?
+  bool any(std::uint64_t want) const { return (wants_ & want) != 0; }
+  index group() const { return k.extent(1) > 0 ? q.extent(1) / k.extent(1) : 0; }
 
   /// Forward: out, and lse where it is given.
   template <class Score>
-  void attend(const tensor_view<S>& out, const tensor_view<T, 3>& lse, const Score& score, execution& exec) {
+  void attend(const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<T, 3>& lse, Score& score,
+              execution& exec) const {
     tensor<T> sums;
     tensor<T, 3> log_sums;
     tensor_view<T> to;
@@ -61,107 +112,109 @@ class softmax_group {
       to = (sums = tensor<T>(out.extents())).view();
     tensor_view<T, 3> to_lse = lse;
     if (!lse) to_lse = (log_sums = tensor<T, 3>({out.extent(0), out.extent(1), out.extent(2)})).view();
-    each_row(to_lse, [&](index b, index h, index i) {
+    for_each_row(to, [&](index b, index h, index i) {
       to_lse(b, h, i) = -std::numeric_limits<T>::infinity();
       for (index d = 0; d < to.extent(3); ++d) to(b, h, i, d) = T(0);
     });
 
-    converted<const S> queries(q_);
-    tensor<T> part;
-    tensor<T, 3> part_lse;
-    travelling_keys<S> keys(group_, *keys_, k_, v_);
-    for (;; keys.end_step()) {
-      keys.begin_step();
-      const auto here = keys.here();
-      const converted<S> k(here.k), v(here.v);
-      for_each_call(keys.source(), [&](index b, index h, const block_call& call) {
-        const index heads = group();
-        const auto rows = [&](const auto& x) { return x.slice(0, b, 1).slice(1, h * heads, heads).slice(2, call.query, call.queries); };
-        const auto columns = [&](const auto& x) { return x.slice(0, b, 1).slice(1, h, 1).slice(2, call.key, call.keys); };
-        const std::array<index, 4> extents{1, heads, call.queries, to.extent(3)};
-        if (part.size() < extents[1] * extents[2] * extents[3] || part_lse.size() < extents[1] * extents[2])
-          part = tensor<T>(extents), part_lse = tensor<T, 3>({1, heads, call.queries});
-        const tensor_view<T> o(part.data(), extents);
-        const tensor_view<T, 3> l(part_lse.data(), {1, heads, call.queries});
-        attn::full_softmax_options<T> options{.scale = scale_, .causal = call.causal, .softcap = softcap_, .lse = l};
-        if (slopes_.empty() && std::same_as<Score, no_score>)
-          attn::full_softmax(rows(queries.view), columns(k.view), columns(v.view), o, options, exec);
-        else
-          attn::full_softmax(rows(queries.view), columns(k.view), columns(v.view), o, options,
-                             part_score<T, Score>{score, slopes_, b, h * heads, call.query_shift, call.key_shift}, exec);
-        merge_softmax(rows(to), to_lse.slice(0, b, 1).slice(1, h * heads, heads).slice(2, call.query, call.queries), o, l);
-        keys.progress();
+    const index step = piece(v.extent(3));
+    std::vector<T> part(static_cast<std::size_t>(out.extent(0) * step * group() * out.extent(2) * out.extent(3)));
+    std::vector<T> part_lse(static_cast<std::size_t>(out.extent(0) * step * group() * out.extent(2)));
+    travelling_keys<S> travelling(processes, keys, k, v);
+    for (;; travelling.end_step()) {
+      travelling.begin_step();
+      const auto here = travelling.here();
+      for_each_call(travelling.source(), step, [&](index h, index count, const block_call& call) {
+        const index heads = count * group();
+        const tensor_view<T> o(part.data(), std::array<index, 4>{out.extent(0), heads, call.queries, out.extent(3)});
+        const tensor_view<T, 3> l(part_lse.data(), std::array<index, 3>{out.extent(0), heads, call.queries});
+        attend_block({rows(q, h, count, call), columns(here.k, h, count, call), columns(here.v, h, count, call),
+                      rows(out, h, count, call), o, l},
+                     h, call, score, exec);
+        merge_softmax(rows(to, h, count, call), rows(to_lse, h, count, call), o, l);
+        travelling.progress();
       });
-      if (keys.last()) break;
+      if (travelling.last()) break;
     }
-
-    each_row(to_lse, [&](index b, index h, index i) {
-      T& log_sum = to_lse(b, h, i);
-      if (!sinks_.empty() && log_sum != -std::numeric_limits<T>::infinity()) {
-        const T sink = sinks_[static_cast<std::size_t>(h)], highest = std::max(sink, log_sum);
-        const T with = highest + std::log(std::exp(sink - highest) + std::exp(log_sum - highest));
-        const T factor = std::exp(log_sum - with);
-        for (index d = 0; d < to.extent(3); ++d) to(b, h, i, d) *= factor;
-        log_sum = with;
-      }
-      if constexpr (!std::same_as<S, T>)
-        for (index d = 0; d < to.extent(3); ++d) out(b, h, i, d) = static_cast<S>(to(b, h, i, d));
-    });
+    if (!std::same_as<S, T> || !sinks.empty()) add_sinks(std::span<const T>(sinks), to, to_lse, out);
   }
 
- private:
-  template <class X>
-  static constexpr index element_id =
-      std::same_as<X, double> ? 8 : std::same_as<X, float> ? 4 : std::same_as<X, Eigen::half> ? 2 : 3;
-
-  /// Elements in the compute type: a view of them, or a copy.
-  template <class X>
-  struct converted {
-    tensor<T> copy;
-    tensor_view<const T> view;
-
-    explicit converted(const tensor_view<X>& x) {
-      if constexpr (std::same_as<S, T>) {
-        view = x;
-      } else {
-        copy = tensor<T>(x.extents());
-        for (index b = 0; b < x.extent(0); ++b)
-          for (index h = 0; h < x.extent(1); ++h)
-            for (index i = 0; i < x.extent(2); ++i)
-              for (index d = 0; d < x.extent(3); ++d) copy(b, h, i, d) = static_cast<T>(x(b, h, i, d));
-        view = copy;
-      }
-    }
-    converted(const converted&) = delete;
-  };
-
-  index group() const { return k_.extent(1) > 0 ? q_.extent(1) / k_.extent(1) : 0; }
-
-  template <class Body>
-  static void each_row(const tensor_view<T, 3>& x, const Body& body) {
-    for (index b = 0; b < x.extent(0); ++b)
-      for (index h = 0; h < x.extent(1); ++h)
-        for (index i = 0; i < x.extent(2); ++i) body(b, h, i);
+  /// Key heads of a piece of a step.
+  index piece(index dim_v) const {
+    const double pairs = static_cast<double>(queries.tokens()) / queries.processes() *
+                         (static_cast<double>(keys.tokens()) / keys.processes());
+    return heads_of_piece(k.extent(1), 2 * pairs * static_cast<double>(q.extent(0) * q.extent(1)) *
+                                           static_cast<double>(q.extent(3) + dim_v));
   }
 
-  /// body(batch item, key head, block_call) for all that the queries of this process see of the keys of `source`.
+  /// The options of a block of `count` key heads from h on, but for lse.
+  template <class Options>
+  void set_options(Options& options, index h, index count, const block_call& call) const {
+    options.scale = scale, options.softcap = softcap;
+    options.causal = call.causal, options.first_position = call.first_position;
+    options.alibi_slopes = part_of_list<T>(slopes, h * group(), count * group());
+  }
+
+  /// The query heads of `count` key heads from h on, of the rows of a call.
+  template <class X>
+  auto rows(const X& x, index h, index count, const block_call& call) const {
+    return x.slice(1, h * group(), count * group()).slice(2, call.query, call.queries);
+  }
+  template <class X>
+  auto columns(const X& x, index h, index count, const block_call& call) const {
+    return x.slice(1, h, count).slice(2, call.key, call.keys);
+  }
+
+  /// body(block_call) for all that the queries of this process see of the keys of `source`.
   template <class Body>
   void for_each_call(int source, const Body& body) const {
-    const index shift = keys_->tokens() - queries_->tokens();
-    for (const sequence_range& k : keys_->of(source))
-      for (const sequence_range& q : queries_->of(group_.rank()))
-        for_each_block(q, k, shift, causal_, [&](const block_call& call) {
-          for (index b = 0; b < q_.extent(0); ++b)
-            for (index h = 0; h < k_.extent(1); ++h) body(b, h, call);
-        });
+    const index shift = keys.tokens() - queries.tokens();
+    for (const sequence_range& part : keys.of(source))
+      for (const sequence_range& own : queries.of(processes.rank())) for_each_block(own, part, shift, causal, body);
+  }
+  /// The same, in pieces of `step` key heads: body(first key head, key heads, block_call).
+  template <class Body>
+  void for_each_call(int source, index step, const Body& body) const {
+    for (index h = 0; h < k.extent(1); h += step)
+      for_each_call(source, [&](const block_call& call) { body(h, std::min(step, k.extent(1) - h), call); });
   }
 
-  process_group group_;
-  tensor_view<const S> q_, k_, v_;
-  bool causal_;
-  std::optional<T> scale_, softcap_;
-  std::span<const T> slopes_, sinks_;
-  std::optional<sequence_split> queries_, keys_;
+  const process_group processes;
+  const tensor_view<const S> q, k;
+  const bool causal;
+  const std::optional<T> scale, softcap;
+  const list_view<T> slopes, sinks;
+  sequence_split queries, keys;
+
+ private:
+  /// What a block reads, and where its result goes: `sums` and lse.
+  struct block_views {
+    tensor_view<const S> q, k, v;
+    tensor_view<S> out;
+    tensor_view<T> sums;
+    tensor_view<T, 3> lse;
+  };
+
+  template <class Score>
+  void attend_block(const block_views& x, index h, const block_call& call, Score& score, execution& exec) const {
+    partial_softmax_options<S> options;
+    set_options(options, h, x.k.extent(1), call);
+    options.lse = x.lse;
+    auto function = function_of_part(score, h * group(), call.shift);
+    execution_ref reference = exec;
+    const auto attend = [&](const tensor_view<S>& to) {
+      call_softmax<partial_softmax_options>(processes.name(), x.q, x.k, x.v, to, options, function, reference,
+                                            [](const auto& one, const auto&) { full_call{one}.run(); });
+    };
+    if constexpr (std::same_as<S, T>) {
+      attend(x.sums);
+    } else {
+      options.sums = x.sums;
+      attend(x.out);
+    }
+  }
+
+  std::uint64_t wants_ = 0;
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -238,7 +238,7 @@ struct window_backward : window_sets {
     for (index h = p.h; h < p.h_end; ++h) {
       const index member = h - p.kv * shape.group();
       T& slope = sums.slopes[member];
-      if (number > 0) take_queries(p, h, std::max(q_first, p.k0 - right), p.k0, false, slope);
+      if (number > 0) take_queries(p, h, std::max(q_first, p.k0 - right), std::min(p.k0, end), false, slope);
       take_queries(p, h, number > 0 ? std::max(q_first, p.k0) : q_first, q1, true, slope);
       take_queries(p, h, std::max(q1, q_first), std::min(p.k1 + left, end), false, slope);
       if (!globals.empty())

@@ -1,0 +1,116 @@
+// attn: rows that processes have and others want: only those travel, from where they are to where they are wanted.
+#pragma once
+
+#include <attn/mpi/detail/ring.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Rows [begin, end) of the whole sequence.
+struct row_range {
+  index begin = 0, end = 0;
+  index length() const { return std::max<index>(0, end - begin); }
+};
+inline row_range common_rows(const row_range& x, const row_range& y) {
+  return {std::max(x.begin, y.begin), std::max(std::max(x.begin, y.begin), std::min(x.end, y.end))};
+}
+/// What a process wants: ranges that ascend and do not overlap.
+using row_ranges = std::vector<row_range>;
+
+inline index total_length(const row_ranges& ranges) {
+  index rows = 0;
+  for (const row_range& range : ranges) rows += range.length();
+  return rows;
+}
+/// Positions that ascend, each once, as ranges.
+inline row_ranges ranges_of(std::span<const index> positions) {
+  row_ranges ranges;
+  for (index p : positions) {
+    if (ranges.empty() || ranges.back().end != p) ranges.push_back({p, p});
+    ++ranges.back().end;
+  }
+  return ranges;
+}
+
+/// Memory for rows of [B, H] vectors, row after row, so that any range of rows is one message.
+template <class E>
+struct row_memory {
+  index batch = 0, heads = 0, rows = 0, dim = 0;
+  std::vector<E> memory{};
+
+  row_memory() = default;
+  row_memory(index b, index h, index n, index d)
+      : batch(b), heads(h), rows(n), dim(d), memory(static_cast<std::size_t>(b * h * n * d)) {}
+
+  index row_size() const { return batch * heads * dim; }
+  std::size_t row_bytes(index count) const { return static_cast<std::size_t>(count * row_size()) * sizeof(E); }
+  E* row(index n) { return memory.data() + n * row_size(); }
+  const E* row(index n) const { return memory.data() + n * row_size(); }
+  /// Rows [first, first + count) as [B, H, count, D].
+  tensor_view<E> view(index first, index count) {
+    return {row(first), {batch, heads, count, dim}, {heads * dim, dim, row_size(), 1}};
+  }
+  tensor_view<E> view() { return view(0, rows); }
+  /// Of rows of one number, as [B, H, count].
+  tensor_view<E, 3> list(index first, index count) {
+    return {row(first), {batch, heads, count}, {heads, 1, row_size()}};
+  }
+  tensor_view<E, 3> list() { return list(0, rows); }
+};
+
+/// The rows that a process wants of what all processes have.
+template <class E>
+class row_exchange {
+ public:
+  /// Begins to send the rows of `own`, this process's part of a sequence, and to receive what it wants: wanted(p) are the
+  /// ranges that process p wants.
+  template <class Wanted>
+  row_exchange(const process_group& group, const sequence_split& split, const tensor_view<const E>& own,
+               const Wanted& wanted) {
+    const auto held = [&](int p) {
+      const sequence_range range = split.of(p)[0];
+      return row_range{range.begin, range.begin + range.length};
+    };
+    const int me = group.rank();
+    const row_range mine = held(me);
+    const row_ranges my_wishes = wanted(me);
+    row_range leaving{mine.end, mine.begin};  // the own rows that others want, and those between
+    for (int p = 0; p < group.size(); ++p) {
+      if (p == me) continue;
+      for (const row_range& range : wanted(p))
+        if (const row_range part = common_rows(range, mine); part.length() > 0)
+          leaving = {std::min(leaving.begin, part.begin), std::max(leaving.end, part.end)};
+    }
+    const index b = own.extent(0), h = own.extent(1), d = own.extent(3);
+    leaving_ = row_memory<E>(b, h, leaving.length(), d);
+    copy_elements(own.slice(2, leaving.length() > 0 ? leaving.begin - mine.begin : 0, leaving.length()), leaving_.view());
+    rows = row_memory<E>(b, h, total_length(my_wishes), d);
+    index at = 0;
+    for (const row_range& range : my_wishes)
+      for (int p = 0; p < group.size(); ++p) {
+        const row_range part = common_rows(range, held(p));
+        if (part.length() == 0) continue;
+        if (p == me)
+          copy_elements(own.slice(2, part.begin - mine.begin, part.length()), rows.view(at, part.length()));
+        else
+          messages_.receive(rows.row(at), rows.row_bytes(part.length()), p, 0, group.get());
+        at += part.length();
+      }
+    for (int p = 0; p < group.size(); ++p) {
+      if (p == me) continue;
+      for (const row_range& range : wanted(p))
+        if (const row_range part = common_rows(range, mine); part.length() > 0)
+          messages_.send(leaving_.row(part.begin - leaving.begin), leaving_.row_bytes(part.length()), p, 0, group.get());
+    }
+  }
+
+  void wait() { messages_.wait(); }
+
+  /// What this process wants, in order; there after wait().
+  row_memory<E> rows;
+
+ private:
+  row_memory<E> leaving_;
+  message_list messages_;
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

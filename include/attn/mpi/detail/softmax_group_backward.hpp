@@ -1,0 +1,156 @@
+// attn: the gradients of softmax attention by the processes of a group, block by block (softmax_group.hpp).
+#pragma once
+
+#include <attn/mpi/detail/softmax_group.hpp>
+#include <attn/softmax/full_softmax_backward.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// full_softmax_gradients whose elements are sums, in the compute type.
+template <class S>
+struct full_softmax_sums {
+  using real = compute_type<S>;
+
+  tensor_view<real> q{}, k{}, v{}, bias{};
+  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  tensor_view<const real, 3> d_lse{};
+  bool accumulate = true;
+};
+
+/// What the shared checks of a backward call look at.
+template <class S>
+struct backward_arguments {
+  struct {
+    validator check;
+  } forward;
+  tensor_view<const S> q, k, v, out, d_out;
+  attention_shape shape;
+};
+
+/// The wishes of a process.
+template <class Options, class Gradients>
+std::uint64_t wishes_of(const Options& options, const Gradients& g) {
+  return (options.lse ? 0 : lacks_lse) | (g.k ? wants_keys : 0) | (g.v ? wants_values : 0) |
+         (g.alibi_slopes ? wants_slopes : 0) | (g.sinks ? wants_sinks : 0);
+}
+
+template <class S, class Gradients, class Score, class ScoreBackward>
+class softmax_group_backward {
+ public:
+  using T = compute_type<S>;
+
+  softmax_group_backward(const softmax_group<S>& group, const backward_arguments<S>& arguments,
+                         const tensor_view<T, 3>& lse, const Gradients& gradients, Score& score,
+                         ScoreBackward& score_backward, execution& exec)
+      : group_(group), x_(arguments), g_(gradients), lse_(lse), score_(score), score_backward_(score_backward),
+        exec_(exec) {}
+
+  void run() {
+    tensor<T, 3> log_sums;
+    if (group_.any(lacks_lse)) {  // the others take part, and keep theirs
+      log_sums = tensor<T, 3>({x_.out.extent(0), x_.out.extent(1), x_.out.extent(2)});
+      const tensor_view<S> no_out(nullptr, {x_.out.extent(0), x_.out.extent(1), x_.out.extent(2), 0});
+      group_.attend(x_.v.slice(3, 0, 0), no_out, log_sums.view(), score_, exec_);
+      if (!lse_) lse_ = log_sums.view();
+    }
+    tensor<T> dq;
+    if (g_.q) dq = tensor<T>(x_.q.extents());
+    slopes_.assign(group_.any(wants_slopes) ? static_cast<std::size_t>(x_.q.extent(1)) : 0, T(0));
+    const index piece = group_.piece(x_.v.extent(3));
+    travelling_keys<S> travelling(group_.processes, group_.keys, x_.k, x_.v);
+    travelling_gradients<T> sums(group_.processes, group_.keys, extents_of(x_.k, wants_keys),
+                                 extents_of(x_.v, wants_values), piece);
+    for (;; travelling.end_step()) {
+      const int step = travelling.step();
+      travelling.begin_step();
+      sums.begin_step(step);
+      const auto here = travelling.here();
+      for (std::size_t n = 0; n < sums.pieces(); ++n) {
+        const auto to = sums.take(step, n);
+        group_.for_each_call(travelling.source(), [&](const block_call& call) {
+          differentiate_block(here, dq.view(), to, sums.first(n), sums.count(n), call);
+          travelling.progress();
+        });
+        sums.give(step, n);
+      }
+      if (travelling.last()) break;
+    }
+    const auto own = sums.finish();
+    if (g_.q) store(tensor_view<const T>(dq), g_.q);
+    if (g_.k) store(tensor_view<const T>(own.k), g_.k);
+    if (g_.v) store(tensor_view<const T>(own.v), g_.v);
+    if (group_.any(wants_slopes)) store_sum(slopes_, g_.alibi_slopes);
+    if (group_.any(wants_sinks)) store_sum(sink_sums(), g_.sinks);
+  }
+
+ private:
+  std::array<index, 4> extents_of(const tensor_view<const S>& x, std::uint64_t want) const {
+    std::array<index, 4> extents = x.extents();
+    if (!group_.any(want)) extents[3] = 0;
+    return extents;
+  }
+
+  template <class Keys, class Sums>
+  void differentiate_block(const Keys& here, const tensor_view<T>& dq, const Sums& to, index h, index count,
+                           const block_call& call) {
+    const auto rows = [&](const auto& x) { return group_.rows(x, h, count, call); };
+    const auto columns = [&](const auto& x) { return group_.columns(x, h, count, call); };
+    attn::full_softmax_options<S> options;
+    group_.set_options(options, h, count, call);
+    options.lse = rows(lse_);
+    full_softmax_sums<S> sums;
+    if (g_.q) sums.q = rows(dq);
+    if (group_.any(wants_keys)) sums.k = columns(to.k);
+    if (group_.any(wants_values)) sums.v = columns(to.v);
+    const index heads = count * group_.group();
+    if (!slopes_.empty()) sums.alibi_slopes = {slopes_.data() + h * group_.group(), {heads}};
+    if (g_.d_lse) sums.d_lse = rows(g_.d_lse);
+    auto function = function_of_part(score_, h * group_.group(), call.shift);
+    auto derivative = function_of_part(score_backward_, h * group_.group(), call.shift);
+    execution_ref reference = exec_;
+    const tensor_view<const S> k = columns(here.k), v = columns(here.v);
+    call_softmax_backward<attn::full_softmax_options>(
+        group_.processes.name(), rows(x_.q), k, v, rows(x_.out), rows(x_.d_out), sums, options, function, derivative,
+        reference, [&](auto& one, const auto& given) { differentiate_full(one, given, sums); });
+  }
+
+  /// Of every head, the part of the own rows: - sum_i e^(sink - lse_i) D_i.
+  std::vector<T> sink_sums() const {
+    std::vector<T> sums(static_cast<std::size_t>(x_.q.extent(1)), T(0));
+    for_each_row(x_.out, [&](index b, index h, index i) {
+      const T log_sum = lse_(b, h, i);
+      if (log_sum == -std::numeric_limits<T>::infinity()) return;
+      const auto o = head_of(x_.out, b, h), d = head_of(x_.d_out, b, h);
+      const T dot = row_dot<T>(o.row(i), o.col_stride, d.row(i), d.col_stride, o.cols);
+      const auto head = static_cast<std::size_t>(h);
+      sums[head] -= std::exp(group_.sinks[head] - log_sum) * (g_.d_lse ? dot - g_.d_lse(b, h, i) : dot);
+    });
+    return sums;
+  }
+
+  void store(const tensor_view<const T>& sums, const tensor_view<S>& to) const {
+    for_each_row(to, [&](index b, index h, index i) {
+      for (index d = 0; d < to.extent(3); ++d) store_gradient(to(b, h, i, d), sums(b, h, i, d), g_.accumulate);
+    });
+  }
+  /// The sum of all processes' lists, in their order.
+  void store_sum(const std::vector<T>& own, const tensor_view<T, 1>& to) const {
+    const std::vector<T> all = group_.processes.all_gather(own.data(), own.size());
+    for (std::size_t h = 0; to && h < own.size(); ++h) {
+      T sum = 0;
+      for (std::size_t n = h; n < all.size(); n += own.size()) sum += all[n];
+      store_gradient(to(static_cast<index>(h)), sum, g_.accumulate);
+    }
+  }
+
+  const softmax_group<S>& group_;
+  const backward_arguments<S>& x_;
+  const Gradients& g_;
+  tensor_view<T, 3> lse_;
+  Score& score_;
+  ScoreBackward& score_backward_;
+  execution& exec_;
+  std::vector<T> slopes_;
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,254 @@
+// attn: sliding-window attention by the processes of a group.
+//
+//   1. every process gets the keys its own queries see by their windows, from its neighbours within reach
+//   2. ... and the global keys beyond them; it attends both, and merges the results by lse
+//   3. global queries, which see every key, go to all processes instead; what they find there comes back, and is merged in
+//      the order of the processes
+#pragma once
+
+#include <attn/mpi/detail/row_exchange.hpp>
+#include <attn/mpi/detail/softmax_group.hpp>
+#include <attn/softmax/sliding_window.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// partial_softmax_options of sliding_window.
+template <class S>
+struct partial_window_options : sliding_window_options<S> {
+  tensor_view<compute_type<S>> sums{};
+};
+
+/// Positions in the whole sequence: a list, or `first` and those that follow.
+struct row_positions {
+  const index* list = nullptr;
+  index first = 0;
+  index operator[](index n) const { return list ? list[n] : first + n; }
+};
+
+/// The terms of a score that need positions, where those of a call are not contiguous.
+template <class T, class Score>
+struct score_by_position {
+  Score& score;
+  std::span<const T> slopes;
+  bool causal;
+  row_positions queries, keys;
+
+  T operator()(T s, index b, index h, index i, index j) const {
+    const index position = queries[i], key = keys[j];
+    if (causal && key > position) return -std::numeric_limits<T>::infinity();
+    if (!slopes.empty()) s -= slopes[static_cast<std::size_t>(h)] * static_cast<T>(std::abs(position - key));
+    if constexpr (score_terms<T, Score>::scored) s = static_cast<T>(score(s, b, h, position, key));
+    return s;
+  }
+};
+
+/// What a process has, and what the options of attn::sliding_window say of the whole.
+template <class S>
+struct window_arguments {
+  tensor_view<const S> q, k, v;
+  tensor_view<S> out;
+  sliding_window_options<S> options;
+};
+
+template <class S, class Score>
+class window_group {
+ public:
+  using T = compute_type<S>;
+
+  window_group(const process_group& group, const std::vector<process_shape>& all, const window_arguments<S>& arguments,
+               Score& score, execution& exec)
+      : group_(group), x_(arguments), options_(arguments.options), score_(score), exec_(exec) {
+    std::vector<index> query_lengths, key_lengths;
+    for (const process_shape& one : all) query_lengths.push_back(one.queries), key_lengths.push_back(one.keys);
+    queries_ = {query_lengths, false}, keys_ = {key_lengths, false};
+    shift_ = keys_.tokens() - queries_.tokens();
+    globals_.assign(options_.global_positions.begin(), options_.global_positions.end());
+    std::sort(globals_.begin(), globals_.end());
+    globals_.erase(std::unique(globals_.begin(), globals_.end()), globals_.end());
+    globals_.erase(std::lower_bound(globals_.begin(), globals_.end(), keys_.tokens()), globals_.end());
+    for (index g : globals_)
+      if (g >= shift_) global_queries_.push_back(g - shift_);
+  }
+
+  void attend() const {
+    const row_range window = window_of(group_.rank());
+    const auto by_window = [&](int p) { return row_ranges{window_of(p)}; };
+    const auto others = [&](int p) { return ranges_of(globals_beyond(p)); };
+    const auto to_all = [&](int p) { return keys_.length(p) > 0 ? ranges_of(global_queries_) : row_ranges(); };
+    const bool own = bool(options_.q_global);
+    row_exchange<S> keys(group_, keys_, x_.k, by_window), values(group_, keys_, x_.v, by_window);
+    row_exchange<S> global_keys(group_, keys_, x_.k, others), global_values(group_, keys_, x_.v, others);
+    row_exchange<S> global_queries(group_, queries_, own ? options_.q_global : x_.q, to_all);
+    for (row_exchange<S>* messages : {&keys, &values, &global_keys, &global_values, &global_queries}) messages->wait();
+    attend_own(window, keys.rows, values.rows, global_keys.rows, global_values.rows);
+    attend_global_queries(global_queries.rows);
+  }
+
+ private:
+  /// Position of the first query of a process.
+  index first_position(int p) const { return queries_.of(p)[0].begin + shift_; }
+
+  /// The keys that queries of process p see by their windows.
+  row_range window_of(int p) const {
+    const index rows = queries_.length(p), all = queries_.tokens() + keys_.tokens();
+    if (rows == 0) return {};
+    index widest = 1;
+    for (index d : options_.dilation) widest = std::max(widest, d);
+    const auto reach = [&](index keys) { return keys > all / widest ? all : keys * widest; };
+    const index first = first_position(p), end = first + rows + (options_.causal ? 0 : reach(options_.right));
+    const index begin = std::clamp(first - reach(options_.left), index(0), keys_.tokens());
+    return {begin, std::clamp(end, begin, keys_.tokens())};
+  }
+  /// The global keys beyond them that they see, too.
+  std::vector<index> globals_beyond(int p) const {
+    std::vector<index> list;
+    const row_range window = window_of(p);
+    const index end = options_.causal ? first_position(p) + queries_.length(p) : keys_.tokens();
+    for (index g : globals_)
+      if (queries_.length(p) > 0 && g < end && (g < window.begin || g >= window.end)) list.push_back(g);
+    return list;
+  }
+
+  template <class Options>
+  void set_options(Options& to) const {
+    to.scale = options_.scale, to.softcap = options_.softcap;
+  }
+
+  /// The own queries, as if none of them were global: their windows, which may hold global keys, then the others.
+  void attend_own(const row_range& window, row_memory<S>& keys, row_memory<S>& values, row_memory<S>& global_keys,
+                  row_memory<S>& global_values) const {
+    std::vector<index> inside;
+    for (index g : globals_)
+      if (g >= window.begin && g < window.end) inside.push_back(g - window.begin);
+    const index first = first_position(group_.rank());
+    partial_window_options<S> options;
+    set_options(options);
+    options.causal = options_.causal, options.first_position = first - window.begin;
+    options.left = options_.left, options.right = options_.right, options.dilation = options_.dilation;
+    options.alibi_slopes = options_.alibi_slopes, options.global_positions = inside;
+    auto function = function_of_part(score_, 0, window.begin);
+    execution_ref reference = exec_;
+    const tensor_view<const S> k = keys.view(), v = values.view();
+    const auto attend = [&](const tensor_view<S>& to) {
+      call_softmax<partial_window_options>(group_.name(), x_.q, k, v, to, options, function, reference,
+                                           [](const auto& one, const auto& given) { attend_window(one, given); });
+    };
+    if (global_keys.rows == 0) {
+      options.sinks = options_.sinks, options.lse = options_.lse;
+      return attend(x_.out);
+    }
+    const std::array<index, 4>& extents = x_.out.extents();
+    tensor<T> sums(extents), others(extents);
+    tensor<T, 3> lse({extents[0], extents[1], extents[2]}), other_lse(lse.extents());
+    options.sums = sums.view(), options.lse = lse.view();
+    attend(x_.out);
+    const std::vector<index> beyond = globals_beyond(group_.rank());
+    // Of a causal call they are all before the window.
+    attend_some({x_.q, global_keys.view(), global_values.view(), x_.out, others.view(), other_lse.view()}, false,
+                {nullptr, first}, {beyond.data(), 0});
+    merge_softmax(sums.view(), lse.view(), others.view(), other_lse.view());
+    add_sinks(std::span<const T>(options_.sinks), sums.view(), lse.view(), x_.out);
+    copy_lse(lse.view(), 0, extents[2]);
+  }
+
+  struct partial_call {
+    tensor_view<const S> q, k, v;
+    tensor_view<S> out;  // of the right shape, but not written
+    tensor_view<T> sums;
+    tensor_view<T, 3> lse;
+  };
+  /// All of these queries with all of these keys, but for later ones where `causal`: sums and lse.
+  void attend_some(const partial_call& x, bool causal, const row_positions& queries, const row_positions& keys) const {
+    partial_softmax_options<S> options;
+    set_options(options);
+    options.sums = x.sums, options.lse = x.lse;
+    options.first_position = 0;  // i and j are then numbers of rows
+    const auto attend = [&](auto& function) {
+      execution_ref reference = exec_;
+      call_softmax<partial_softmax_options>(group_.name(), x.q, x.k, x.v, x.out, options, function, reference,
+                                            [](const auto& one, const auto&) { full_call{one}.run(); });
+    };
+    score_by_position<T, Score> function{score_, options_.alibi_slopes, causal, queries, keys};
+    no_score none;
+    if (score_terms<T, Score>::scored || causal || !options_.alibi_slopes.empty())
+      attend(function);
+    else
+      attend(none);
+  }
+
+  /// The global queries with the own keys; the results go to their owners, who merge them.
+  void attend_global_queries(row_memory<S>& rows) const {
+    if (global_queries_.empty()) return;
+    const bool own = bool(options_.q_global);
+    const index b = x_.out.extent(0), h = x_.out.extent(1), dim_v = x_.out.extent(3);
+    row_memory<T> sums(b, h, rows.rows, dim_v), lse(b, h, rows.rows, 1);
+    std::vector<index> positions;
+    for (index row : global_queries_) positions.push_back(row + shift_);
+    row_memory<S> no_out(b, h, rows.rows, dim_v);
+    if (rows.rows > 0)
+      attend_some({rows.view(), own ? options_.k_global : x_.k, own ? options_.v_global : x_.v, no_out.view(),
+                   sums.view(), lse.list()},
+                  options_.causal, {positions.data(), 0}, {nullptr, keys_.of(group_.rank())[0].begin});
+
+    // Those of process p are global queries [before(p), before(p + 1)).
+    const auto before = [&](int p) {
+      const index row = p < group_.size() ? queries_.of(p)[0].begin : queries_.tokens();
+      return std::lower_bound(global_queries_.begin(), global_queries_.end(), row) - global_queries_.begin();
+    };
+    const int me = group_.rank();
+    const index begin = before(me), count = before(me + 1) - begin;
+    std::vector<row_memory<T>> all_sums, all_lse;
+    message_list messages;
+    for (int p = 0; p < group_.size(); ++p) {
+      const bool there = keys_.length(p) > 0 && p != me;
+      all_sums.emplace_back(b, h, there ? count : 0, dim_v), all_lse.emplace_back(b, h, there ? count : 0, 1);
+      if (!there) continue;
+      messages.receive(all_sums.back().row(0), all_sums.back().row_bytes(count), p, 1, group_.get());
+      messages.receive(all_lse.back().row(0), all_lse.back().row_bytes(count), p, 1, group_.get());
+    }
+    for (int p = 0; p < group_.size() && rows.rows > 0; ++p) {
+      const index first = before(p), some = before(p + 1) - first;
+      if (p == me || some == 0) continue;
+      messages.send(sums.row(first), sums.row_bytes(some), p, 1, group_.get());
+      messages.send(lse.row(first), lse.row_bytes(some), p, 1, group_.get());
+    }
+    messages.wait();
+    if (count == 0) return;
+    row_memory<T> total(b, h, count, dim_v), total_lse(b, h, count, 1);
+    std::fill(total_lse.memory.begin(), total_lse.memory.end(), -std::numeric_limits<T>::infinity());
+    for (int p = 0; p < group_.size(); ++p) {
+      if (keys_.length(p) == 0) continue;
+      const auto i = static_cast<std::size_t>(p);
+      if (p == me)
+        merge_softmax(total.view(), total_lse.list(), sums.view(begin, count), lse.list(begin, count));
+      else
+        merge_softmax(total.view(), total_lse.list(), all_sums[i].view(), all_lse[i].list());
+    }
+    row_memory<S> result(b, h, count, dim_v);
+    add_sinks(std::span<const T>(options_.sinks), total.view(), total_lse.list(), result.view());
+    for (index n = 0; n < count; ++n) {
+      const index row = global_queries_[static_cast<std::size_t>(begin + n)] - queries_.of(me)[0].begin;
+      copy_elements(result.view(n, 1), x_.out.slice(2, row, 1));
+      copy_lse(total_lse.list(n, 1), row, 1);
+    }
+  }
+
+  /// lse of the own rows [row, row + count), if it is wanted.
+  void copy_lse(const tensor_view<T, 3>& from, index row, index count) const {
+    if (!options_.lse) return;
+    for (index b = 0; b < from.extent(0); ++b)
+      for (index h = 0; h < from.extent(1); ++h)
+        for (index i = 0; i < count; ++i) options_.lse(b, h, row + i) = from(b, h, i);
+  }
+
+  const process_group& group_;
+  const window_arguments<S>& x_;
+  const sliding_window_options<S>& options_;
+  Score& score_;
+  execution& exec_;
+  sequence_split queries_, keys_;
+  index shift_ = 0;
+  std::vector<index> globals_, global_queries_;  // positions; rows of the whole of the queries there
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,92 @@
+// attn: the gradients of softmax attention over a sequence that several processes hold.
+//
+//   attn::mpi::full_softmax(q, k, v, out, MPI_COMM_WORLD, {.causal = true, .lse = lse}, threads);
+//   attn::mpi::full_softmax_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, MPI_COMM_WORLD,
+//                                    {.causal = true, .lse = lse}, threads);
+//
+// Every process gives its own tokens, as to mpi/full_softmax.hpp, and gets their gradients: together what
+// full_softmax_backward gives on the whole (its formulas: softmax/full_softmax_backward.hpp). The gradients of keys and
+// values travel round the ring with them: every process adds its part, in the compute type, beginning with their owner and
+// then in the order of the ranks. The gradients of alibi_slopes and sinks, which all processes share, are the sums over all
+// processes, on each of them.
+//
+// Shapes   as for full_softmax_backward, with the tokens of this process; out, d_out and options.lse are of its queries.
+//          A process may want other gradients than the others do, and lack lse: what any of them wants or lacks is computed
+//          by all.
+// Cost     The operations of full_softmax_backward, shared. Process p sends the keys and values of all processes but p + 1,
+//          as the forward call does (twice, with Dv = 0 the first time, where lse is lacking), and those gradients of the
+//          keys and values of all processes that are wanted, in the compute type: at most B Hkv (D + Dv) elements a token.
+//          Memory: keys, values and their gradients of two processes, the gradient of q in the compute type, and the scratch
+//          of full_softmax_backward.
+// Result   To rounding that of full_softmax_backward on the whole; the same bits in every run, and for any number of
+//          threads. On one process the very bits of full_softmax_backward.
+// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/full_softmax.hpp does,
+//          and for gradients of what was not given or that share memory with an input or one another.
+#pragma once
+
+#include <attn/mpi/detail/softmax_group_backward.hpp>
+#include <attn/mpi/full_softmax.hpp>
+
+namespace attn::inline ATTN_ISA::mpi {
+
+/// The gradients attn::mpi::full_softmax_backward computes: those given. S is the element type of the call.
+template <class S>
+struct full_softmax_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  /// [H]: summed over all processes.
+  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  tensor_view<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of attn::mpi::full_softmax. See the top of the file; options, score functions (with positions in the whole
+/// sequence) and an execution may each be left out.
+template <viewable Q, viewable K, viewable V, viewable O, viewable D,
+          class Options = full_softmax_options<element_of<const Q&>>, class Score = attn::detail::no_score,
+          class ScoreBackward = attn::detail::no_score_backward>
+void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
+                           const full_softmax_gradients<element_of<const Q&>>& gradients, MPI_Comm communicator,
+                           Options&& options = {}, Score&& score = {}, ScoreBackward&& score_backward = {},
+                           execution_ref exec = {}) {
+  namespace detail = attn::detail;
+  using S = element_of<const Q&>;
+  detail::require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
+  detail::require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
+  const auto& given = detail::options_or_default<full_softmax_options<S>>(options);
+  auto&& function = detail::callable_or_default<detail::no_score>(score);
+  auto&& derivative = detail::callable_or_default<detail::no_score_backward>(score_backward);
+  using score_type = std::remove_reference_t<decltype(function)>;
+  using backward_type = std::remove_reference_t<decltype(derivative)>;
+  detail::require_score<score_type, compute_type<S>>();
+  detail::require_score_backward<score_type, backward_type, compute_type<S>>();
+  execution& threads = detail::execution_of(exec, options, score, score_backward);
+
+  const char* const name = "mpi::full_softmax_backward";
+  detail::backward_arguments<S> x{{detail::validator(name)}, as_view(q), as_view(k), as_view(v), as_view(out),
+                                  as_view(d_out), {}};
+  const detail::softmax_group<S> group(
+      name, communicator, x.q, x.k, x.v, given, detail::wishes_of(given, gradients),
+      [&](const detail::validator& check) {
+        x.shape = detail::check_attention_extents(check, x.q, x.k, x.v, x.out);
+        detail::check_softmax_backward<S>(x, given, gradients);
+        detail::check_softmax_numbers(check, x.shape, given);
+      });
+  if (group.processes.size() > 1)
+    return detail::softmax_group_backward<S, full_softmax_gradients<S>, score_type, backward_type>(
+               group, x, given.lse, gradients, function, derivative, threads)
+        .run();
+  const attn::full_softmax_options<S> alone{.scale = given.scale, .causal = given.causal, .softcap = given.softcap,
+                                            .alibi_slopes = given.alibi_slopes, .sinks = given.sinks, .lse = given.lse};
+  attn::full_softmax_backward(x.q, x.k, x.v, x.out, x.d_out,
+                              attn::full_softmax_gradients<S>{.q = gradients.q, .k = gradients.k, .v = gradients.v,
+                                                              .alibi_slopes = gradients.alibi_slopes,
+                                                              .sinks = gradients.sinks, .d_lse = gradients.d_lse,
+                                                              .accumulate = gradients.accumulate},
+                              alone, function, derivative, threads);
+}
+
+}  // namespace attn::inline ATTN_ISA::mpi

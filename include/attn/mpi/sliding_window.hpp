@@ -1,0 +1,97 @@
+// attn: sliding-window attention over a sequence that several processes hold.
+//
+//   attn::mpi::sliding_window(q, k, v, out, MPI_COMM_WORLD, {.left = 4096, .right = 0}, threads);   // every process: its tokens
+//
+// Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
+// what sliding_window gives on the whole (softmax/sliding_window.hpp). Ranges may differ in length and be empty, those of
+// queries and of keys separately; a window may reach over several of them.
+//
+// Shapes   as for sliding_window, with the tokens of this process; global_positions are those of the whole sequence, the
+//          rows of q_global, k_global and v_global the own tokens'. All else is the same on every process.
+// Cost     The operations of sliding_window, shared by queries; those of global queries by keys. A process gets the keys
+//          and values that its queries' windows reach beyond its own, B Hkv (D + Dv) elements each, from the processes that
+//          have them, and no others but the global ones. A global query, B H D elements, goes to every process with keys,
+//          which sends back B H (Dv + 1) numbers of the compute type; and each process sends (P - 1) descriptions of the
+//          call of some 500 bytes. Memory: the keys and values its queries see by window, those of its own that others want,
+//          and the scratch of sliding_window; with global keys beyond the window two copies of out in the compute type;
+//          B H (D + P Dv) numbers for every global query.
+// Result   To rounding that of sliding_window on the whole, the same bits in every run and for any number of threads.
+//          The very bits of sliding_window on one process, and on any number without dilation and global positions where
+//          Lq = Lk and every range begins at a multiple of 96 ceil(clamp(left + right, 384, 1920) / 96) tokens.
+// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. No other message with the tags 0 and 1
+//          may be under way on the communicator.
+// Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
+//          not fit or differ between processes. Whatever else is thrown on one process (by a score function, for want of
+//          memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
+#pragma once
+
+#include <attn/mpi/detail/window_group.hpp>
+
+namespace attn::inline ATTN_ISA::mpi {
+
+/// Options of attn::mpi::sliding_window for elements of type S: as of attn::sliding_window, but for lengths, which are
+/// those of the processes' ranges. Lists and views are of all heads.
+template <class S>
+struct sliding_window_options {
+  using real = compute_type<S>;
+
+  std::optional<real> scale{};
+  bool causal = false;
+  index left = 128, right = 128;
+  list_view<index> dilation{};
+  /// Of the whole sequence.
+  list_view<index> global_positions{};
+  /// All three, or none, on every process.
+  tensor_view<const S> q_global{}, k_global{}, v_global{};
+  std::optional<real> softcap{};
+  list_view<real> alibi_slopes{}, sinks{};
+  /// Written if given, for the queries of this process: [B, H, Lq].
+  tensor_view<real, 3> lse{};
+};
+
+/// See the top of the file. Options, a score function score(s, batch, head, i, j), i and j positions in the whole sequence,
+/// and an execution may each be left out.
+template <viewable Q, viewable K, viewable V, viewable O, class Options = sliding_window_options<element_of<const Q&>>,
+          class Score = attn::detail::no_score>
+void sliding_window(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicator, Options&& options = {},
+                    Score&& score = {}, execution_ref exec = {}) {
+  namespace detail = attn::detail;
+  using S = element_of<const Q&>;
+  using T = compute_type<S>;
+  detail::require_one_element_type<const Q&, const K&, const V&, O>();
+  const auto& given = detail::options_or_default<sliding_window_options<S>>(options);
+  auto&& function = detail::callable_or_default<detail::no_score>(score);
+  using score_type = std::remove_reference_t<decltype(function)>;
+  detail::require_score<score_type, T>();
+  execution& threads = detail::execution_of(exec, options, score);
+
+  const detail::process_group group("mpi::sliding_window", communicator);
+  const detail::window_arguments<S> x{
+      as_view(q), as_view(k), as_view(v), as_view(out),
+      {.scale = given.scale, .causal = given.causal, .left = given.left, .right = given.right,
+       .dilation = given.dilation, .global_positions = given.global_positions, .q_global = given.q_global,
+       .k_global = given.k_global, .v_global = given.v_global, .softcap = given.softcap,
+       .alibi_slopes = given.alibi_slopes, .sinks = given.sinks, .lse = given.lse}};
+  detail::process_shape own{.batch = x.q.extent(0), .heads = x.q.extent(1), .kv_heads = x.k.extent(1),
+                            .dim = x.q.extent(3), .dim_v = x.v.extent(3), .element_bytes = detail::element_code<S>,
+                            .queries = x.q.extent(2), .keys = x.k.extent(2)};
+  const auto number = [](const std::optional<T>& n) { return n ? static_cast<double>(*n) : 0.0; };
+  const double settings[] = {double(given.causal), double(given.left), double(given.right),
+                             double(given.scale.has_value()), number(given.scale), double(given.softcap.has_value()),
+                             number(given.softcap), double(bool(given.q_global)),
+                             detail::checksum<index>(given.dilation), detail::checksum<index>(given.global_positions),
+                             detail::checksum<T>(given.alibi_slopes), detail::checksum<T>(given.sinks)};
+  std::copy(std::begin(settings), std::end(settings), own.settings);
+  const auto all = detail::agree(group, own, [&] {
+    const detail::validator check(group.name());
+    const auto shape = detail::check_attention(check, x.q, x.k, x.v, x.out);
+    detail::check_softmax_options(check, shape, given, x.q, x.k, x.v, x.out);
+    check.memory({{"out", x.out}, {"lse", given.lse}},
+                 {{"q_global", given.q_global}, {"k_global", given.k_global}, {"v_global", given.v_global}});
+    detail::check_window_options(check, shape, x.options, x.out);
+  });
+  if (group.size() == 1) return attn::sliding_window(x.q, x.k, x.v, x.out, x.options, function, threads);
+  detail::window_group<S, score_type>(group, all, x, function, threads).attend();
+}
+
+}  // namespace attn::inline ATTN_ISA::mpi

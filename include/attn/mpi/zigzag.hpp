@@ -1,0 +1,151 @@
+// attn: tokens in zigzag order, which shares causal work evenly.
+//
+//   Of 2 P equal parts of a sequence, process p of P holds part p and, after it, part 2 P - 1 - p.
+//
+//   attn::mpi::zigzag_scatter(whole, part, MPI_COMM_WORLD);       // from process 0: q, k, v, d_out
+//   attn::mpi::full_softmax(q, k, v, out, MPI_COMM_WORLD, {.causal = true, .zigzag = true});
+//   attn::mpi::zigzag_gather(out, whole, MPI_COMM_WORLD);         // to process 0: out, gradients
+//
+// A sequence too long for one process is made in this order: zigzag_positions() says which tokens.
+//
+// Shapes   whole [B, H, L, D], on process 0 alone: the others pass {} or anything; part [B, H, zigzag_length(), D].
+// Cost     Process 0 sends or receives the parts of the others once. Memory: there, a part at a time.
+// Throws   std::invalid_argument, on every process alike, where shapes do not fit, before anything is sent or written.
+#pragma once
+
+#include <attn/mpi/detail/ring.hpp>
+
+namespace attn::inline ATTN_ISA::mpi {
+
+/// Tokens of a sequence of `tokens` that process `rank` of `size` holds: their number, and their positions in its order.
+/// Throw std::invalid_argument for a process that is none, or fewer than 0 tokens.
+inline index zigzag_length(index tokens, int rank, int size) {
+  const attn::detail::validator check("mpi::zigzag_length");
+  check.at_least("tokens", 0, tokens);
+  if (rank < 0 || rank >= size) check.fail(attn::detail::text({"a process from 0 to ", size - 1}), rank);
+  return attn::detail::sequence_split::zigzag_length(tokens, rank, size);
+}
+inline std::vector<index> zigzag_positions(index tokens, int rank, int size) {
+  std::vector<index> positions;
+  positions.reserve(static_cast<std::size_t>(zigzag_length(tokens, rank, size)));
+  for (const attn::detail::sequence_range& part : attn::detail::sequence_split::of_zigzag(tokens, rank, size))
+    for (index n = 0; n < part.length; ++n) positions.push_back(part.begin + n);
+  return positions;
+}
+
+}  // namespace attn::inline ATTN_ISA::mpi
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The whole on process 0, and a part on each. W or P is const: that one is read.
+template <class W, class P>
+class zigzag_exchange {
+ public:
+  using S = std::remove_const_t<W>;
+
+  zigzag_exchange(const char* name, MPI_Comm communicator, const tensor_view<W>& whole, const tensor_view<P>& part)
+      : group_(name, communicator), whole_(whole), part_(part) {
+    const bool root = group_.rank() == 0;
+    const auto all = agree(group_,
+                           {.batch = part.extent(0), .heads = part.extent(1), .dim = part.extent(3),
+                            .element_bytes = element_code<S>, .queries = root ? whole.extent(2) : 0,
+                            .keys = part.extent(2)},
+                           [&] { check(validator(name), root); });
+    tokens_ = all[0].queries;
+    std::vector<index> lengths;
+    for (const process_shape& one : all) lengths.push_back(one.keys);
+    for (int p = 0; p < group_.size(); ++p)
+      validator(name).equal(text({"tokens in the part of process ", p, ", of ", tokens_, " in zigzag order:"}).c_str(),
+                            sequence_split::zigzag_length(tokens_, p, group_.size()),
+                            lengths[static_cast<std::size_t>(p)]);
+  }
+
+  void scatter() const {
+    run([](S& memory, W& element) { memory = element; }, [](S& memory, P& element) { element = memory; });
+  }
+  void gather() const {
+    run([](S& memory, W& element) { element = memory; }, [](S& memory, P& element) { memory = element; });
+  }
+
+ private:
+  static constexpr bool from_whole = std::is_const_v<W>;
+
+  void check(const validator& check, bool root) const {
+    const validator::named_view whole{"whole", root ? whole_ : tensor_view<W>()}, part{"part", part_};
+    check.memory({from_whole ? part : whole}, {from_whole ? whole : part});
+    if (!root) return;
+    check.extents({{"part batch = whole batch", whole_.extent(0), part_.extent(0)},
+                   {"part heads = whole heads", whole_.extent(1), part_.extent(1)},
+                   {"part dim = whole dim", whole_.extent(3), part_.extent(3)}});
+  }
+
+  /// Through memory on both sides: with_whole and with_part take its elements to or from the views.
+  template <class Whole, class Part>
+  void run(const Whole& with_whole, const Part& with_part) const {
+    const index length = part_.extent(2), row = part_.extent(0) * part_.extent(1) * part_.extent(3);
+    std::vector<S> memory;
+    const auto elements = [&](index n) { return static_cast<std::size_t>(n * row); };
+    const auto on_part = [&] {
+      std::size_t at = 0;
+      for_each_row(part_, [&](index b, index h, index i) {
+        for (index d = 0; d < part_.extent(3); ++d) with_part(memory[at++], part_(b, h, i, d));
+      });
+    };
+    const auto on_whole = [&](const std::vector<index>& positions) {
+      std::size_t at = 0;
+      for (index b = 0; b < part_.extent(0); ++b)
+        for (index h = 0; h < part_.extent(1); ++h)
+          for (index i : positions)
+            for (index d = 0; d < part_.extent(3); ++d) with_whole(memory[at++], whole_(b, h, i, d));
+    };
+    message_list messages;
+    if (group_.rank() != 0) {
+      memory.resize(elements(length));
+      if (!from_whole) on_part(), messages.send(memory.data(), memory.size() * sizeof(S), 0, 0, group_.get());
+      if (from_whole) messages.receive(memory.data(), memory.size() * sizeof(S), 0, 0, group_.get());
+      messages.wait();
+      if (from_whole) on_part();
+      return;
+    }
+    for (int p = 0; p < group_.size(); ++p) {
+      const std::vector<index> positions = mpi::zigzag_positions(tokens_, p, group_.size());
+      memory.resize(elements(std::ssize(positions)));
+      const std::size_t bytes = memory.size() * sizeof(S);
+      if (from_whole) {
+        on_whole(positions);
+        if (p == 0) on_part();
+        else messages.send(memory.data(), bytes, p, 0, group_.get());
+      } else {
+        if (p == 0) on_part();
+        else messages.receive(memory.data(), bytes, p, 0, group_.get());
+      }
+      messages.wait();
+      if (!from_whole) on_whole(positions);
+    }
+  }
+
+  process_group group_;
+  tensor_view<W> whole_;
+  tensor_view<P> part_;
+  index tokens_ = 0;
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
+
+namespace attn::inline ATTN_ISA::mpi {
+
+/// Rows of `whole` on process 0 to the parts of all processes. See the top of the file.
+template <viewable P>
+void zigzag_scatter(std::type_identity_t<tensor_view<const element_of<P>>> whole, P&& part, MPI_Comm communicator) {
+  using S = element_of<P>;
+  attn::detail::zigzag_exchange<const S, S>("mpi::zigzag_scatter", communicator, whole, as_view(part)).scatter();
+}
+
+/// The parts of all processes to the rows of `whole` on process 0. See the top of the file.
+template <viewable P>
+void zigzag_gather(const P& part, std::type_identity_t<tensor_view<element_of<const P&>>> whole, MPI_Comm communicator) {
+  using S = element_of<const P&>;
+  attn::detail::zigzag_exchange<S, const S>("mpi::zigzag_gather", communicator, whole, as_view(part)).gather();
+}
+
+}  // namespace attn::inline ATTN_ISA::mpi

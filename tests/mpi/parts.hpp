@@ -1,0 +1,109 @@
+#pragma once
+// Whole sequences, the same on every process, and the rows of them that a process has.
+#include <mpi.h>
+
+#include <numeric>
+
+#include <attn/mpi/zigzag.hpp>
+
+#include "support/catch.hpp"
+#include "support/measure.hpp"
+#include "support/random.hpp"
+#include "support/refusal.hpp"
+#include "support/tensor.hpp"
+
+namespace testing {
+
+inline int own_rank() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+inline int process_count() {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+
+// How tokens are spread: evenly; unevenly; all on the last process; none on every second one; in zigzag order.
+enum class spread { even, uneven, last, every_second, zigzag };
+inline constexpr spread spreads[] = {spread::even, spread::uneven, spread::last, spread::every_second, spread::zigzag};
+
+// The rows of the whole sequence that `rank` of `size` processes has, in its order.
+inline std::vector<index> rows_of(index tokens, spread how, int rank, int size) {
+  if (how == spread::zigzag) return attn::mpi::zigzag_positions(tokens, rank, size);
+  std::vector<index> shares;
+  for (index p = 0; p < size; ++p)
+    shares.push_back(how == spread::even     ? 1
+                     : how == spread::uneven ? 1 + p * 7 % 5
+                     : how == spread::last   ? (p + 1 == size)
+                                             : (p + 1) % 2);
+  const index all = std::accumulate(shares.begin(), shares.end(), index(0));
+  const index before = std::accumulate(shares.begin(), shares.begin() + rank, index(0));
+  const index begin = tokens * before / all, end = tokens * (before + shares[static_cast<std::size_t>(rank)]) / all;
+  std::vector<index> rows(static_cast<std::size_t>(end - begin));
+  std::iota(rows.begin(), rows.end(), begin);
+  return rows;
+}
+inline std::vector<index> own_rows(index tokens, spread how) {
+  return rows_of(tokens, how, own_rank(), process_count());
+}
+
+// These rows of every head.
+template <class T>
+tensor<T> rows(const tensor<T>& x, const std::vector<index>& which) {
+  tensor<T> part(x.batch(), x.heads(), std::ssize(which), x.dim());
+  for (index b = 0; b < x.batch(); ++b)
+    for (index h = 0; h < x.heads(); ++h)
+      for (index i = 0; i < std::ssize(which); ++i)
+        for (index d = 0; d < x.dim(); ++d) part(b, h, i, d) = x(b, h, which[static_cast<std::size_t>(i)], d);
+  return part;
+}
+
+template <class T>
+attn::tensor_view<const T> view(const tensor<T>& x) {
+  return {x.data.data(), x.extents};
+}
+template <class T>
+attn::tensor_view<T> view(tensor<T>& x) {
+  return {x.data.data(), x.extents};
+}
+// [batch, head, length, 1] as [batch, head, length].
+template <class T>
+attn::tensor_view<T, 3> row_view(tensor<T>& x) {
+  return {x.data.data(), {x.batch(), x.heads(), x.length()}};
+}
+
+// How far these rows of a result are from those of the whole, as a part of its norm: what one process has may be smaller
+// than the rounding errors.
+template <class A, class E>
+double error_of_rows(const tensor<A>& part, const tensor<E>& whole, const std::vector<index>& which) {
+  tensor<A> merged = cast<A>(whole);
+  if (part.extents != rows(whole, which).extents) return std::numeric_limits<double>::infinity();
+  for (index b = 0; b < part.batch(); ++b)
+    for (index h = 0; h < part.heads(); ++h)
+      for (index i = 0; i < part.length(); ++i)
+        for (index d = 0; d < part.dim(); ++d) merged(b, h, which[static_cast<std::size_t>(i)], d) = part(b, h, i, d);
+  return relative_error(merged, whole);
+}
+
+// What two results of the same formula, each rounded, may differ by: both errors, and that of merging, which is of the
+// compute type.
+template <class S>
+inline constexpr double allowed = sizeof(S) == 8 ? 4e-13 : sizeof(S) == 4 ? 8e-6 : 0x1p-7 + 8e-6;
+
+// All processes refuse the call with the same words, in the form of the library.
+template <class Call>
+void check_all_refuse(const std::string& name, const std::string& says, const Call& call) {
+  std::string message = refusal(call);
+  INFO(message);
+  message.resize(300);
+  std::vector<char> first(message.begin(), message.end());
+  MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
+  CHECK(std::equal(first.begin(), first.end(), message.begin()));
+  message.resize(message.find('\0'));
+  CHECK(well_formed(message, name));
+  CHECK(message.find(says) != std::string::npos);
+}
+
+}  // namespace testing
