@@ -50,10 +50,10 @@ void check(const problem& p, attn::linear_options<S> options, index decay_heads 
 
 TEST_CASE("mpi linear: options", "[linear]") {
   const problem p;
-  const std::vector<index> lengths = {p.tokens - 700, 1500};
   for (bool causal : {false, true})
     for (bool normalise : {true, false})
       for (bool padded : {false, true}) {
+        const std::vector<index> lengths = {p.tokens - 700, normalise ? 0 : 1500};
         CAPTURE(causal, normalise, padded);
         attn::linear_options<float> options{.causal = causal, .eps = 0.25f, .normalise = normalise};
         if (padded) options.lengths = lengths;
@@ -99,18 +99,19 @@ TEST_CASE("mpi linear: fewer queries than keys, and more", "[linear]") {
       CAPTURE(more, causal);
       if (more <= 0) check<float>(p, {.causal = causal});
       // Queries before the first key are on process 0.
-      const index begin = processes() == 1 ? 0 : process() * 2 * segment, end = processes() == 1 ? p.tokens : begin + 2 * segment;
+      const bool last = process() == processes() - 1;
+      const index begin = process() * 2 * segment, end = begin + 2 * segment;
       const auto within = [](index n, index most) { return std::clamp<index>(n, 0, most); };
       const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
       const index first = begin == 0 ? 0 : within(begin + more, q.length()),
-                  last = process() == processes() - 1 ? q.length() : within(end + more, q.length()),
-                  key = within(begin, p.tokens), key_end = process() == processes() - 1 ? p.tokens : within(end, p.tokens);
-      tensor<float> wanted(2, 4, q.length(), 5), out(2, 4, last - first, 5, rubbish);
+                  count = (last ? q.length() : within(end + more, q.length())) - first,
+                  key = within(begin, p.tokens), keys = (last ? p.tokens : within(end, p.tokens)) - key;
+      tensor<float> wanted(2, 4, q.length(), 5), out(2, 4, count, 5, rubbish);
       attn::linear(view_of(q), view_of(k), view_of(v), view_of(wanted), {.causal = causal});
-      const auto own_q = rows(q, first, last - first), own_k = rows(k, key, key_end - key),
-                 own_v = rows(v, key, key_end - key);
-      attn::mpi::linear(view_of(own_q), view_of(own_k), view_of(own_v), view_of(out), MPI_COMM_WORLD, {.causal = causal});
-      CHECK(out == rows(wanted, first, last - first));
+      const auto own_q = rows(q, first, count), own_k = rows(k, key, keys), own_v = rows(v, key, keys);
+      attn::mpi::linear(view_of(own_q), view_of(own_k), view_of(own_v), view_of(out), MPI_COMM_WORLD,
+                        {.causal = causal});
+      CHECK(out == rows(wanted, first, count));
     }
   }
 }
@@ -165,8 +166,8 @@ TEST_CASE("mpi linear: any communicator", "[linear]") {
 
 TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
   const bool last = process() == processes() - 1;
-  const auto refused = [&](index batch, index heads, index kv_heads, index dim, index dim_v, index tokens, index queries,
-                           const attn::linear_options<float>& options) {
+  const auto refused = [&](index batch, index heads, index kv_heads, index dim, index dim_v, index tokens,
+                           index queries, const attn::linear_options<float>& options) {
     const tensor<float> q(batch, heads, queries, dim, 1), k(batch, kv_heads, tokens, dim, 1),
         v(batch, kv_heads, tokens, dim_v, 1);
     tensor<float> out(batch, heads, queries, dim_v, rubbish);

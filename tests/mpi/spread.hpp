@@ -55,9 +55,10 @@ inline std::vector<own_range> splits(index tokens, index segment) {
     return own_range{begin, end - begin, aligned};
   };
   return {range([&](index p) { return segments * p / size * segment; }),
-          range([&](index p) { return p * segment; }),                         // all but the last have one segment
-          range([&](index p) { return p == 0 ? 0 : tokens / segment / 2 * segment; }),  // two share, the others are empty
-          range([&](index p) { return p > 0 && p == size - 1 ? tokens / segment * segment : 0; }),  // the first ones are empty
+          range([&](index p) { return p * segment; }),  // the last has the rest
+          // Those between the first and the last are empty; the first ones are.
+          range([&](index p) { return p == 0 ? 0 : tokens / segment / 2 * segment; }),
+          range([&](index p) { return p > 0 && p == size - 1 ? tokens / segment * segment : 0; }),
           range([&](index p) { return tokens * p / size; }),
           range([&](index p) { return p == 0 ? 0 : 7 + 130 * p; })};
 }
@@ -68,8 +69,8 @@ constexpr double rubbish = 7;
 // spread(q, k, v, out, range) for all splits, against alone(q, k, v, out), which sees the whole sequence: bitwise where
 // ranges begin at whole segments, else to rounding.
 template <class S, class Alone, class Spread>
-void check_spread(const tensor<double>& queries, const tensor<double>& keys, const tensor<double>& values, index segment,
-                  double bound, const Alone& alone, const Spread& spread) {
+void check_spread(const tensor<double>& queries, const tensor<double>& keys, const tensor<double>& values,
+                  index segment, double bound, const Alone& alone, const Spread& spread) {
   const tensor<S> q = cast<S>(queries), k = cast<S>(keys), v = cast<S>(values);
   tensor<S> wanted(q.batch(), q.heads(), q.length(), v.dim(), S(rubbish));
   alone(view_of(q), view_of(k), view_of(v), view_of(wanted));

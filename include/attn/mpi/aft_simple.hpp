@@ -1,17 +1,20 @@
 // attn: the attention-free transformer without biases over a sequence that several processes hold.
 //
-//   attn::mpi::aft_simple(q, k, v, out, MPI_COMM_WORLD, {.causal = true}, threads);          // every process: its tokens
+//   attn::mpi::aft_simple(q, k, v, out, MPI_COMM_WORLD, {.causal = true}, threads);  // every process: its tokens
 //
 // Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
 // what aft_simple (aft_simple.hpp) gives on the whole. No key or value travels, only sums over them: a scan of states.
 //
-// Bits     Those of aft_simple in one process, on any number of processes, where every range begins at a multiple of 512
-//          tokens; elsewhere the same to rounding.
+// Bits     Those of aft_simple in one process, on any number of processes, where every range begins at a multiple of
+//          512 tokens; elsewhere the same to rounding.
 // Ranges   may differ in length and be empty.
 // Options  as of aft_simple. Lengths are those of the whole sequence, the same list on every process.
 // Shapes   as for aft_simple, with the tokens of this process. All else is the same on every process.
-// Cost     The operations of aft_simple, shared. 3 B H D numbers, D rounded up to vectors, are sent to the next process,
-//          and if not causal from the last to all by a tree. Memory: as aft_simple, and as much as is sent.
+// Cost     The operations of aft_simple, shared.
+// Sent     A state, which is 3 B H D numbers of the compute type, D rounded up to vectors, to the next process; if not
+//          causal, then one by a tree to all, P - 1 in all and up to log2 P by one process. Before that some hundred
+//          bytes, in which shapes and options are compared.
+// Memory   As aft_simple, and a state.
 // Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
 //          not fit or differ between processes. Whatever else is thrown on one process (for want of memory) must end
@@ -51,7 +54,8 @@ void run_spread(const aft_simple_call<T>& call, const spread_sequence& sequence,
         };
         if (!x.causal) {
           sequence.add_in_order(before.data, bytes, add_chunks);
-          for (index n = 0; n < x.batch * x.heads * chunks; ++n) std::copy_n(before.at(n / chunks), x.parts(), sums.at(n));
+          for (index n = 0; n < x.batch * x.heads * chunks; ++n)
+            std::copy_n(before.at(n / chunks), x.parts(), sums.at(n));
         } else if (sequence.holds_keys()) {
           auto messages = sequence.chain();
           messages.expect(before.data, bytes);

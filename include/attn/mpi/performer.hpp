@@ -13,10 +13,14 @@
 //          their process's last keys, as they are where each process has q, k and v of the same tokens.
 // Options  as of performer. Lengths are those of the whole sequence, the same list on every process.
 // Shapes   as for performer, with the tokens of this process. All else is the same on every process.
-// Cost     The operations of performer, shared; causal, P - 1 heads of B Hkv are summed up twice. A state of
-//          B Hkv m (Dv + 2) numbers (H for Hkv where features differ between query heads; 2 m for the kernels with two
-//          features a row), m and Dv rounded up to vectors, is sent to the next process, and if not causal one to all by
-//          a tree. Memory: a state, and those of the segments of 1024 tokens of one head, causal of P - 1 heads.
+// Cost     The operations of performer, shared; causal, P - 1 of the B Hkv heads are summed up twice.
+// Sent     A state, which is B Hkv m (Dv + 2) numbers of the compute type (of relu Dv + 1), m and Dv rounded up to
+//          vectors (H for Hkv where features differ between query heads; 2 m for the kernels with two features a row),
+//          to the next process; if not causal, then one by a tree to all, P - 1 in all and up to log2 P by one
+//          process. In the same way B Hkv D numbers in double for center_keys, and B Hkv for feature_eps. Before that
+//          some hundred bytes, in which shapes and options are compared.
+// Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, a head a thread;
+//          for center_keys D numbers per 1024 tokens.
 // Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
 //          not fit or differ between processes. Whatever else is thrown on one process (for want of memory) must end

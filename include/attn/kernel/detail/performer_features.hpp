@@ -85,7 +85,8 @@ struct performer_features final : projected_features<T> {
   /// The sum of the keys of segment n; `row` is scratch for one.
   void sum_segment(index pair, index n, double* sums, T* row) const {
     const auto keys = keys_of(pair);
-    const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, call.lengths.keys(pair / call.heads));
+    const index begin = n * kernel_segment, count = call.lengths.keys(pair / call.heads);
+    const index end = std::min(begin + kernel_segment, count);
     std::fill_n(sums, dim, 0.0);
     for (index j = begin; j < end; ++j) {
       keys.read_row(j, row);

@@ -1,12 +1,12 @@
-// attn: kernel attention over a sequence spread over processes: the engine's segments, and the sums before each of them.
+// attn: kernel attention over a sequence spread over processes: the engine's segments, and the sums before each.
 //
 // Bidirectional: each process sums up its segments, head by head, adds them to the sums of the process before it, and
 // sends them on; the last one has the total and tells all, and queries read it.
 //
 // Causal: queries need the sums before their segment, and so those of all earlier processes. These could sum up what
 // they have twice, once for the others and once beside their own queries; or each process could wait for the one before
-// it, head by head. Here only the first heads are summed up twice, as many as there are processes to wait for: what they
-// make a process wait for, the p-th one spends on the queries of p of those heads.
+// it, head by head. Here only the first heads are summed up twice, as many as there are processes to wait for: the time
+// for which the p-th process must wait, it spends on the queries of p of those heads.
 //
 //   1. for the first P - 1 heads   sum up the segments, receive, add, send; then p of them: attend
 //   2. for all other heads         receive, attend and sum up, send
@@ -127,10 +127,10 @@ struct kernel_scan {
       const index b = batch_of(pair), keys = call.lengths.keys(b), all = segments_of(pair);
       const auto s = scratch(worker);
       for (index n = 0; n < all; ++n) {
-        const index begin = n * kernel_segment;
+        const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, keys);
         const bool last = sequence.last() && n == all - 1;
-        const T decay = call.attend_segment(b, pair % call.heads, begin, std::min(begin + kernel_segment, keys), last, s,
-                                            running[pair], x.own, x.total);
+        const T decay =
+            call.attend_segment(b, pair % call.heads, begin, end, last, s, running[pair], x.own, x.total);
         if (!last) call.add_segment(running[pair], decay, x.own, s);
         progress(worker);
       }

@@ -123,7 +123,7 @@ class spread_sequence {
   /// From the last process that holds keys, which has the sum of all, to every one.
   state_messages tree() const { return tree_from(holders_.empty() ? 0 : holders_.back(), group_); }
 
-  /// State `state` of `bytes` bytes becomes the sum over all processes on every one of them: add() adds what this process
+  /// The state of `bytes` bytes becomes the sum over all processes on every one of them: add() adds what this process
   /// has to what came before it.
   template <class Add>
   void add_in_order(void* state, std::size_t bytes, const Add& add) const {
