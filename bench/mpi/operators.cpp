@@ -3,9 +3,12 @@
 #include <attn/kernel/linear.hpp>
 #include <attn/mpi/full_softmax.hpp>
 #include <attn/mpi/linear.hpp>
+#include <attn/mpi/sliding_window.hpp>
 #include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/sliding_window.hpp>
 
 #include <algorithm>
+#include <cmath>
 
 namespace bench::mpi {
 namespace {
@@ -47,6 +50,34 @@ void full_alone(const settings&, const views& x, attn::execution& exec) {
 template <bool Causal, bool Zigzag>
 void full_spread(const settings&, const views& x, MPI_Comm comm, attn::execution& exec) {
   attn::mpi::full_softmax(x.q, x.k, x.v, x.out, comm, {.causal = Causal, .zigzag = Zigzag}, exec);
+}
+
+double window_flops(const settings& set, double n) {
+  const double w = std::min(static_cast<double>(set.window), n - 1);
+  return pair_flops(set, n + 2 * (n * w - w * (w + 1) / 2));
+}
+/// Keys and values next to the border go to the neighbours, and beyond them where ranges are shorter than the window.
+double window_sent(const settings& set, double length, double processes) {
+  const double w = static_cast<double>(set.window), part = length / processes;
+  double most = 0;
+  for (double p = 0; p < processes; ++p) {
+    double tokens = 0;
+    for (double q = 0; q < processes; ++q)
+      if (q != p) tokens += std::clamp(w - (std::abs(q - p) - 1) * part, 0.0, part);
+    most = std::max(most, tokens);
+  }
+  return most * token_bytes(set);
+}
+/// Exchanged first, computed then.
+double window_model(const settings& set, const network& net, double rate, double length, double machines) {
+  return window_flops(set, length) / machines / rate + net.seconds(window_sent(set, length, machines));
+}
+
+void window_alone(const settings& set, const views& x, attn::execution& exec) {
+  attn::sliding_window(x.q, x.k, x.v, x.out, {.left = set.window, .right = set.window}, exec);
+}
+void window_spread(const settings& set, const views& x, MPI_Comm comm, attn::execution& exec) {
+  attn::mpi::sliding_window(x.q, x.k, x.v, x.out, comm, {.left = set.window, .right = set.window}, exec);
 }
 
 /// Features into the sums, out of the sums, and the triangles within chunks.
@@ -97,6 +128,13 @@ const std::vector<entry>& operators() {
        .model = ring_zigzag,
        .alone = full_alone<true>,
        .spread = full_spread<true, true>},
+      {.name = "sliding_window",
+       .linear = true,
+       .flops = window_flops,
+       .sent = window_sent,
+       .model = window_model,
+       .alone = window_alone,
+       .spread = window_spread},
       {.name = "linear_causal",
        .linear = true,
        .flops = linear_flops,
