@@ -14,7 +14,8 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from plot_common import COLOURS, remark, save, title, tokens
 
-COLOURS.update({"full_softmax_causal": "#7f7f7f", "full_softmax_zigzag": "#d1344b", "linear_causal": "#2e8b3d"})
+COLOURS.update({"full_softmax_causal": "#7f7f7f", "full_softmax_zigzag": "#d1344b", "linear_causal": "#2e8b3d",
+                "full_softmax_zigzag_backward": "#f2b134"})
 
 
 def count_axis(axis, counts):

@@ -3,7 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <numeric>
+#include <array>
+#include <cmath>
 
 #include "../inputs.hpp"
 
@@ -13,18 +14,32 @@ namespace {
 constexpr int least_rounds = 3, most_rounds = 200;
 
 /// Of this process, contiguous.
-views views_of(const settings& set, index tokens) {
+views views_of(const settings& set, index tokens, index length) {
   const auto shape = [&](index heads) { return std::array<index, 4>{1, heads, tokens, set.dim}; };
   const auto count = [&](index heads) { return static_cast<std::size_t>(heads * tokens * set.dim); };
-  return {.q = {normal_numbers(role::query, count(set.heads)), shape(set.heads)},
-          .k = {normal_numbers(role::key, count(set.kv_heads)), shape(set.kv_heads)},
-          .v = {normal_numbers(role::value, count(set.kv_heads)), shape(set.kv_heads)},
-          .out = {result_memory(count(set.heads)), shape(set.heads)}};
+  const auto input = [&](role r, index heads) {
+    return attn::tensor_view<const float>(normal_numbers(r, count(heads)), shape(heads));
+  };
+  const auto result = [&](int slot, index heads) {
+    return attn::tensor_view<float>(result_memory(count(heads), slot), shape(heads));
+  };
+  const auto rows = static_cast<std::size_t>(set.heads * tokens);
+  float* const lse = result_memory(rows, 4);
+  std::fill_n(lse, rows, std::log(static_cast<float>(length)) + 0.5F);
+  return {.q = input(role::query, set.heads),
+          .k = input(role::key, set.kv_heads),
+          .v = input(role::value, set.kv_heads),
+          .d_out = input(role::gradient, set.heads),
+          .out = result(0, set.heads),
+          .dq = result(1, set.heads),
+          .dk = result(2, set.kv_heads),
+          .dv = result(3, set.kv_heads),
+          .lse = {lse, {1, set.heads, tokens}}};
 }
 
 /// One call by those that take part.
 void run_once(const settings& set, record& r, MPI_Comm comm, attn::execution& exec) {
-  const views x = views_of(set, r.length / static_cast<index>(r.parts()));
+  const views x = views_of(set, r.length / static_cast<index>(r.parts()), r.length);
   MPI_Barrier(comm);
   const traffic before = traffic_so_far();
   const double begin = MPI_Wtime();

@@ -1,10 +1,10 @@
 #include "operators.hpp"
 
 #include <attn/kernel/linear.hpp>
-#include <attn/mpi/full_softmax.hpp>
+#include <attn/mpi/full_softmax_backward.hpp>
 #include <attn/mpi/linear.hpp>
 #include <attn/mpi/sliding_window.hpp>
-#include <attn/softmax/full_softmax.hpp>
+#include <attn/softmax/full_softmax_backward.hpp>
 #include <attn/softmax/sliding_window.hpp>
 
 #include <algorithm>
@@ -24,6 +24,11 @@ double ring_sent(const settings& set, double length, double processes) {
   return (processes - 1) / processes * length * token_bytes(set);
 }
 
+/// Gradients come back to where they began.
+double backward_sent(const settings& set, double length, double processes) {
+  return ring_sent(set, length, processes) + (processes > 1 ? length * token_bytes(set) : 0);
+}
+
 /// In each of P steps a process attends to one part while it sends another; in the last it sends none. Everyone waits for
 /// the slowest, whose P parts take `flops` each.
 double ring(const settings& set, const network& net, double rate, double length, double machines, double flops) {
@@ -35,6 +40,14 @@ double ring_full(const settings& set, const network& net, double rate, double le
 }
 double ring_zigzag(const settings& set, const network& net, double rate, double length, double machines) {
   return ring(set, net, rate, length, machines, causal_flops(set, length) / (machines * machines));
+}
+/// The same with gradients beside keys and values; they travel one step more.
+double backward_flops(const settings& set, double n) { return 2.5 * causal_flops(set, n); }
+double ring_backward(const settings& set, const network& net, double rate, double length, double machines) {
+  const double computed = backward_flops(set, length) / (machines * machines) / rate,
+               part = length / machines * token_bytes(set);
+  if (machines < 2) return computed;
+  return (machines - 1) * std::max(computed, net.seconds(2 * part)) + computed + net.seconds(part);
 }
 /// The last process sees the parts of all others whole.
 double ring_causal(const settings& set, const network& net, double rate, double length, double machines) {
@@ -50,6 +63,15 @@ void full_alone(const settings&, const views& x, attn::execution& exec) {
 template <bool Causal, bool Zigzag>
 void full_spread(const settings&, const views& x, MPI_Comm comm, attn::execution& exec) {
   attn::mpi::full_softmax(x.q, x.k, x.v, x.out, comm, {.causal = Causal, .zigzag = Zigzag}, exec);
+}
+
+void backward_alone(const settings&, const views& x, attn::execution& exec) {
+  attn::full_softmax_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv},
+                              {.causal = true, .lse = x.lse}, exec);
+}
+void backward_spread(const settings&, const views& x, MPI_Comm comm, attn::execution& exec) {
+  attn::mpi::full_softmax_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, comm,
+                                   {.causal = true, .lse = x.lse, .zigzag = true}, exec);
 }
 
 double window_flops(const settings& set, double n) {
@@ -122,12 +144,17 @@ const std::vector<entry>& operators() {
        .alone = full_alone<true>,
        .spread = full_spread<true, false>},
       {.name = "full_softmax_zigzag",
-       .zigzag = true,
        .flops = causal_flops,
        .sent = ring_sent,
        .model = ring_zigzag,
        .alone = full_alone<true>,
        .spread = full_spread<true, true>},
+      {.name = "full_softmax_zigzag_backward",
+       .flops = backward_flops,
+       .sent = backward_sent,
+       .model = ring_backward,
+       .alone = backward_alone,
+       .spread = backward_spread},
       {.name = "sliding_window",
        .linear = true,
        .flops = window_flops,

@@ -30,16 +30,16 @@ struct network {
   double seconds(double bytes) const { return bytes > 0 ? latency + bytes / bandwidth : 0; }
 };
 
-/// Views of what a process holds: [1, heads, tokens, dim].
+/// Views of what a process holds: [1, heads, tokens, dim]. lse is what random tokens give.
 struct views {
-  attn::tensor_view<const float> q, k, v;
-  attn::tensor_view<float> out;
+  attn::tensor_view<const float> q, k, v, d_out;
+  attn::tensor_view<float> out, dq, dk, dv;
+  attn::tensor_view<float, 3> lse;
 };
 
 struct entry {
   std::string name;
   bool linear = false;  // in the length, which is then longer
-  bool zigzag = false;  // are tokens in zigzag order?
   /// Operations the formula needs.
   double (*flops)(const settings&, double length);
   /// What the process sends that sends most, in messages, of `processes` equal ranges.

@@ -37,12 +37,12 @@ double expected_bytes(const settings& set, const record& line) {
 std::string measured_table(const settings& set, const machine& m, const std::vector<record>& lines, bool weak) {
   std::string table = weak ? "\nWeak scaling: the sequence grows with the processes\n"
                            : "\nStrong scaling: a sequence of the same length\n";
-  table += text("%-22s %8s %9s %10s %10s %9s %8s %8s %8s %11s %11s\n", "operator", "length", "processes", "best",
+  table += text("%-28s %8s %9s %10s %10s %9s %8s %8s %8s %11s %11s\n", "operator", "length", "processes", "best",
                 "median", "Gflop/s", "of_peak", "speedup", "of ideal", "sent", "formula");
   for (const record& line : lines) {
     if (line.weak != weak) continue;
     const double faster = speedup(set, lines, line);
-    table += text("%-22s %8td %9s %10s %10s %9.1f %8.2f %8.2f %8.2f", line.of->name.c_str(), line.length,
+    table += text("%-28s %8td %9s %10s %10s %9.1f %8.2f %8.2f %8.2f", line.of->name.c_str(), line.length,
                   line.processes == 0 ? "alone" : std::to_string(line.processes).c_str(),
                   time_text(line.best()).c_str(), time_text(line.median()).c_str(), line.rate(set) * 1e-9,
                   line.rate(set) / line.parts() / m.peak_flops(), faster, faster / line.parts());
@@ -70,13 +70,13 @@ double modelled(const settings& set, const record& base, index machines) {
 std::string model_table(const settings& set, const std::vector<record>& lines) {
   std::string table = text(
       "\nA model, nothing measured: machines of one thread, each as fast as `alone` above, on a network of %g GB/s and\n"
-      "%g us. Time, and how many times as fast as one machine\n%-22s %8s", set.bandwidth, set.latency, "operator", "length");
+      "%g us. Time, and how many times as fast as one machine\n%-28s %8s", set.bandwidth, set.latency, "operator", "length");
   for (index n : machine_counts(set)) table += text(" %10td", n);
   for (const record& base : lines) {
     if (base.weak || base.processes != 0) continue;
-    table += text("\n%-22s %8.0f", base.of->name.c_str(), model_length(set, *base.of));
+    table += text("\n%-28s %8.0f", base.of->name.c_str(), model_length(set, *base.of));
     for (index n : machine_counts(set)) table += text(" %10s", time_text(modelled(set, base, n)).c_str());
-    table += text("\n%-22s %8s", "", "");
+    table += text("\n%-28s %8s", "", "");
     for (index n : machine_counts(set)) table += text(" %10.2f", modelled(set, base, 1) / modelled(set, base, n));
   }
   return table + "\n";
