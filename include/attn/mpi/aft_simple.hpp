@@ -84,7 +84,7 @@ void aft_simple(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicat
   const index batch = std::max<index>(x.q.extents[0], 0);
   const detail::process_shape own{.batch = x.q.extents[0], .heads = x.q.extents[1], .kv_heads = x.k.extents[1],
                                   .dim = x.q.extents[3], .dim_v = x.v.extents[3],
-                                  .element_bytes = detail::element_number<S>, .queries = x.q.extents[2],
+                                  .element_bytes = detail::element_code<S>, .queries = x.q.extents[2],
                                   .keys = x.k.extents[2]};
   detail::agree_on(sequence.group(), own, [&](detail::common_settings& settings) {
     const detail::validator check(sequence.group().name());

@@ -223,7 +223,7 @@ class spread_kernel_call {
     const tensor_view<const S>&q = x_.q, &k = x_.k;
     const index batch = std::max<index>(q.extent(0), 0);
     const process_shape own{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = k.extent(1), .dim = q.extent(3),
-                            .dim_v = x_.v.extent(3), .element_bytes = element_number<S>, .queries = q.extent(2),
+                            .dim_v = x_.v.extent(3), .element_bytes = element_code<S>, .queries = q.extent(2),
                             .keys = k.extent(2)};
     agree_on(sequence_.group(), own, [&](common_settings& settings) {
       const validator check(sequence_.group().name());

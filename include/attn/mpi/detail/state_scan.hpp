@@ -192,9 +192,6 @@ struct common_settings {
   }
 };
 
-template <class S>
-inline constexpr index element_number = std::same_as<S, Eigen::bfloat16> ? 3 : static_cast<index>(sizeof(S));
-
 /// Runs check(common_settings&) here, and compares with the other processes what it and `own` say: throws the same
 /// std::invalid_argument on all of them, or on none.
 template <class Check>
