@@ -39,7 +39,7 @@ void run_spread(const aft_simple_call<T>& call, const spread_sequence& sequence,
         const auto add_chunks = [&] {
           for (index head = 0; head < x.batch * x.heads; ++head)
             for (index n = head * chunks; n < (head + 1) * chunks; ++n) {
-              if (!sequence.first() || n > head * chunks) {
+              if (!sequence.key_holders().first() || n > head * chunks) {
                 if (x.causal) {
                   sums.merge(n, before.at(head));
                   std::swap_ranges(sums.at(n), sums.at(n) + x.parts(), before.at(head));
@@ -56,8 +56,8 @@ void run_spread(const aft_simple_call<T>& call, const spread_sequence& sequence,
           sequence.add_in_order(before.data, bytes, add_chunks);
           for (index n = 0; n < x.batch * x.heads * chunks; ++n)
             std::copy_n(before.at(n / chunks), x.parts(), sums.at(n));
-        } else if (sequence.holds_keys()) {
-          auto messages = sequence.chain();
+        } else if (sequence.key_holders().holds()) {
+          auto messages = sequence.key_holders().chain(sequence.group());
           messages.expect(before.data, bytes);
           messages.receive(0);
           add_chunks();
@@ -84,7 +84,7 @@ void aft_simple(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicat
   const index batch = std::max<index>(x.q.extents[0], 0);
   const detail::process_shape own{.batch = x.q.extents[0], .heads = x.q.extents[1], .kv_heads = x.k.extents[1],
                                   .dim = x.q.extents[3], .dim_v = x.v.extents[3],
-                                  .element_bytes = detail::element_number<S>, .queries = x.q.extents[2],
+                                  .element_bytes = detail::element_code<S>, .queries = x.q.extents[2],
                                   .keys = x.k.extents[2]};
   detail::agree_on(sequence.group(), own, [&](detail::common_settings& settings) {
     const detail::validator check(sequence.group().name());

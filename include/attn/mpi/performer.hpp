@@ -55,7 +55,7 @@ void prepare_spread(const performer_features<T>& features, const spread_sequence
   if (features.published) {
     features.find_maxima(exec);
     const std::vector<T> own(features.maxima, features.maxima + pairs);
-    if (sequence.first()) std::fill_n(features.maxima, pairs, -std::numeric_limits<T>::infinity());
+    if (sequence.key_holders().first()) std::fill_n(features.maxima, pairs, -std::numeric_limits<T>::infinity());
     sequence.add_in_order(features.maxima, own.size() * sizeof(T), [&] {
       for (std::size_t n = 0; n < own.size(); ++n) features.maxima[n] = std::max(features.maxima[n], own[n]);
     });

@@ -51,29 +51,39 @@ kernel_call<T> check_kernel_backward(const validator& check, const kernel_backwa
   return check_parameters<takes_features>(check, s, {}, x, options, state_step<T>{}, a.gate, complement);
 }
 
+template <class S, class T = compute_type<S>>
+kernel_backward<T> kernel_backward_of(const kernel_backward_views<S>& a, kernel_call<T>& call,
+                                      feature_map_backward<T>& back) {
+  return {.call = call, .map = back, .d_out = a.d_out, .dq = {a.dq, a.accumulate}, .dk = {a.dk, a.accumulate},
+          .dv = {a.dv, a.accumulate}, .d_gate = a.d_gate, .d_features = bool(a.d_features), .accumulate = a.accumulate};
+}
+
+/// The gradient of the features, where wanted, from those of every pair: of all that share a matrix, in order.
+template <class S, class T>
+void store_feature_gradients(const kernel_backward_views<S>& a, const kernel_call<T>& call,
+                             const kernel_sums<T>* sums) {
+  if (!a.d_features) return;
+  const auto& w = a.x.features;
+  const index each = call.heads > 0 ? call.heads / w.extent(0) : 0;
+  for (index h = 0; h < w.extent(0); ++h)
+    for (index r = 0; r < w.extent(1); ++r)
+      for (index d = 0; d < w.extent(2); ++d) {
+        T sum = T(0);
+        for (index b = 0; b < call.shape.batch; ++b)
+          for (index n = 0; n < each; ++n) sum += sums[b * call.heads + h * each + n].value(r, d);
+        store_gradient(a.d_features(h, r, d), sum, a.accumulate);
+      }
+}
+
 /// Runs a checked call.
 template <class S, class T = compute_type<S>>
 void run_kernel_backward(const kernel_backward_views<S>& a, kernel_call<T>& call, feature_map<T>& map,
                          feature_map_backward<T>& back, execution& exec) {
   call.map = &map;
-  const kernel_backward<T> one{.call = call, .map = back, .d_out = a.d_out, .dq = {a.dq, a.accumulate},
-                               .dk = {a.dk, a.accumulate}, .dv = {a.dv, a.accumulate}, .d_gate = a.d_gate,
-                               .d_features = bool(a.d_features), .accumulate = a.accumulate};
+  const auto one = kernel_backward_of(a, call, back);
   if (!one.of_queries() && !one.reverse()) return;
-  const auto& w = a.x.features;
-  backward_engine<T>{one}.run(exec, w.extent(1), [&](const kernel_sums<T>* sums) {
-    if (!one.d_features) return;
-    // Of all pairs that share a matrix, in order.
-    const index each = call.heads > 0 ? call.heads / w.extent(0) : 0;
-    for (index h = 0; h < w.extent(0); ++h)
-      for (index r = 0; r < w.extent(1); ++r)
-        for (index d = 0; d < w.extent(2); ++d) {
-          T sum = T(0);
-          for (index b = 0; b < call.shape.batch; ++b)
-            for (index n = 0; n < each; ++n) sum += sums[b * call.heads + h * each + n].value(r, d);
-          store_gradient(a.d_features(h, r, d), sum, a.accumulate);
-        }
-  });
+  backward_engine<T>{one}.run(exec, a.x.features.extent(1),
+                              [&](const kernel_sums<T>* sums) { store_feature_gradients(a, call, sums); });
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -42,7 +42,8 @@ struct kernel_scan {
   kernel_sums<T>* running = nullptr;  // of every pair: what came before, then that with what is here
   stored_sums* stored = nullptr;      // [pairs of a unit, or of `twice` units][segments]
   segment_sums* own = nullptr;        // one a worker
-  state_messages messages = sequence.chain();
+  const holder_list& holders = sequence.key_holders();
+  state_messages messages = holders.chain(sequence.group());
 
   std::size_t state_bytes() const {
     return static_cast<std::size_t>(kernel_sums<T>::count(call.map->features, call.shape.dim_v, call.log_scaled())) *
@@ -128,7 +129,7 @@ struct kernel_scan {
       const auto s = scratch(worker);
       for (index n = 0; n < all; ++n) {
         const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, keys);
-        const bool last = sequence.last() && n == all - 1;
+        const bool last = holders.last() && n == all - 1;
         const T decay =
             call.attend_segment(b, pair % call.heads, begin, end, last, s, running[pair], x.own, x.total);
         if (!last) call.add_segment(running[pair], decay, x.own, s);
@@ -140,9 +141,9 @@ struct kernel_scan {
   }
 
   void run_causal() {
-    if (!sequence.holds_keys()) return;
+    if (!holders.holds()) return;
     for (index u = 0; u < twice; ++u) sum_up(u);
-    const index first = std::min(sequence.place(), twice);
+    const index first = std::min(holders.place, twice);
     for (index u = 0; u < first; ++u) attend_stored(u);
     for (index u = twice; u < units; ++u) attend_and_sum_up(u);
     for (index u = first; u < twice; ++u) attend_stored(u);
@@ -150,9 +151,9 @@ struct kernel_scan {
   }
 
   void run_bidirectional() {
-    for (index u = 0; u < units && sequence.holds_keys(); ++u) sum_up(u);
+    for (index u = 0; u < units && holders.holds(); ++u) sum_up(u);
     messages.finish();
-    auto totals = sequence.tree();
+    auto totals = holders.tree(sequence.group());
     for (index pair = 0; pair < pairs; ++pair) totals.expect(running[pair].values, state_bytes());
     for (index pair = 0; pair < pairs; ++pair) {
       totals.receive(pair);
@@ -191,7 +192,7 @@ struct kernel_scan {
     const bool share = threads > 1 && pairs < 2 * threads && pairs % threads != 0;
     unit = std::min(share ? pairs : threads, pairs);
     units = unit > 0 ? (pairs + unit - 1) / unit : 0;
-    twice = share ? units : sequence.last() ? 0 : std::min(units, sequence.holders() - 1);
+    twice = share ? units : holders.last() ? 0 : std::min(units, holders.count() - 1);
     exec.shared_scratch([&](arena& memory) {
       layout(memory);
       return 0;
@@ -223,7 +224,7 @@ class spread_kernel_call {
     const tensor_view<const S>&q = x_.q, &k = x_.k;
     const index batch = std::max<index>(q.extent(0), 0);
     const process_shape own{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = k.extent(1), .dim = q.extent(3),
-                            .dim_v = x_.v.extent(3), .element_bytes = element_number<S>, .queries = q.extent(2),
+                            .dim_v = x_.v.extent(3), .element_bytes = element_code<S>, .queries = q.extent(2),
                             .keys = k.extent(2)};
     agree_on(sequence_.group(), own, [&](common_settings& settings) {
       const validator check(sequence_.group().name());

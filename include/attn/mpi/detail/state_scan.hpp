@@ -54,6 +54,34 @@ inline state_messages tree_from(int root, const process_group& group) {
   return {group, place == 0 ? state_messages::none : ((place & (place - 1)) + root) % size, std::move(to)};
 }
 
+/// Those of the processes that hold some of the tokens.
+struct holder_list {
+  std::vector<int> list;
+  index place = -1;  // of this process among them
+
+  holder_list(const sequence_split& split, int rank) {
+    for (int p = 0; p < split.processes(); ++p)
+      if (split.length(p) > 0) {
+        if (p == rank) place = static_cast<index>(list.size());
+        list.push_back(p);
+      }
+  }
+  index count() const { return static_cast<index>(list.size()); }
+  bool holds() const { return place >= 0; }
+  bool first() const { return place == 0; }
+  bool last() const { return place == count() - 1; }
+
+  /// From each to the next one, or the one before.
+  state_messages chain(const process_group& group, bool reverse = false) const {
+    const int before = place > 0 ? list[static_cast<std::size_t>(place - 1)] : state_messages::none,
+              next = holds() && !last() ? list[static_cast<std::size_t>(place + 1)] : state_messages::none,
+              to = reverse ? before : next;
+    return {group, reverse ? next : before, to == state_messages::none ? std::vector<int>{} : std::vector<int>{to}};
+  }
+  /// From the last one, which has the sum of all, to every process.
+  state_messages tree(const process_group& group) const { return tree_from(list.empty() ? 0 : list.back(), group); }
+};
+
 /// A sequence of which each process holds the tokens of one range, in the order of their ranks; and the true lengths of
 /// its batch items, of which each process has a part.
 class spread_sequence {
@@ -62,13 +90,9 @@ class spread_sequence {
       : group_(name, communicator),
         gathered_(group_.all_gather(std::array<index, 2>{std::max<index>(queries, 0), std::max<index>(keys, 0)})),
         queries_(column(0), false),
-        keys_(column(1), false) {
-    for (int p = 0; p < group_.size(); ++p)
-      if (keys_.length(p) > 0) {
-        if (p == group_.rank()) place_ = static_cast<index>(holders_.size());
-        holders_.push_back(p);
-      }
-  }
+        keys_(column(1), false),
+        query_holders_(queries_, group_.rank()),
+        key_holders_(keys_, group_.rank()) {}
 
   const process_group& group() const { return group_; }
   index whole_queries() const { return queries_.tokens(); }
@@ -86,9 +110,15 @@ class spread_sequence {
   /// Those of this process.
   const std::vector<index>& own_queries() const { return own_queries_; }
   const std::vector<index>& own_keys() const { return own_keys_; }
+  /// Those of the whole.
+  index queries(index b) const { return whole_.queries(b); }
   index keys(index b) const { return whole_.keys(b); }
-  /// Does batch item b have keys before those of this process?
+  /// Does batch item b have keys, or queries, before those of this process; has it keys after them?
   bool has_earlier_keys(index b) const { return keys(b) > 0 && keys_.of(group_.rank())[0].begin > 0; }
+  bool has_earlier_queries(index b) const { return queries(b) > 0 && queries_.of(group_.rank())[0].begin > 0; }
+  bool has_later_keys(index b) const {
+    return keys(b) > keys_.of(group_.rank())[0].begin + keys_.length(group_.rank());
+  }
 
   /// Throws, on every process alike, unless the keys between a query's position and the end of an earlier process are
   /// on the query's own process.
@@ -106,36 +136,22 @@ class spread_sequence {
       }
   }
 
-  /// Is this process one of those that hold keys, the first of them, the last?
-  bool holds_keys() const { return place_ >= 0; }
-  index holders() const { return static_cast<index>(holders_.size()); }
-  index place() const { return place_; }
-  bool first() const { return place_ == 0; }
-  bool last() const { return place_ == holders() - 1; }
-
-  /// From each process that holds keys to the next one.
-  state_messages chain() const {
-    const auto at = static_cast<std::size_t>(std::max<index>(place_, 0));
-    std::vector<int> to;
-    if (holds_keys() && !last()) to.push_back(holders_[at + 1]);
-    return {group_, place_ > 0 ? holders_[at - 1] : state_messages::none, std::move(to)};
-  }
-  /// From the last process that holds keys, which has the sum of all, to every one.
-  state_messages tree() const { return tree_from(holders_.empty() ? 0 : holders_.back(), group_); }
+  const holder_list& query_holders() const { return query_holders_; }
+  const holder_list& key_holders() const { return key_holders_; }
 
   /// The state of `bytes` bytes becomes the sum over all processes on every one of them: add() adds what this process
   /// has to what came before it.
   template <class Add>
   void add_in_order(void* state, std::size_t bytes, const Add& add) const {
-    if (holds_keys()) {
-      auto messages = chain();
+    if (key_holders_.holds()) {
+      auto messages = key_holders_.chain(group_);
       messages.expect(state, bytes);
       messages.receive(0);
       add();
       messages.send(state, bytes);
       messages.finish();
     }
-    auto messages = tree();
+    auto messages = key_holders_.tree(group_);
     messages.expect(state, bytes);
     messages.receive(0);
     messages.send(state, bytes);
@@ -157,8 +173,7 @@ class spread_sequence {
   sequence_split queries_, keys_;
   sequence_lengths whole_{};
   std::vector<index> own_queries_, own_keys_;
-  std::vector<int> holders_;
-  index place_ = -1;
+  holder_list query_holders_, key_holders_;
 };
 
 /// Numbers that must be the same on all processes; there may be more of them than places.
@@ -191,9 +206,6 @@ struct common_settings {
     for (int axis = 0; axis < 3; ++axis) add(static_cast<double>(x.extent(axis)));
   }
 };
-
-template <class S>
-inline constexpr index element_number = std::same_as<S, Eigen::bfloat16> ? 3 : static_cast<index>(sizeof(S));
 
 /// Runs check(common_settings&) here, and compares with the other processes what it and `own` say: throws the same
 /// std::invalid_argument on all of them, or on none.

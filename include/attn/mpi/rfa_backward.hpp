@@ -1,0 +1,71 @@
+// attn: the gradients of random feature attention over a sequence that several processes hold.
+//
+//   attn::mpi::rfa_backward(q, k, v, features, d_out, {.q = dq, .k = dk, .v = dv, .features = dw}, MPI_COMM_WORLD,
+//                           {.causal = true, .gate = g}, threads);
+//
+// Every process gives its own tokens, as to mpi/rfa.hpp, and gets their gradients: together what rfa_backward
+// (rfa_backward.hpp) gives on the whole; and the gradient of the features, which is the same on all processes. Two scans
+// of states: the sums of keys S, z, and from the other end those of queries.
+//
+// Bits     Those of rfa_backward in one process, on any number of processes, where every range of keys, and not causal
+//          every range of queries, begins at a multiple of 1024 tokens; elsewhere, and of features, the same to rounding.
+// Shapes   as for rfa_backward, with the tokens of this process; ranges and options as for mpi/rfa.hpp. All processes
+//          want the same gradients.
+// Cost     The operations of rfa_backward, shared, and those of the sums of keys once more; causal, P - 1 of the B Hkv
+//          heads once more by half.
+// Sent     What mpi/rfa.hpp sends, and as much again for the queries, from each process to the one before it; if not
+//          causal, to the next one, and to all by a tree. Then m D numbers for each head of sums, to the next process
+//          and to all by a tree, if the gradient of the features is wanted.
+// Memory   Scratch of rfa_backward per thread, and two states, and those of all segments of 1024 tokens; causal, of P - 1
+//          heads twice, a head a thread.
+// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. Threads do not share a head.
+// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/rfa.hpp does, and for
+//          gradients of what was not given or that share memory with an input or one another.
+#pragma once
+
+#include <attn/kernel/rfa_backward.hpp>
+#include <attn/mpi/detail/kernel_scan_backward.hpp>
+
+namespace attn::inline ATTN_ISA {
+namespace detail {
+
+template <class S, class T = compute_type<S>>
+void run_spread_rfa_backward(MPI_Comm communicator, const kernel_backward_views<S>& views,
+                             const rfa_options<S>& options, execution& exec) {
+  spread_kernel_call<S> spread("mpi::rfa_backward", communicator, views.x);
+  kernel_call<T> call = spread.check(
+      options, options.gate, [&](const validator& check, const rfa_options<S>& own, common_settings& settings) {
+        const kernel_call<T> checked = check_kernel_backward<true>(check, views, own, true);
+        check_finite(check, "norm_eps", static_cast<double>(options.norm_eps));
+        settings.add(static_cast<double>(options.norm_eps));
+        add_wanted(settings, views);
+        return checked;
+      });
+  rfa_features<T> features(call, options.norm_eps);
+  rfa_features_backward<T> back(features);
+  run_spread_backward(spread.sequence(), views, call, features, back, exec, [&] { features.prepare(exec); });
+}
+
+}  // namespace detail
+
+namespace mpi {
+
+/// The gradients of rfa; options and execution may each be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable D, class Features,
+          class Options = rfa_options<element_of<const Q&>>>
+void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, const D& d_out,
+                  const rfa_gradients<element_of<const Q&>>& gradients, MPI_Comm communicator, Options&& options = {},
+                  execution_ref exec = {}) {
+  namespace detail = attn::detail;
+  using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<rfa_options<S>>(options);
+  auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
+  views.x = detail::with_features(views.x, features);
+  views.d_features = gradients.features;
+  views.gate_name = "gate", views.of_gate = "the gradient of gate";
+  views.gate = given.gate, views.d_gate = gradients.gate;
+  detail::run_spread_rfa_backward<S>(communicator, views, given, detail::execution_of(exec, options));
+}
+
+}  // namespace mpi
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,182 @@
+// attn::mpi::linear_backward against linear_backward on the whole sequence: options, splits, types, what is refused.
+#include <attn/mpi/linear_backward.hpp>
+
+#include "mpi/spread.hpp"
+
+namespace testing {
+namespace {
+
+constexpr index segment = 1024;
+
+struct problem {
+  index tokens = 3 * segment + 300, batch = 2, heads = 4, kv_heads = 2;
+  tensor<double> q = random_normal(1, batch, heads, tokens, 9), k = random_normal(2, batch, kv_heads, tokens, 9),
+                 v = random_normal(3, batch, kv_heads, tokens, 5), d_out = random_normal(4, batch, heads, tokens, 5);
+};
+
+template <class S>
+constexpr double bound = std::is_same_v<S, double> ? 1e-12 : std::is_same_v<S, float> ? 1e-5 : 0x1p-7;
+
+template <class T>
+tensor<T> random_decay(index heads, index tokens) {
+  random_source random(5);
+  tensor<T> gates(2, heads, tokens, 1);
+  for (T& g : gates.data) g = static_cast<T>(1 - 0.1 * random.uniform());
+  return gates;
+}
+template <class T>
+auto row_view(T& x) {
+  return attn::tensor_view<std::remove_pointer_t<decltype(x.data.data())>, 3>(x.data.data(),
+                                                                              {x.batch(), x.heads(), x.length()});
+}
+
+template <class S>
+struct gradients {
+  tensor<S> q, k, v;
+  tensor<attn::compute_type<S>> decay;
+};
+
+struct case_options {
+  index decay_heads = 0;
+  bool of_q = true, of_keys = true, accumulate = false;
+  int threads = 1;
+};
+
+template <class S>
+void check(const problem& p, attn::linear_options<S> options, const case_options& c = {}) {
+  using T = attn::compute_type<S>;
+  const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v), d_out = cast<S>(p.d_out);
+  const auto decay = random_decay<T>(c.decay_heads, p.tokens);
+  const auto run = [&](const tensor<S>& q_, const tensor<S>& k_, const tensor<S>& v_, const tensor<S>& d_,
+                       const tensor<T>& decay_, const auto& call) {
+    gradients<S> g{tensor<S>(p.batch, p.heads, c.of_q ? q_.length() : 0, 9, S(rubbish)),
+                   tensor<S>(p.batch, p.kv_heads, k_.length(), 9, S(rubbish)),
+                   tensor<S>(p.batch, p.kv_heads, k_.length(), 5, S(rubbish)),
+                   tensor<T>(p.batch, c.decay_heads, k_.length(), 1, T(rubbish))};
+    attn::linear_gradients<S> wanted{.accumulate = c.accumulate};
+    if (c.of_q) wanted.q = view_of(g.q);
+    if (c.of_keys) wanted.k = view_of(g.k), wanted.v = view_of(g.v);
+    if (c.decay_heads > 0) options.decay = row_view(decay_), wanted.decay = row_view(g.decay);
+    call(view_of(q_), view_of(k_), view_of(v_), view_of(d_), wanted);
+    return g;
+  };
+  const gradients<S> all = run(q, k, v, d_out, decay, [&](const auto&... x) { attn::linear_backward(x..., options); });
+  int number = 0;
+  for (const own_range& r : splits(p.tokens, segment)) {
+    CAPTURE(number++, r.begin, r.length, r.aligned);
+    const auto own = [&](const auto& x) { return rows(x, r.begin, x.length() > 0 ? r.length : 0); };
+    attn::execution exec(c.threads, 0);
+    const gradients<S> g = run(own(q), own(k), own(v), own(d_out), own(decay), [&](const auto&... x) {
+      attn::mpi::linear_backward(x..., MPI_COMM_WORLD, options, exec);
+    });
+    if (r.aligned) {
+      CHECK(g.q == own(all.q));
+      CHECK(g.k == own(all.k));
+      CHECK(g.v == own(all.v));
+      CHECK(g.decay == own(all.decay));
+    } else {
+      CHECK(relative_error(g.q, own(all.q)) <= bound<S>);
+      CHECK(relative_error(g.k, own(all.k)) <= bound<S>);
+      CHECK(relative_error(g.v, own(all.v)) <= bound<S>);
+      CHECK(relative_error(g.decay, own(all.decay)) <= 10 * bound<S>);  // differences of sums
+    }
+  }
+}
+
+TEST_CASE("mpi linear_backward: options", "[linear_backward]") {
+  const problem p;
+  for (bool causal : {false, true})
+    for (bool padded : {false, true}) {
+      const std::vector<index> lengths = {p.tokens - 700, causal ? 0 : 1500};
+      CAPTURE(causal, padded);
+      attn::linear_options<float> options{.causal = causal, .eps = 0.25f, .normalise = !padded};
+      if (padded) options.lengths = lengths;
+      check<float>(p, options, {.accumulate = padded});
+      if (causal) check<float>(p, options, {.decay_heads = padded ? 2 : 4, .accumulate = padded});
+    }
+}
+
+TEST_CASE("mpi linear_backward: some of the gradients", "[linear_backward]") {
+  const problem p;
+  for (bool causal : {false, true}) {
+    check<float>(p, {.causal = causal}, {.of_keys = false});
+    check<float>(p, {.causal = causal}, {.of_q = false});
+  }
+}
+
+TEST_CASE("mpi linear_backward: element types", "[linear_backward]") {
+  const problem p;
+  for (bool causal : {false, true}) {
+    check<double>(p, {.causal = causal});
+    check<Eigen::bfloat16>(p, {.causal = causal});
+  }
+}
+
+TEST_CASE("mpi linear_backward: threads within the processes", "[linear_backward]") {
+  const problem p;
+  for (bool causal : {false, true}) check<float>(p, {.causal = causal}, {.threads = 3});
+}
+
+TEST_CASE("mpi linear_backward: fewer queries than keys", "[linear_backward]") {
+  const problem p;
+  const index more = 1500, count = p.tokens - more, begin = std::min(process() * segment, p.tokens),
+              end = process() == processes() - 1 ? p.tokens : std::min(begin + segment, p.tokens);
+  for (bool causal : {false, true}) {
+    // Causal queries are those of the last keys; others are split at whole segments, too, for the sake of bits.
+    const index first = causal ? std::max<index>(begin - more, 0) : std::min(begin, count),
+                last = causal ? std::max<index>(end - more, 0)
+                              : process() == processes() - 1 ? count : std::min(end, count);
+    const auto q = rows(cast<float>(p.q), 0, count), d_out = rows(cast<float>(p.d_out), 0, count), k = cast<float>(p.k),
+               v = cast<float>(p.v);
+    tensor<float> dq = q, dk = k, dv = v;
+    attn::linear_backward(view_of(q), view_of(k), view_of(v), view_of(d_out),
+                          {.q = view_of(dq), .k = view_of(dk), .v = view_of(dv)}, {.causal = causal});
+    const auto own_q = rows(q, first, last - first), own_d = rows(d_out, first, last - first),
+               own_k = rows(k, begin, end - begin), own_v = rows(v, begin, end - begin);
+    tensor<float> gq = own_q, gk = own_k, gv = own_v;
+    attn::mpi::linear_backward(view_of(own_q), view_of(own_k), view_of(own_v), view_of(own_d),
+                               {.q = view_of(gq), .k = view_of(gk), .v = view_of(gv)}, MPI_COMM_WORLD,
+                               {.causal = causal});
+    CHECK(gq == rows(dq, first, last - first));
+    CHECK(gk == rows(dk, begin, end - begin));
+    CHECK(gv == rows(dv, begin, end - begin));
+  }
+}
+
+TEST_CASE("mpi linear_backward: no bit depends on padding", "[linear_backward]") {
+  problem p;
+  const std::vector<index> lengths = {1700, 3100};
+  for (index b : {0, 1})
+    for (tensor<double>* x : {&p.q, &p.k, &p.v, &p.d_out})
+      for (index h = 0; h < x->heads(); ++h)
+        for (index i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
+          for (index d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+  for (bool causal : {false, true}) check<float>(p, {.causal = causal, .lengths = lengths});
+}
+
+TEST_CASE("mpi linear_backward: what is refused, is refused by all", "[linear_backward]") {
+  const bool last = process() == processes() - 1;
+  const tensor<float> x(1, 2, 10, 4, 1);
+  tensor<float> dq(1, 2, 10, 4, rubbish), dk = dq, short_dk(1, 2, 9, 4, rubbish);
+  const auto refused = [&](const attn::linear_gradients<float>& wanted, const attn::linear_options<float>& options) {
+    return refusal_of_all("mpi::linear_backward", [&] {
+      attn::mpi::linear_backward(view_of(x), view_of(x), view_of(x), view_of(x), wanted, MPI_COMM_WORLD, options);
+    });
+  };
+  const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  CHECK(contains(refused({.q = view_of(dq), .k = view_of(last ? short_dk : dk)}, {}), "the gradient of k"));
+  CHECK(contains(refused({.q = view_of(dq), .k = view_of(last ? dq : dk)}, {}), "in separate memory"));
+  tensor<float> decay(1, 2, 10, 1);
+  CHECK(contains(refused({.q = view_of(dq), .decay = row_view(decay)}, {}), "decay"));
+  if (processes() > 1) {
+    attn::linear_gradients<float> some{.q = view_of(dq)};
+    if (last) some.k = view_of(dk);
+    CHECK(contains(refused(some, {}), "the same options on all processes"));
+    CHECK(contains(refused({.q = view_of(dq)}, {.causal = last}), "the same options on all processes"));
+  }
+  CHECK(dq == tensor<float>(1, 2, 10, 4, rubbish));
+  CHECK(dk == dq);
+}
+
+}  // namespace
+}  // namespace testing
