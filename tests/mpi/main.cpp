@@ -94,6 +94,10 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &processes);
   if (provided < MPI_THREAD_FUNNELED) end_job("expected MPI_THREAD_FUNNELED; MPI provides less");
 
+  // An mpiexec of another MPI than the program's starts programs that know nothing of each other.
+  if (const char* wanted = std::getenv("ATTN_TEST_PROCESSES"); wanted && std::atoi(wanted) != processes)
+    end_job(std::string("expected ") + wanted + " processes; mpiexec and the program are of different MPIs");
+
   const char* seconds = std::getenv("ATTN_TEST_SECONDS");
   std::signal(SIGALRM, time_is_up);
   alarm(seconds ? static_cast<unsigned>(std::atoi(seconds)) : 100);
