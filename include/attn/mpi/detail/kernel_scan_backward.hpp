@@ -279,13 +279,6 @@ struct kernel_scan_backward {
     const process_group& group = sequence.group();
     const index each = sums_type::count(feature_rows, shape.dim, false);
     std::vector<T> sums(static_cast<std::size_t>(pairs * each));
-    const auto pass_on = [&](state_messages messages, const auto& add) {
-      messages.expect(sums.data(), sums.size() * sizeof(T));
-      messages.receive(0);
-      add();
-      messages.send(sums.data(), sums.size() * sizeof(T));
-      messages.finish();
-    };
     const auto each_number = [&](const auto& body) {
       for (index pair = 0; pair < pairs; ++pair)
         for (index n = 0; n < each; ++n)
@@ -293,9 +286,10 @@ struct kernel_scan_backward {
     };
     std::vector<int> next;
     if (group.rank() + 1 < group.size()) next.push_back(group.rank() + 1);
-    pass_on(state_messages(group, group.rank() - 1, next),
+    const std::size_t bytes = sums.size() * sizeof(T);
+    pass_on(state_messages(group, group.rank() - 1, next), sums.data(), bytes,
             [&] { each_number([](T& sum, const T& own) { sum += own; }); });
-    pass_on(tree_from(group.size() - 1, group), [] {});
+    pass_on(tree_from(group.size() - 1, group), sums.data(), bytes, [] {});
     each_number([](const T& sum, T& own) { own = sum; });
   }
 
