@@ -15,8 +15,8 @@
 //          thirds of what that sends.
 // Memory   As aft_simple_backward, and two states.
 // Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/aft_simple.hpp does,
-//          and for gradients that share memory with an input or one another.
+// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/aft_simple.hpp
+//          does, and for gradients that share memory with an input or one another.
 #pragma once
 
 #include <attn/aft/aft_simple_backward.hpp>
