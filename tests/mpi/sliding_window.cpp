@@ -131,6 +131,19 @@ TEST_CASE("mpi::sliding_window: the bits of one process where ranges begin at it
   }
 }
 
+// Most queries read the keys in place, and the others' are gathered on both sides.
+TEST_CASE("mpi::sliding_window: long ranges", "[sliding_window]") {
+  for (spread how : {spread::even, spread::uneven, spread::every_second})
+    for (bool causal : {false, true})
+      for (globals positions : {globals::none, globals::some})
+        for (index keys : {3000, 2500}) {
+          check<float>({{.causal = causal, .terms = true, .score = true, .queries = 3000, .keys = keys},
+                        {.left = 20, .right = 6, .dilation = {3}, .positions = positions}}, how);
+          check<float>({{.causal = causal, .queries = keys, .keys = 3000},
+                        {.left = 300, .right = 200, .positions = positions}}, how);
+        }
+}
+
 TEST_CASE("mpi::sliding_window: the bits do not depend on threads", "[sliding_window]") {
   const window_problem<float> p({.causal = true, .terms = true, .queries = 700, .keys = 700},
                                 {.left = 60, .right = 0, .positions = globals::some});

@@ -12,12 +12,14 @@
 //          and values that its queries' windows reach beyond its own, B Hkv (D + Dv) elements each, from the processes that
 //          have them, and no others but the global ones. A global query, B H D elements, goes to every process with keys,
 //          which sends back B H (Dv + 1) numbers of the compute type; and each process sends (P - 1) descriptions of the
-//          call of some 500 bytes. Memory: the keys and values its queries see by window, those of its own that others want,
-//          and the scratch of sliding_window; with global keys beyond the window two copies of out in the compute type;
-//          B H (D + P Dv) numbers for every global query.
+//          call of some 500 bytes. Memory: the keys and values that queries see whose windows reach beyond its own, and up to
+//          1920 queries more on each side (with global positions: all queries); those of its own that others want; the
+//          scratch of sliding_window; with global keys beyond the windows two copies of out in the compute type; B H (D +
+//          P Dv) numbers for every global query.
 // Result   To rounding that of sliding_window on the whole, the same bits in every run and for any number of threads.
 //          The very bits of sliding_window on one process, and on any number without dilation and global positions where
-//          Lq = Lk and every range begins at a multiple of 96 ceil(clamp(left + right, 384, 1920) / 96) tokens.
+//          Lq = Lk and every range begins at a multiple of 96 ceil(clamp(left + right, 384, 1920) / 96) tokens (right
+//          counts as 0 where causal).
 // Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. No other message with the tags 0 and 1
 //          may be under way on the communicator.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do

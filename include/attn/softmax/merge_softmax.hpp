@@ -41,9 +41,16 @@ void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<elemen
         const T highest = std::max(mine, theirs), own = std::exp(mine - highest), others = std::exp(theirs - highest);
         const T sum = own + others;
         lse(b, h, i) = highest + std::log(sum);
-        for (index d = 0; d < into.extent(3); ++d)
-          into(b, h, i, d) = static_cast<S>(
-              (static_cast<T>(into(b, h, i, d)) * own + static_cast<T>(from(b, h, i, d)) * others) / sum);
+        const auto merged = [&](S x, S y) {
+          return static_cast<S>((static_cast<T>(x) * own + static_cast<T>(y) * others) / sum);
+        };
+        S* const x = detail::head_of(into, b, h).row(i);
+        const S* const y = detail::head_of(from, b, h).row(i);
+        const index stride = into.stride(3), other_stride = from.stride(3);
+        if (stride == 1 && other_stride == 1)
+          for (index d = 0; d < into.extent(3); ++d) x[d] = merged(x[d], y[d]);
+        else
+          for (index d = 0; d < into.extent(3); ++d) x[d * stride] = merged(x[d * stride], y[d * other_stride]);
       }
 }
 

@@ -253,12 +253,17 @@ void check_window_options(const validator& check, const attention_shape& shape, 
                  {"k_global length = key length", shape.keys, globals.keys}});
 }
 
-/// Longer windows take longer chunks: what a chunk packs and its neighbours pack again stays below twice its own.
+/// Queries of a chunk. Longer windows take longer chunks: what a chunk packs and its neighbours pack again stays below
+/// twice its own.
+inline index window_chunk(index left, index right) {
+  constexpr index most = 20 * max_rows;
+  return round_up(std::clamp<index>(std::min(left, most) + std::min(right, most), 4 * max_rows, most), max_rows);
+}
+
 template <class S, class Score>
 void attend_window(const softmax_call<S, Score>& in, const sliding_window_options<S>& options) {
   const window_sets sets = window_sets::of(in.shape, options);
-  const index chunk = round_up(std::clamp<index>(sets.left + sets.right, 4 * max_rows, 20 * max_rows), max_rows);
-  window_call<S, Score>{sets, in, options, chunk}.run();
+  window_call<S, Score>{sets, in, options, window_chunk(sets.left, sets.right)}.run();
 }
 
 }  // namespace detail

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <attn/core/detail/tile_product.hpp>
+#include <attn/core/execution.hpp>
 #include <attn/core/tensor.hpp>
 #include <attn/mpi/detail/ranges.hpp>
 
@@ -21,16 +22,22 @@ struct block_call {
   index first_position = 0;      // of the queries, among these keys
   index shift = 0;               // position in the whole sequence = position in this call + shift
   bool causal = false;
+  std::size_t range = 0;    // of the queries' process: its first or second
+  bool whole_range = true;  // are they all queries of it?
 };
 
-/// body(block_call) for what the queries `q` see of the keys `k`; row i of the whole sequence is at position i + shift.
+/// body(block_call) for what the queries of range `q` see of the keys `k`; row i of the whole sequence is at position
+/// i + shift.
 template <class Body>
-void for_each_block(const sequence_range& q, const sequence_range& k, index shift, bool causal, const Body& body) {
+void for_each_block(const sequence_range& q, std::size_t range, const sequence_range& k, index shift, bool causal,
+                    const Body& body) {
   const index position = q.begin + shift - k.begin;  // of the first query among these keys
   const index hidden = causal ? std::clamp(-position, index(0), q.length) : 0;  // queries before all of them
   const index rows = q.length - hidden, first = position + hidden;
   if (rows > 0 && k.length > 0)
-    body(block_call{q.local + hidden, rows, k.local, k.length, first, k.begin, causal && first < k.length - 1});
+    body(block_call{.query = q.local + hidden, .queries = rows, .key = k.local, .keys = k.length,
+                    .first_position = first, .shift = k.begin, .causal = causal && first < k.length - 1,
+                    .range = range, .whole_range = hidden == 0});
 }
 
 /// Key heads taken at a time, between two looks at the messages: about a millisecond of work, at least one. The same on
@@ -42,42 +49,49 @@ inline index heads_of_piece(index kv_heads, double operations) {
 
 /// Memory for the keys and values, or their gradients, of any one process: head after head, so that heads travel alone.
 template <class E>
-class key_buffer {
- public:
+struct key_buffer {
+  index batch = 0, heads = 0, dim = 0, dim_v = 0, most = 0;
+  E *k = nullptr, *v = nullptr;
+
   /// k and v have the extents of any process; `most` are the keys of the one that has most.
-  key_buffer(const std::array<index, 4>& k, const std::array<index, 4>& v, index most)
-      : batch_(k[0]), heads_(k[1]), dim_(k[3]), dim_v_(v[3]),
-        keys_(static_cast<std::size_t>(heads_ * head_size(most, dim_))),
-        values_(static_cast<std::size_t>(heads_ * head_size(most, dim_v_))) {}
+  static key_buffer layout(arena& memory, const std::array<index, 4>& k, const std::array<index, 4>& v, index most) {
+    E* const keys = memory.allocate<E>(k[0] * k[1] * most * k[3]);
+    return {k[0], k[1], k[3], v[3], most, keys, memory.allocate<E>(k[0] * k[1] * most * v[3])};
+  }
 
-  tensor_view<E> keys(index n) { return view(keys_.data(), n, dim_); }
-  tensor_view<E> values(index n) { return view(values_.data(), n, dim_v_); }
+  tensor_view<E> keys(index n) const { return view(k, n, dim); }
+  tensor_view<E> values(index n) const { return view(v, n, dim_v); }
 
-  void clear() {
-    std::fill(keys_.begin(), keys_.end(), E(0));
-    std::fill(values_.begin(), values_.end(), E(0));
+  void clear() const {
+    std::fill_n(k, heads * head_size(most, dim), E(0));
+    std::fill_n(v, heads * head_size(most, dim_v), E(0));
   }
   void send(message_list& messages, index n, index head, index count, int to, int tag, MPI_Comm comm) const {
-    messages.send(keys_.data() + head * head_size(n, dim_), bytes(n, dim_, count), to, tag, comm);
-    messages.send(values_.data() + head * head_size(n, dim_v_), bytes(n, dim_v_, count), to, tag, comm);
+    messages.send(k + head * head_size(n, dim), bytes(n, dim, count), to, tag, comm);
+    messages.send(v + head * head_size(n, dim_v), bytes(n, dim_v, count), to, tag, comm);
   }
-  void receive(message_list& messages, index n, index head, index count, int from, int tag, MPI_Comm comm) {
-    messages.receive(keys_.data() + head * head_size(n, dim_), bytes(n, dim_, count), from, tag, comm);
-    messages.receive(values_.data() + head * head_size(n, dim_v_), bytes(n, dim_v_, count), from, tag, comm);
+  void receive(message_list& messages, index n, index head, index count, int from, int tag, MPI_Comm comm) const {
+    messages.receive(k + head * head_size(n, dim), bytes(n, dim, count), from, tag, comm);
+    messages.receive(v + head * head_size(n, dim_v), bytes(n, dim_v, count), from, tag, comm);
   }
 
  private:
-  index head_size(index n, index dim) const { return batch_ * n * dim; }
-  std::size_t bytes(index n, index dim, index count) const {
-    return static_cast<std::size_t>(count * head_size(n, dim)) * sizeof(E);
+  index head_size(index n, index width) const { return batch * n * width; }
+  std::size_t bytes(index n, index width, index count) const {
+    return static_cast<std::size_t>(count * head_size(n, width)) * sizeof(E);
   }
-  tensor_view<E> view(E* data, index n, index dim) const {
-    return {data, {batch_, heads_, n, dim}, {n * dim, head_size(n, dim), dim, 1}};
+  tensor_view<E> view(E* data, index n, index width) const {
+    return {data, {batch, heads, n, width}, {n * width, head_size(n, width), width, 1}};
   }
-
-  index batch_, heads_, dim_, dim_v_;
-  std::vector<E> keys_, values_;
 };
+
+/// Two of them: one that is here, one that arrives; on one process none does.
+template <class E>
+std::array<key_buffer<E>, 2> layout_key_buffers(arena& memory, const std::array<index, 4>& k,
+                                                const std::array<index, 4>& v, const sequence_split& split) {
+  const auto here = key_buffer<E>::layout(memory, k, v, split.most());
+  return {here, key_buffer<E>::layout(memory, k, v, split.processes() > 1 ? split.most() : 0)};
+}
 
 /// body(b, h, i) for every row of a view of four axes.
 template <class T, class Body>
@@ -89,8 +103,14 @@ void for_each_row(const tensor_view<T>& x, const Body& body) {
 
 template <class S, class E>
 void copy_elements(const tensor_view<S>& from, const tensor_view<E>& to) {
+  const index count = to.extent(3), stride = from.stride(3), to_stride = to.stride(3);
   for_each_row(to, [&](index b, index h, index i) {
-    for (index d = 0; d < to.extent(3); ++d) to(b, h, i, d) = static_cast<E>(from(b, h, i, d));
+    const S* const x = head_of(from, b, h).row(i);
+    E* const y = head_of(to, b, h).row(i);
+    if (stride == 1 && to_stride == 1)
+      for (index d = 0; d < count; ++d) y[d] = static_cast<E>(x[d]);
+    else
+      for (index d = 0; d < count; ++d) y[d * to_stride] = static_cast<E>(x[d * stride]);
   });
 }
 
@@ -103,9 +123,8 @@ class travelling_keys {
   };
 
   travelling_keys(const process_group& group, const sequence_split& split, const tensor_view<const S>& k,
-                  const tensor_view<const S>& v)
-      : group_(group), split_(split), heads_(k.extent(1)), buffers_{key_buffer<S>(k.extents(), v.extents(), split.most()),
-        key_buffer<S>(k.extents(), v.extents(), group.size() > 1 ? split.most() : 0)} {
+                  const tensor_view<const S>& v, const std::array<key_buffer<S>, 2>& buffers)
+      : group_(group), split_(split), heads_(k.extent(1)), buffers_(buffers) {
     const views own = here();
     copy_elements(k, own.k);
     copy_elements(v, own.v);
@@ -118,15 +137,15 @@ class travelling_keys {
   bool last() const { return step_ + 1 == group_.size(); }
   views here() {
     const index n = split_.length(source());
-    return {current().keys(n), current().values(n)};
+    return {buffer(step_).keys(n), buffer(step_).values(n)};
   }
 
   /// Begins to send them on and to receive the next.
   void begin_step() {
     if (last()) return;
-    buffers_[(step_ + 1) % 2].receive(messages_, split_.length(source_of(step_ + 1)), 0, heads_, group_.before(), 0,
-                                      group_.get());
-    current().send(messages_, split_.length(source()), 0, heads_, group_.next(), 0, group_.get());
+    buffer(step_ + 1).receive(messages_, split_.length(source_of(step_ + 1)), 0, heads_, group_.before(), 0,
+                              group_.get());
+    buffer(step_).send(messages_, split_.length(source()), 0, heads_, group_.next(), 0, group_.get());
   }
   void progress() { messages_.progress(); }
   void end_step() {
@@ -135,12 +154,12 @@ class travelling_keys {
   }
 
  private:
-  key_buffer<S>& current() { return buffers_[step_ % 2]; }
+  const key_buffer<S>& buffer(int step) const { return buffers_[static_cast<std::size_t>(step % 2)]; }
 
   const process_group& group_;
   const sequence_split& split_;
   index heads_;
-  key_buffer<S> buffers_[2];
+  std::array<key_buffer<S>, 2> buffers_;
   int step_ = 0;
   message_list messages_;
 };
@@ -154,12 +173,10 @@ class travelling_gradients {
     tensor_view<T> k, v;
   };
 
-  /// An extent of dims of 0 in k or v: that gradient is not wanted.
-  travelling_gradients(const process_group& group, const sequence_split& split, const std::array<index, 4>& k,
-                       const std::array<index, 4>& v, index piece)
-      : group_(group), split_(split), heads_(k[1]), piece_(piece),
-        buffers_{key_buffer<T>(k, v, split.most()), key_buffer<T>(k, v, group.size() > 1 ? split.most() : 0)},
-        pieces_(static_cast<std::size_t>(ceil_div(k[1], piece))), arriving_{lists(pieces_), lists(pieces_)} {
+  travelling_gradients(const process_group& group, const sequence_split& split,
+                       const std::array<key_buffer<T>, 2>& buffers, index piece)
+      : group_(group), split_(split), heads_(buffers[0].heads), piece_(piece), buffers_(buffers),
+        pieces_(static_cast<std::size_t>(ceil_div(heads_, piece))), arriving_{lists(pieces_), lists(pieces_)} {
     buffers_[0].clear();
   }
 
@@ -169,8 +186,8 @@ class travelling_gradients {
     if (group_.size() == 1) return;
     const index n = length(step + 1);
     for (std::size_t piece = 0; piece < pieces_; ++piece)
-      buffers_[(step + 1) % 2].receive(arriving_[(step + 1) % 2][piece], n, first(piece), count(piece), group_.before(),
-                                       1, group_.get());
+      buffer(step + 1).receive(arriving_[(step + 1) % 2][piece], n, first(piece), count(piece), group_.before(), 1,
+                               group_.get());
   }
   /// The heads of a piece, with what all processes before have added.
   views take(int step, std::size_t piece) {
@@ -180,7 +197,7 @@ class travelling_gradients {
   /// Sends a piece on.
   void give(int step, std::size_t piece) {
     if (group_.size() > 1)
-      buffers_[step % 2].send(leaving_, length(step), first(piece), count(piece), group_.next(), 1, group_.get());
+      buffer(step).send(leaving_, length(step), first(piece), count(piece), group_.next(), 1, group_.get());
     leaving_.progress();
   }
   /// All of a process's own, when every process has added its part.
@@ -198,18 +215,19 @@ class travelling_gradients {
  private:
   using lists = std::vector<message_list>;
 
+  const key_buffer<T>& buffer(int step) const { return buffers_[static_cast<std::size_t>(step % 2)]; }
   index length(int step) const {
     return split_.length((group_.rank() - step % group_.size() + group_.size()) % group_.size());
   }
   views all(int step) {
     const index n = length(step);
-    return {buffers_[step % 2].keys(n), buffers_[step % 2].values(n)};
+    return {buffer(step).keys(n), buffer(step).values(n)};
   }
 
   const process_group& group_;
   const sequence_split& split_;
   index heads_, piece_;
-  key_buffer<T> buffers_[2];
+  std::array<key_buffer<T>, 2> buffers_;
   std::size_t pieces_;
   lists arriving_[2];
   message_list leaving_;

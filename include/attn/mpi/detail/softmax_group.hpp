@@ -62,6 +62,49 @@ void add_sinks(std::span<const T> sinks, const tensor_view<T>& sums, const tenso
   });
 }
 
+/// The results of a process's queries while they are those of some of the keys. Nothing is known of a range of queries and
+/// a piece of key heads at first; then the results of blocks are merged.
+template <class T>
+struct row_sums {
+  index group = 1, step = 1;  // query heads of a key head, key heads of a piece
+  T *part = nullptr, *part_lse = nullptr;  // memory for the results of a block
+  tensor_view<T> out{};
+  tensor_view<T, 3> lse{};
+  std::vector<std::array<bool, 2>> begun{};  // per piece: the ranges of queries of which something is known
+
+  /// Adds a block for `count` key heads from h on: attend(out, lse) writes its results.
+  template <class Attend>
+  void add(index h, index count, const block_call& call, const sequence_range& range, const Attend& attend) {
+    const auto rows = [&](const auto& x) {
+      return x.slice(1, h * group, count * group).slice(2, call.query, call.queries);
+    };
+    bool& known = begun[static_cast<std::size_t>(h / step)][call.range];
+    if (!std::exchange(known, true)) {
+      if (call.whole_range) return attend(rows(out), rows(lse));
+      clear(h, count, range);
+    }
+    const std::array<index, 4> extents = rows(out).extents();
+    const tensor_view<T> block(part, extents);
+    const tensor_view<T, 3> block_lse(part_lse, {extents[0], extents[1], extents[2]});
+    attend(block, block_lse);
+    merge_softmax(rows(out), rows(lse), block, block_lse);
+  }
+  /// What nothing is known of has seen no key.
+  void finish(const std::array<sequence_range, 2>& ranges, index kv_heads) const {
+    for (std::size_t piece = 0; piece < begun.size(); ++piece)
+      for (std::size_t n = 0; n < ranges.size(); ++n)
+        if (const index h = static_cast<index>(piece) * step; !begun[piece][n])
+          clear(h, std::min(step, kv_heads - h), ranges[n]);
+  }
+
+ private:
+  void clear(index h, index count, const sequence_range& range) const {
+    for (index b = 0; b < out.extent(0); ++b)
+      for (index head = h * group; head < (h + count) * group; ++head)
+        clear_rows(head_of(out, b, head), range.local, range.local + range.length, row_of(lse, b, head), lse.stride(2));
+  }
+};
+
 /// What a process lacks or wants.
 inline constexpr std::uint64_t lacks_lse = 1, wants_keys = 2, wants_values = 4, wants_slopes = 8, wants_sinks = 16;
 
@@ -103,40 +146,44 @@ class softmax_group {
   template <class Score>
   void attend(const tensor_view<const S>& v, const tensor_view<S>& out, const tensor_view<T, 3>& lse, Score& score,
               execution& exec) const {
-    tensor<T> sums;
-    tensor<T, 3> log_sums;
-    tensor_view<T> to;
-    if constexpr (std::same_as<S, T>)
-      to = out;
-    else
-      to = (sums = tensor<T>(out.extents())).view();
-    tensor_view<T, 3> to_lse = lse;
-    if (!lse) to_lse = (log_sums = tensor<T, 3>({out.extent(0), out.extent(1), out.extent(2)})).view();
-    for_each_row(to, [&](index b, index h, index i) {
-      to_lse(b, h, i) = -std::numeric_limits<T>::infinity();
-      for (index d = 0; d < to.extent(3); ++d) to(b, h, i, d) = T(0);
+    const index step = piece(v.extent(3)), rows = out.extent(0) * out.extent(1) * out.extent(2), dim_v = out.extent(3);
+    const index part = out.extent(0) * std::min(step, k.extent(1)) * group() * out.extent(2);
+    struct memory {
+      std::array<key_buffer<S>, 2> keys;
+      T *part, *part_lse, *sums, *lse;
+    };
+    const auto scratch = exec.workspace([&](arena& m) {
+      return memory{.keys = layout_key_buffers<S>(m, k.extents(), v.extents(), keys),
+                    .part = m.allocate<T>(part * dim_v),
+                    .part_lse = m.allocate<T>(part),
+                    .sums = m.allocate<T>(std::same_as<S, T> ? 0 : rows * dim_v),
+                    .lse = m.allocate<T>(lse ? 0 : rows)};
     });
+    row_sums<T> total{.group = group(), .step = step, .part = scratch->part, .part_lse = scratch->part_lse};
+    if constexpr (std::same_as<S, T>)
+      total.out = out;
+    else
+      total.out = {scratch->sums, out.extents()};
+    total.lse = lse ? lse : tensor_view<T, 3>(scratch->lse, {out.extent(0), out.extent(1), out.extent(2)});
+    total.begun.resize(static_cast<std::size_t>(ceil_div(k.extent(1), step)));
 
-    const index step = piece(v.extent(3));
-    std::vector<T> part(static_cast<std::size_t>(out.extent(0) * step * group() * out.extent(2) * out.extent(3)));
-    std::vector<T> part_lse(static_cast<std::size_t>(out.extent(0) * step * group() * out.extent(2)));
-    travelling_keys<S> travelling(processes, keys, k, v);
+    travelling_keys<S> travelling(processes, keys, k, v, scratch->keys);
     for (;; travelling.end_step()) {
       travelling.begin_step();
       const auto here = travelling.here();
       for_each_call(travelling.source(), step, [&](index h, index count, const block_call& call) {
-        const index heads = count * group();
-        const tensor_view<T> o(part.data(), std::array<index, 4>{out.extent(0), heads, call.queries, out.extent(3)});
-        const tensor_view<T, 3> l(part_lse.data(), std::array<index, 3>{out.extent(0), heads, call.queries});
-        attend_block({rows(q, h, count, call), columns(here.k, h, count, call), columns(here.v, h, count, call),
-                      rows(out, h, count, call), o, l},
-                     h, call, score, exec);
-        merge_softmax(rows(to, h, count, call), rows(to_lse, h, count, call), o, l);
+        total.add(h, count, call, queries.of(processes.rank())[call.range],
+                  [&](const tensor_view<T>& sums, const tensor_view<T, 3>& sums_lse) {
+                    attend_block({this->rows(q, h, count, call), columns(here.k, h, count, call),
+                                  columns(here.v, h, count, call), this->rows(out, h, count, call), sums, sums_lse},
+                                 h, call, score, exec);
+                  });
         travelling.progress();
       });
       if (travelling.last()) break;
     }
-    if (!std::same_as<S, T> || !sinks.empty()) add_sinks(std::span<const T>(sinks), to, to_lse, out);
+    total.finish(queries.of(processes.rank()), k.extent(1));
+    if (!std::same_as<S, T> || !sinks.empty()) add_sinks(std::span<const T>(sinks), total.out, total.lse, out);
   }
 
   /// Key heads of a piece of a step.
@@ -170,7 +217,8 @@ class softmax_group {
   void for_each_call(int source, const Body& body) const {
     const index shift = keys.tokens() - queries.tokens();
     for (const sequence_range& part : keys.of(source))
-      for (const sequence_range& own : queries.of(processes.rank())) for_each_block(own, part, shift, causal, body);
+      for (std::size_t n = 0; const sequence_range& own : queries.of(processes.rank()))
+        for_each_block(own, n++, part, shift, causal, body);
   }
   /// The same, in pieces of `step` key heads: body(first key head, key heads, block_call).
   template <class Body>

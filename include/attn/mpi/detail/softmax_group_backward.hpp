@@ -46,20 +46,32 @@ class softmax_group_backward {
         exec_(exec) {}
 
   void run() {
-    tensor<T, 3> log_sums;
-    if (group_.any(lacks_lse)) {  // the others take part, and keep theirs
-      log_sums = tensor<T, 3>({x_.out.extent(0), x_.out.extent(1), x_.out.extent(2)});
-      const tensor_view<S> no_out(nullptr, {x_.out.extent(0), x_.out.extent(1), x_.out.extent(2), 0});
-      group_.attend(x_.v.slice(3, 0, 0), no_out, log_sums.view(), score_, exec_);
-      if (!lse_) lse_ = log_sums.view();
+    const std::array<index, 4>& o = x_.out.extents();
+    const bool lacks = group_.any(lacks_lse);
+    const auto log_sums = exec_.workspace([&](arena& m) { return m.allocate<T>(lacks ? o[0] * o[1] * o[2] : 0); });
+    if (lacks) {  // on another process, at least: that one has its own, and takes part
+      const tensor_view<T, 3> lse(*log_sums, {o[0], o[1], o[2]});
+      group_.attend(x_.v.slice(3, 0, 0), tensor_view<S>(nullptr, {o[0], o[1], o[2], 0}), lse, score_, exec_);
+      if (!lse_) lse_ = lse;
     }
-    tensor<T> dq;
-    if (g_.q) dq = tensor<T>(x_.q.extents());
-    slopes_.assign(group_.any(wants_slopes) ? static_cast<std::size_t>(x_.q.extent(1)) : 0, T(0));
-    const index piece = group_.piece(x_.v.extent(3));
-    travelling_keys<S> travelling(group_.processes, group_.keys, x_.k, x_.v);
-    travelling_gradients<T> sums(group_.processes, group_.keys, extents_of(x_.k, wants_keys),
-                                 extents_of(x_.v, wants_values), piece);
+    struct memory {
+      std::array<key_buffer<S>, 2> keys;
+      std::array<key_buffer<T>, 2> sums;
+      T *dq, *slopes;
+    };
+    const index dq_size = g_.q ? x_.q.size() : 0, slopes_size = group_.any(wants_slopes) ? x_.q.extent(1) : 0;
+    const auto scratch = exec_.workspace([&](arena& m) {
+      return memory{
+          .keys = layout_key_buffers<S>(m, x_.k.extents(), x_.v.extents(), group_.keys),
+          .sums = layout_key_buffers<T>(m, extents_of(x_.k, wants_keys), extents_of(x_.v, wants_values), group_.keys),
+          .dq = m.allocate<T>(dq_size),
+          .slopes = m.allocate<T>(slopes_size)};
+    });
+    std::fill_n(scratch->dq, dq_size, T(0));
+    std::fill_n(scratch->slopes, slopes_size, T(0));
+    dq_ = {scratch->dq, x_.q.extents()}, slopes_ = {scratch->slopes, static_cast<std::size_t>(slopes_size)};
+    travelling_keys<S> travelling(group_.processes, group_.keys, x_.k, x_.v, scratch->keys);
+    travelling_gradients<T> sums(group_.processes, group_.keys, scratch->sums, group_.piece(x_.v.extent(3)));
     for (;; travelling.end_step()) {
       const int step = travelling.step();
       travelling.begin_step();
@@ -68,7 +80,7 @@ class softmax_group_backward {
       for (std::size_t n = 0; n < sums.pieces(); ++n) {
         const auto to = sums.take(step, n);
         group_.for_each_call(travelling.source(), [&](const block_call& call) {
-          differentiate_block(here, dq.view(), to, sums.first(n), sums.count(n), call);
+          differentiate_block(here, to, sums.first(n), sums.count(n), call);
           travelling.progress();
         });
         sums.give(step, n);
@@ -76,7 +88,7 @@ class softmax_group_backward {
       if (travelling.last()) break;
     }
     const auto own = sums.finish();
-    if (g_.q) store(tensor_view<const T>(dq), g_.q);
+    if (g_.q) store(tensor_view<const T>(dq_), g_.q);
     if (g_.k) store(tensor_view<const T>(own.k), g_.k);
     if (g_.v) store(tensor_view<const T>(own.v), g_.v);
     if (group_.any(wants_slopes)) store_sum(slopes_, g_.alibi_slopes);
@@ -91,15 +103,14 @@ class softmax_group_backward {
   }
 
   template <class Keys, class Sums>
-  void differentiate_block(const Keys& here, const tensor_view<T>& dq, const Sums& to, index h, index count,
-                           const block_call& call) {
+  void differentiate_block(const Keys& here, const Sums& to, index h, index count, const block_call& call) {
     const auto rows = [&](const auto& x) { return group_.rows(x, h, count, call); };
     const auto columns = [&](const auto& x) { return group_.columns(x, h, count, call); };
     attn::full_softmax_options<S> options;
     group_.set_options(options, h, count, call);
     options.lse = rows(lse_);
     full_softmax_sums<S> sums;
-    if (g_.q) sums.q = rows(dq);
+    if (g_.q) sums.q = rows(dq_);
     if (group_.any(wants_keys)) sums.k = columns(to.k);
     if (group_.any(wants_values)) sums.v = columns(to.v);
     const index heads = count * group_.group();
@@ -134,7 +145,7 @@ class softmax_group_backward {
     });
   }
   /// The sum of all processes' lists, in their order.
-  void store_sum(const std::vector<T>& own, const tensor_view<T, 1>& to) const {
+  void store_sum(std::span<const T> own, const tensor_view<T, 1>& to) const {
     const std::vector<T> all = group_.processes.all_gather(own.data(), own.size());
     for (std::size_t h = 0; to && h < own.size(); ++h) {
       T sum = 0;
@@ -150,7 +161,8 @@ class softmax_group_backward {
   Score& score_;
   ScoreBackward& score_backward_;
   execution& exec_;
-  std::vector<T> slopes_;
+  tensor_view<T> dq_{};
+  std::span<T> slopes_{};
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

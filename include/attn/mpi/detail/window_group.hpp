@@ -1,6 +1,7 @@
 // attn: sliding-window attention by the processes of a group.
 //
-//   1. every process gets the keys its own queries see by their windows, from its neighbours within reach
+//   1. every process gets the keys its own queries see by their windows, from its neighbours within reach; queries whose
+//      windows lie in its own keys read them in place
 //   2. ... and the global keys beyond them; it attends both, and merges the results by lse
 //   3. global queries, which see every key, go to all processes instead; what they find there comes back, and is merged in
 //      the order of the processes
@@ -71,8 +72,7 @@ class window_group {
   }
 
   void attend() const {
-    const row_range window = window_of(group_.rank());
-    const auto by_window = [&](int p) { return row_ranges{window_of(p)}; };
+    const auto by_window = [&](int p) { return windows_of(p); };
     const auto others = [&](int p) { return ranges_of(globals_beyond(p)); };
     const auto to_all = [&](int p) { return keys_.length(p) > 0 ? ranges_of(global_queries_) : row_ranges(); };
     const bool own = bool(options_.q_global);
@@ -80,7 +80,10 @@ class window_group {
     row_exchange<S> global_keys(group_, keys_, x_.k, others), global_values(group_, keys_, x_.v, others);
     row_exchange<S> global_queries(group_, queries_, own ? options_.q_global : x_.q, to_all);
     for (row_exchange<S>* messages : {&keys, &values, &global_keys, &global_values, &global_queries}) messages->wait();
-    attend_own(window, keys.rows, values.rows, global_keys.rows, global_values.rows);
+    if (global_keys.rows.rows > 0)
+      attend_with_globals(keys.rows, values.rows, global_keys.rows, global_values.rows);
+    else
+      attend_windows(keys.rows, values.rows);
     attend_global_queries(global_queries.rows);
   }
 
@@ -88,21 +91,67 @@ class window_group {
   /// Position of the first query of a process.
   index first_position(int p) const { return queries_.of(p)[0].begin + shift_; }
 
-  /// The keys that queries of process p see by their windows.
-  row_range window_of(int p) const {
-    const index rows = queries_.length(p), all = queries_.tokens() + keys_.tokens();
-    if (rows == 0) return {};
+  /// Queries of a process with the keys they see by their windows: its own, in place, or some that are gathered.
+  struct piece {
+    row_range queries, keys;
+    bool in_place = false;
+  };
+
+  /// How far a window of so many keys reaches.
+  index reach(index keys) const {
+    const index all = queries_.tokens() + keys_.tokens();
     index widest = 1;
     for (index d : options_.dilation) widest = std::max(widest, d);
-    const auto reach = [&](index keys) { return keys > all / widest ? all : keys * widest; };
-    const index first = first_position(p), end = first + rows + (options_.causal ? 0 : reach(options_.right));
+    return keys > all / widest ? all : keys * widest;
+  }
+  index right() const { return options_.causal ? 0 : options_.right; }
+
+  /// The keys that these queries of process p see by their windows.
+  row_range window_of(int p, const row_range& rows) const {
+    if (rows.length() == 0) return {};
+    const index first = first_position(p) + rows.begin, end = first + rows.length() + reach(right());
     const index begin = std::clamp(first - reach(options_.left), index(0), keys_.tokens());
     return {begin, std::clamp(end, begin, keys_.tokens())};
+  }
+
+  /// All queries of process p. Those that see own keys alone are cut off at chunks of sliding_window; with global keys
+  /// all go together.
+  std::vector<piece> pieces_of(int p) const {
+    const index rows = queries_.length(p), first = first_position(p), chunk = window_chunk(options_.left, right());
+    const sequence_range own = keys_.of(p)[0];
+    const index end = own.begin + own.length;
+    index begin_own = 0, end_own = rows;
+    if (own.begin > 0) begin_own = round_up(std::max(own.begin + reach(options_.left) - first, index(0)), chunk);
+    if (end < keys_.tokens()) end_own = std::min(floor_div(end - reach(right()) - first, chunk) * chunk, rows);
+    std::vector<piece> all;
+    const auto gather = [&](index from, index to) {
+      if (from < to) all.push_back({{from, to}, window_of(p, {from, to})});
+    };
+    if (!globals_.empty() || begin_own >= end_own) {
+      gather(0, rows);
+    } else {
+      gather(0, begin_own);
+      all.push_back({{begin_own, end_own}, {own.begin, end}, true});
+      gather(end_own, rows);
+    }
+    return all;
+  }
+  /// The keys that are gathered for them.
+  row_ranges windows_of(int p) const {
+    row_ranges ranges;
+    for (const piece& one : pieces_of(p)) {
+      if (one.in_place || one.keys.length() == 0) continue;
+      if (!ranges.empty() && one.keys.begin <= ranges.back().end)
+        ranges.back().end = std::max(ranges.back().end, one.keys.end);
+      else
+        ranges.push_back(one.keys);
+    }
+    return ranges;
   }
   /// The global keys beyond them that they see, too.
   std::vector<index> globals_beyond(int p) const {
     std::vector<index> list;
-    const row_range window = window_of(p);
+    const row_range window = window_of(p, {0, queries_.length(p)});
     const index end = options_.causal ? first_position(p) + queries_.length(p) : keys_.tokens();
     for (index g : globals_)
       if (queries_.length(p) > 0 && g < end && (g < window.begin || g >= window.end)) list.push_back(g);
@@ -114,38 +163,55 @@ class window_group {
     to.scale = options_.scale, to.softcap = options_.softcap;
   }
 
-  /// The own queries, as if none of them were global: their windows, which may hold global keys, then the others.
-  void attend_own(const row_range& window, row_memory<S>& keys, row_memory<S>& values, row_memory<S>& global_keys,
-                  row_memory<S>& global_values) const {
+  /// A piece of the own queries, by their windows and the global keys in these: `sums` and lse, or where there is no
+  /// `sums`, out and its lse.
+  void attend_piece(const piece& one, const tensor_view<const S>& k, const tensor_view<const S>& v,
+                    const tensor_view<T>& sums, const tensor_view<T, 3>& lse) const {
+    const auto rows = [&](const auto& x) { return x.slice(2, one.queries.begin, one.queries.length()); };
     std::vector<index> inside;
     for (index g : globals_)
-      if (g >= window.begin && g < window.end) inside.push_back(g - window.begin);
-    const index first = first_position(group_.rank());
+      if (g >= one.keys.begin && g < one.keys.end) inside.push_back(g - one.keys.begin);
     partial_window_options<S> options;
     set_options(options);
-    options.causal = options_.causal, options.first_position = first - window.begin;
+    options.causal = options_.causal;
+    options.first_position = first_position(group_.rank()) + one.queries.begin - one.keys.begin;
     options.left = options_.left, options.right = options_.right, options.dilation = options_.dilation;
     options.alibi_slopes = options_.alibi_slopes, options.global_positions = inside;
-    auto function = function_of_part(score_, 0, window.begin);
+    if (sums) options.sums = rows(sums);
+    if (!sums) options.sinks = options_.sinks;
+    if (lse) options.lse = rows(lse);
+    auto function = function_of_part(score_, 0, one.keys.begin);
     execution_ref reference = exec_;
-    const tensor_view<const S> k = keys.view(), v = values.view();
-    const auto attend = [&](const tensor_view<S>& to) {
-      call_softmax<partial_window_options>(group_.name(), x_.q, k, v, to, options, function, reference,
-                                           [](const auto& one, const auto& given) { attend_window(one, given); });
-    };
-    if (global_keys.rows == 0) {
-      options.sinks = options_.sinks, options.lse = options_.lse;
-      return attend(x_.out);
+    call_softmax<partial_window_options>(group_.name(), rows(x_.q), k, v, rows(x_.out), options, function, reference,
+                                         [](const auto& call, const auto& given) { attend_window(call, given); });
+  }
+
+  /// The own queries, as if none of them were global, where all the keys they see are in their windows.
+  void attend_windows(row_memory<S>& keys, row_memory<S>& values) const {
+    const row_ranges gathered = windows_of(group_.rank());
+    for (const piece& one : pieces_of(group_.rank())) {
+      if (one.in_place) {
+        attend_piece(one, x_.k, x_.v, {}, options_.lse);
+        continue;
+      }
+      index at = 0;  // where its keys begin among the gathered ones
+      for (const row_range& range : gathered)
+        at += std::clamp(one.keys.begin - range.begin, index(0), range.length());
+      attend_piece(one, keys.view(at, one.keys.length()), values.view(at, one.keys.length()), {}, options_.lse);
     }
+  }
+
+  /// The same where there are global keys beyond.
+  void attend_with_globals(row_memory<S>& keys, row_memory<S>& values, row_memory<S>& global_keys,
+                           row_memory<S>& global_values) const {
     const std::array<index, 4>& extents = x_.out.extents();
     tensor<T> sums(extents), others(extents);
     tensor<T, 3> lse({extents[0], extents[1], extents[2]}), other_lse(lse.extents());
-    options.sums = sums.view(), options.lse = lse.view();
-    attend(x_.out);
+    for (const piece& one : pieces_of(group_.rank())) attend_piece(one, keys.view(), values.view(), sums.view(), lse.view());
     const std::vector<index> beyond = globals_beyond(group_.rank());
     // Of a causal call they are all before the window.
     attend_some({x_.q, global_keys.view(), global_values.view(), x_.out, others.view(), other_lse.view()}, false,
-                {nullptr, first}, {beyond.data(), 0});
+                {nullptr, first_position(group_.rank())}, {beyond.data(), 0});
     merge_softmax(sums.view(), lse.view(), others.view(), other_lse.view());
     add_sinks(std::span<const T>(options_.sinks), sums.view(), lse.view(), x_.out);
     copy_lse(lse.view(), 0, extents[2]);
