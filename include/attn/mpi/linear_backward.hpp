@@ -6,19 +6,18 @@
 // (linear_backward.hpp) gives on the whole. Two scans of states: the sums of keys S, z, and from the other end those of
 // queries R, y.
 //
-// Bits     Those of linear_backward in one process, on any number of processes, where every range of keys, and not causal
-//          every range of queries, begins at a multiple of 1024 tokens; elsewhere the same to rounding.
+// Bits     Those of linear_backward in one process, on any number of processes, where every range of keys, and not
+//          causal every range of queries, begins at a multiple of 1024 tokens; elsewhere the same to rounding.
 // Shapes   as for linear_backward, with the tokens of this process; ranges and options as for mpi/linear.hpp. All
 //          processes want the same gradients.
-// Cost     The operations of linear_backward, shared, and those of the sums of keys once more; causal, P - 1 of the B Hkv
-//          heads once more by half.
+// Cost     The operations of linear_backward, shared; causal, P - 1 of the B Hkv heads once more by half.
 // Sent     What mpi/linear.hpp sends, and as much again for the queries, from each process to the one before it; if not
 //          causal, to the next one, and to all by a tree.
-// Memory   Scratch of linear_backward per thread, and two states, and those of all segments of 1024 tokens; causal, of
-//          P - 1 heads twice, a head a thread.
+// Memory   Scratch of linear_backward per thread; two states; those of all segments of 1024 tokens, not causal twice,
+//          causal of P - 1 heads twice, a head a thread.
 // Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. Threads do not share a head.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/linear.hpp does, and
-//          for gradients of what was not given or that share memory with an input or one another.
+// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/linear.hpp does,
+//          and for gradients of what was not given or that share memory with an input or one another.
 #pragma once
 
 #include <attn/kernel/linear_backward.hpp>

@@ -1,11 +1,11 @@
 // attn: the gradients of FAVOR+ attention over a sequence that several processes hold.
 //
-//   attn::mpi::performer_backward(q, k, v, features, d_out, {.q = dq, .k = dk, .v = dv, .features = dw}, MPI_COMM_WORLD,
+//   attn::mpi::performer_backward(q, k, v, features, d_out, {.q = dq, .k = dk, .features = dw}, MPI_COMM_WORLD,
 //                                 {.causal = true}, threads);
 //
-// Every process gives its own tokens, as to mpi/performer.hpp, and gets their gradients: together what performer_backward
-// (performer_backward.hpp) gives on the whole; and the gradient of the features, which is the same on all processes. Two
-// scans of states: the sums of keys S, z, and from the other end those of queries.
+// Every process gives its own tokens, as to mpi/performer.hpp, and gets their gradients: together what
+// performer_backward (performer_backward.hpp) gives on the whole; and the gradient of the features, which is the same
+// on all processes. Two scans of states: the sums of keys S, z, and from the other end those of queries.
 //
 // Bits     Those of performer_backward in one process, on any number of processes, where every range of keys, and not
 //          causal every range of queries, begins at a multiple of 1024 tokens; elsewhere, and of features, the same to
@@ -13,13 +13,12 @@
 // Shapes   as for performer_backward, with the tokens of this process; ranges and options as for mpi/performer.hpp, but
 //          for center_keys and feature_eps of positive features: the mean and the maximum have gradients that are sums
 //          over the keys of all processes, which are not taken here. All processes want the same gradients.
-// Cost     The operations of performer_backward, shared, and those of the sums of keys once more; causal, P - 1 of the
-//          B Hkv heads once more by half.
+// Cost     The operations of performer_backward, shared; causal, P - 1 of the B Hkv heads once more by half.
 // Sent     What mpi/performer.hpp sends, and as much again for the queries, from each process to the one before it; if
-//          not causal, to the next one, and to all by a tree. Then m D numbers for each head of sums, to the next process
-//          and to all by a tree, if the gradient of the features is wanted.
-// Memory   Scratch of performer_backward per thread, and two states, and those of all segments of 1024 tokens; causal, of
-//          P - 1 heads twice, a head a thread.
+//          not causal, to the next one, and to all by a tree. Then m D numbers for each head of sums, to the next
+//          process and to all by a tree, if the gradient of the features is wanted.
+// Memory   Scratch of performer_backward per thread; two states; those of all segments of 1024 tokens, not causal twice,
+//          causal of P - 1 heads twice, a head a thread.
 // Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. Threads do not share a head.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/performer.hpp does,
 //          for gradients of what was not given or that share memory with an input or one another, for center_keys, and

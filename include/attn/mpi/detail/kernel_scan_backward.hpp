@@ -3,9 +3,10 @@
 // First the sums of keys as on the way forward, which are kept: before each segment, or not causal of all keys.
 //
 // Bidirectional: blocks of queries read them and are summed up in turn, segment by segment in their order, for the keys
-// of all processes. Causal: the sums of the queries come from the last process to the first, as those of keys go from the
-// first to the last (kernel_scan.hpp), and the same is done against waiting: the segments of the first heads are attended
-// to twice, once for the sums of their queries alone; other heads wait for those of the process after this one.
+// of all processes. Causal: the sums of the queries come from the last process to the first, as those of keys go from
+// the first to the last (kernel_scan.hpp), and the same is done against waiting: the segments of the first heads are
+// attended to twice, once for the sums of their queries alone; other heads wait for those of the process after this
+// one.
 #pragma once
 
 #include <attn/kernel/detail/kernel_backward_call.hpp>
@@ -279,13 +280,6 @@ struct kernel_scan_backward {
     const process_group& group = sequence.group();
     const index each = sums_type::count(feature_rows, shape.dim, false);
     std::vector<T> sums(static_cast<std::size_t>(pairs * each));
-    const auto pass_on = [&](state_messages messages, const auto& add) {
-      messages.expect(sums.data(), sums.size() * sizeof(T));
-      messages.receive(0);
-      add();
-      messages.send(sums.data(), sums.size() * sizeof(T));
-      messages.finish();
-    };
     const auto each_number = [&](const auto& body) {
       for (index pair = 0; pair < pairs; ++pair)
         for (index n = 0; n < each; ++n)
@@ -293,9 +287,10 @@ struct kernel_scan_backward {
     };
     std::vector<int> next;
     if (group.rank() + 1 < group.size()) next.push_back(group.rank() + 1);
-    pass_on(state_messages(group, group.rank() - 1, next),
+    const std::size_t bytes = sums.size() * sizeof(T);
+    pass_on(state_messages(group, group.rank() - 1, next), sums.data(), bytes,
             [&] { each_number([](T& sum, const T& own) { sum += own; }); });
-    pass_on(tree_from(group.size() - 1, group), [] {});
+    pass_on(tree_from(group.size() - 1, group), sums.data(), bytes, [] {});
     each_number([](const T& sum, T& own) { own = sum; });
   }
 

@@ -45,6 +45,16 @@ class state_messages {
   message_list leaving_;
 };
 
+/// One state: receives it, add(), sends it on.
+template <class Add>
+void pass_on(state_messages messages, void* state, std::size_t bytes, const Add& add) {
+  messages.expect(state, bytes);
+  messages.receive(0);
+  add();
+  messages.send(state, bytes);
+  messages.finish();
+}
+
 /// From process `root` to all others, each of which hears it from one and tells it to up to log2 P.
 inline state_messages tree_from(int root, const process_group& group) {
   const int size = group.size(), place = (group.rank() - root + size) % size;  // in the tree
@@ -143,19 +153,8 @@ class spread_sequence {
   /// has to what came before it.
   template <class Add>
   void add_in_order(void* state, std::size_t bytes, const Add& add) const {
-    if (key_holders_.holds()) {
-      auto messages = key_holders_.chain(group_);
-      messages.expect(state, bytes);
-      messages.receive(0);
-      add();
-      messages.send(state, bytes);
-      messages.finish();
-    }
-    auto messages = key_holders_.tree(group_);
-    messages.expect(state, bytes);
-    messages.receive(0);
-    messages.send(state, bytes);
-    messages.finish();
+    if (key_holders_.holds()) pass_on(key_holders_.chain(group_), state, bytes, add);
+    pass_on(key_holders_.tree(group_), state, bytes, [] {});
   }
 
  private:

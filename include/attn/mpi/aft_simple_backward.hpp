@@ -1,0 +1,104 @@
+// attn: the gradients of aft_simple over a sequence that several processes hold.
+//
+//   attn::mpi::aft_simple_backward(q, k, v, d_out, {.q = dq, .k = dk, .v = dv}, MPI_COMM_WORLD, {.causal = true});
+//
+// Every process gives its own tokens, as to mpi/aft_simple.hpp, and gets their gradients: together what
+// aft_simple_backward (aft_simple_backward.hpp) gives on the whole. Two scans of states: sums over keys, and from the
+// other end sums over rows.
+//
+// Bits     Those of aft_simple_backward in one process, on any number of processes, where every range begins at a
+//          multiple of 512 tokens; elsewhere the same to rounding.
+// Shapes   as for aft_simple_backward, with the tokens of this process; ranges and options as for mpi/aft_simple.hpp.
+//          Each process has the gradients that it wants.
+// Cost     The operations of aft_simple_backward, shared.
+// Sent     Causal, what mpi/aft_simple.hpp sends, and as much again from each process to the one before it; else four
+//          thirds of what that sends.
+// Memory   As aft_simple_backward, and two states.
+// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
+// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/aft_simple.hpp
+//          does, and for gradients that share memory with an input or one another.
+#pragma once
+
+#include <attn/aft/aft_simple_backward.hpp>
+#include <attn/mpi/detail/aft_scan.hpp>
+
+namespace attn::inline ATTN_ISA {
+namespace detail {
+
+template <class T>
+void run_spread_backward(aft_simple_backward_call<T> call, const spread_sequence& sequence, execution& exec) {
+  const aft_backward_tensors<T>& x = call.x;
+  const auto limit = exec.limit_threads(x.work(30 * static_cast<double>(x.length)));
+  const index heads = x.batch * x.heads, parts = x.parts(), chunks = (x.length + call.chunk - 1) / call.chunk;
+  sums_array<T> later, before, after;  // of every chunk; two states
+  packet<T>* total = nullptr;          // of dy, for every head
+  call.parts = parts, call.chunks = chunks;
+  exec.shared_scratch([&](arena& memory) {
+    call.keys = sums_array<T>::layout(memory, heads * chunks, parts);
+    call.rows = sums_array<T>::layout(memory, x.causal ? heads * chunks : 0, parts);
+    later = sums_array<T>::layout(memory, x.causal ? heads * chunks : 0, parts);
+    call.gated = memory.allocate<packet<T>>(x.causal ? 0 : heads * chunks * parts);
+    before = sums_array<T>::layout(memory, heads, parts);
+    after = sums_array<T>::layout(memory, heads, parts);
+    return total = memory.allocate<packet<T>>(heads * parts);
+  });
+  exec.for_each(heads * chunks, [&](index task, int) { call.sum(task); });
+  scan_key_sums(x, sequence, call.keys, chunks, before);
+  const holder_list& holders = sequence.key_holders();
+  if (x.causal) {
+    exec.for_each(heads * chunks, [&](index task, int worker) { call.write(task, true, false, later, exec, worker); });
+    // From what lies after the last chunk to what does after each, as hand_on() of one process has it.
+    const auto add_rows = [&] {
+      for (index head = 0; head < heads; ++head)
+        for (index n = (head + 1) * chunks - 1; n >= head * chunks; --n) {
+          if (holders.last() && n == (head + 1) * chunks - 1) after.clear(head);
+          std::copy_n(after.at(head), parts, later.at(n));
+          after.clear(head);
+          after.merge(head, later.at(n));
+          after.merge(head, call.rows.at(n));
+        }
+    };
+    if (holders.holds())
+      pass_on(holders.chain(sequence.group(), true), after.data,
+              static_cast<std::size_t>(heads * parts) * sizeof(key_sums<T>), add_rows);
+  } else {
+    sequence.add_in_order(total, static_cast<std::size_t>(heads * parts) * sizeof(packet<T>), [&] {
+      for (index n = 0; n < heads * chunks; ++n)
+        for (index p = 0; p < parts; ++p) {
+          packet<T>& sum = total[n / chunks * parts + p];
+          const packet<T> own = call.gated[n * parts + p];
+          sum = holders.first() && n % chunks == 0 ? own : add(sum, own);
+        }
+    });
+    for (index head = 0; head < heads && chunks > 0; ++head) {
+      std::copy_n(before.at(head), parts, call.keys.at(head * chunks));
+      std::copy_n(total + head * parts, parts, call.gated + head * chunks * parts);
+    }
+  }
+  exec.for_each(heads * chunks, [&](index task, int worker) { call.write(task, false, true, later, exec, worker); });
+}
+
+}  // namespace detail
+
+namespace mpi {
+
+/// The gradients of aft_simple. See the top of the file. Options and an execution may be left out.
+template <viewable Q, viewable K, viewable V, viewable D, class Options = aft_simple_options<element_of<const Q&>>>
+void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
+                         const aft_simple_gradients<element_of<const Q&>>& gradients, MPI_Comm communicator,
+                         Options&& options = {}, execution_ref exec = {}) {
+  namespace detail = attn::detail;
+  using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<aft_simple_options<S>>(options);
+  auto x = detail::backward_tensors_of(given, gradients, q, k, v, d_out);
+  auto sequence = detail::spread_sequence_of("mpi::aft_simple_backward", communicator, x);
+  detail::agree_on_aft<S>(sequence, x, given,
+                          [&](const detail::validator& check) { detail::check_aft_backward(check, x); });
+  using T = compute_type<S>;
+  detail::run_spread_backward(
+      detail::aft_simple_backward_call<T>{x, detail::add_rows<T, S>, detail::simple_backward_of<S>}, sequence,
+      detail::execution_of(exec, options));
+}
+
+}  // namespace mpi
+}  // namespace attn::inline ATTN_ISA
