@@ -51,7 +51,7 @@ def modelled(rows):
     curves, alone = {}, {}
     for row in rows:
         alone.setdefault(row["operator"], row["ms"])  # of one machine, the first row
-        x, y = curves.setdefault(f"{row['operator']}", ([], []))
+        x, y = curves.setdefault(row["operator"], ([], []))
         x.append(row["machines"])
         y.append(alone[row["operator"]] / row["ms"])
     return curves
@@ -65,7 +65,7 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     context, rows, model = results["context"], results["benchmarks"], results["model"]
     figure = plt.figure(figsize=(13, 4.8))
-    places = [figure.add_axes((left, 0.13, 0.22, 0.62)) for left in (0.05, 0.325, 0.60)]
+    places = [figure.add_axes((left, 0.13, 0.205, 0.62)) for left in (0.05, 0.31, 0.57)]
     strong, weak = measured(rows, "strong", False), measured(rows, "weak", True)
     panel(places[0], "measured: the same sequence", strong, lambda n: n, "processes", "times as fast as one process")
     places[0].set_ylim(0)
@@ -78,7 +78,7 @@ def main():
     lengths = {row["operator"]: tokens(row["length"]) for row in model}
     handles, names = places[0].get_legend_handles_labels()
     figure.legend(handles, [f"{name}\n(model: {lengths[name]} tokens)" for name in names], loc="upper left",
-                  bbox_to_anchor=(0.835, 0.78), frameon=False, fontsize=8.5, labelspacing=1)
+                  bbox_to_anchor=(0.79, 0.78), frameon=False, fontsize=8.5, labelspacing=1)
     title(figure, "One sequence over several processes (MPI)", context)
     remark(figure, f"model: {context['bandwidth_gb_per_s']} GB/s, {context['latency_us']} µs")
     save(figure, folder, "mpi")
