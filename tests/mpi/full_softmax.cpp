@@ -77,7 +77,8 @@ TEST_CASE("mpi::full_softmax: long sequences, in pieces of heads", "[full_softma
     check<float>(problem<float>({.causal = true, .queries = 3000, .keys = 3000}), how);
 }
 
-TEST_CASE("mpi::full_softmax: the bits do not depend on threads or batch, nor on one process on the call", "[full_softmax]") {
+TEST_CASE("mpi::full_softmax: the bits do not depend on threads or batch, and one process has those of the call",
+          "[full_softmax]") {
   const problem<float> p({.causal = true, .terms = true, .queries = 700, .keys = 700});
   attn::execution serial, threads(2, 0);
   const outcome<float> one = own_part(p, spread::zigzag, serial), two = own_part(p, spread::zigzag, threads);

@@ -74,8 +74,8 @@ attn::tensor_view<T, 3> row_view(tensor<T>& x) {
   return {x.data.data(), {x.batch(), x.heads(), x.length()}};
 }
 
-// How far these rows of a result are from those of the whole, as a part of its norm: what one process has may be smaller
-// than the rounding errors.
+// How far these rows of a result are from those of the whole, as a part of its norm: what one process has may be
+// smaller than the rounding errors.
 template <class A, class E>
 double error_of_rows(const tensor<A>& part, const tensor<E>& whole, const std::vector<index>& which) {
   tensor<A> merged = cast<A>(whole);

@@ -109,7 +109,9 @@ void check_choices() {
 
 TEST_CASE("mpi::sliding_window: float gives what one process gives", "[sliding_window]") { check_choices<float>(); }
 TEST_CASE("mpi::sliding_window: double gives what one process gives", "[sliding_window]") { check_choices<double>(); }
-TEST_CASE("mpi::sliding_window: 16-bit elements are rounded once", "[sliding_window]") { check_choices<Eigen::bfloat16>(); }
+TEST_CASE("mpi::sliding_window: 16-bit elements are rounded once", "[sliding_window]") {
+  check_choices<Eigen::bfloat16>();
+}
 
 TEST_CASE("mpi::sliding_window: the bits of one process where ranges begin at its chunks", "[sliding_window]") {
   for (auto [left, right, chunk] : {std::array<index, 3>{100, 20, 384}, {700, 0, 768}, {0, 500, 576}}) {
@@ -173,7 +175,7 @@ TEST_CASE("mpi::sliding_window: what lies beyond the windows changes no bit, eve
   window_problem<float> dirty = p;
   const auto own = own_rows(200, spread::uneven);
   for (index b = 0; b < 2; ++b)
-    for (index h = 0; h < 2; ++h) dirty.k(b, h, 150, 0) = dirty.v(b, h, 150, 1) = std::numeric_limits<float>::quiet_NaN();
+    for (index h = 0; h < 2; ++h) dirty.k(b, h, 150, 0) = dirty.v(b, h, 150, 1) = NAN;
   attn::execution serial;
   const outcome<float> clean = own_part(p, own, own, serial), other = own_part(dirty, own, own, serial);
   for (index i = 0; i < std::ssize(own); ++i) {
@@ -194,7 +196,8 @@ TEST_CASE("mpi::sliding_window: all processes refuse what does not fit one", "[s
   const std::vector<index> one = {1}, two = {2}, zero = {0}, negative = {-1};
   const auto check = [&](const char* says, const options& o, MPI_Comm comm = MPI_COMM_WORLD) {
     check_all_refuse("mpi::sliding_window", says, [&] {
-      attn::mpi::sliding_window(view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(v)), view(out), comm, o);
+      attn::mpi::sliding_window(view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(v)), view(out), comm,
+                                o);
     });
     CHECK(std::all_of(out.data.begin(), out.data.end(), [](float e) { return e == 7; }));
   };

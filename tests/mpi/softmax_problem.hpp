@@ -36,7 +36,8 @@ struct problem {
 
   choice chosen;
   tensor<S> q, k, v;
-  std::vector<T> slopes = {T(0.05), T(0.025), T(0.0125), 0}, sinks = {T(0.3), -1, 2, -std::numeric_limits<T>::infinity()};
+  std::vector<T> slopes = {T(0.05), T(0.025), T(0.0125), 0};
+  std::vector<T> sinks = {T(0.3), -1, 2, -std::numeric_limits<T>::infinity()};
 };
 
 }  // namespace testing

@@ -1,26 +1,26 @@
 // attn: exact softmax attention over a sequence that several processes hold.
 //
-//   attn::mpi::full_softmax(q, k, v, out, MPI_COMM_WORLD, {.causal = true}, threads);       // every process: its tokens
+//   attn::mpi::full_softmax(q, k, v, out, MPI_COMM_WORLD, {.causal = true}, threads);      // every process: its tokens
 //
 // Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
 // what full_softmax gives on the whole, to rounding. Ranges may differ in length and be empty, those of queries and of
 // keys separately. With .zigzag process p of P has the parts p and 2 P - 1 - p of 2 P equal ones, one after the other:
 // causal work is then the same for all; zigzag.hpp scatters and gathers in this order.
-//                          Liu, Zaharia, Abbeel 2023, "Ring attention with blockwise transformers for near-infinite context"
+//                   Liu, Zaharia, Abbeel 2023, "Ring attention with blockwise transformers for near-infinite context"
 //
 // Shapes   as for full_softmax, with the tokens of this process. All else is the same on every process.
-// Cost     The operations of full_softmax, shared: in zigzag order evenly, also when causal. Process p sends the keys and
-//          values of all processes but p + 1, B Hkv (D + Dv) elements a token, once each, while others are computed on;
-//          and (P - 1) descriptions of the call of some 500 bytes. Memory: the keys and values of two processes (those
-//          that have most), the scratch of full_softmax on them, a block of out for every millisecond of work, and with
-//          16-bit elements a copy of out in float.
+// Cost     The operations of full_softmax, shared: in zigzag order evenly, also when causal. Process p sends the keys
+//          and values of all processes but p + 1, B Hkv (D + Dv) elements a token, once each, while others are computed
+//          on; and (P - 1) descriptions of the call of some 500 bytes. Memory: the keys and values of two processes
+//          (those that have most), the scratch of full_softmax on them, a block of out for every millisecond of work,
+//          and with 16-bit elements a copy of out in float.
 // Result   To rounding that of full_softmax on the whole; the same bits in every run, for any number of threads and
 //          whatever the batch. On one process the very bits of full_softmax.
 // Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. No other message with the tags 0 and 1
 //          may be under way on the communicator.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Whatever else is thrown on one process (by a score function, for want of
-//          memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
+//          not fit or differ between processes. Whatever else is thrown on one process (by a score function, for want
+//          of memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
 //
 // The batch has one length: where items differ, what lies beyond their end is hidden by a score function.
 #pragma once
@@ -29,7 +29,8 @@
 
 namespace attn::inline ATTN_ISA::mpi {
 
-/// Options of attn::mpi::full_softmax for elements of type S: as of attn::full_softmax. Lists and views are of all heads.
+/// Options of attn::mpi::full_softmax for elements of type S: as of attn::full_softmax. Lists and views are of all
+/// heads.
 template <class S>
 struct full_softmax_options {
   using real = compute_type<S>;
@@ -45,8 +46,8 @@ struct full_softmax_options {
   bool zigzag = false;
 };
 
-/// See the top of the file. Options, a score function score(s, batch, head, i, j), i and j positions in the whole sequence,
-/// and an execution may each be left out.
+/// See the top of the file. Options, a score function score(s, batch, head, i, j), i and j positions in the whole
+/// sequence, and an execution may each be left out.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = full_softmax_options<element_of<const Q&>>,
           class Score = attn::detail::no_score>
 void full_softmax(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicator, Options&& options = {},

@@ -6,22 +6,22 @@
 //
 // Every process gives its own tokens, as to mpi/full_softmax.hpp, and gets their gradients: together what
 // full_softmax_backward gives on the whole (its formulas: softmax/full_softmax_backward.hpp). The gradients of keys and
-// values travel round the ring with them: every process adds its part, in the compute type, beginning with their owner and
-// then in the order of the ranks. The gradients of alibi_slopes and sinks, which all processes share, are the sums over all
-// processes, on each of them.
+// values travel round the ring with them: every process adds its part, in the compute type, beginning with their owner
+// and then in the order of the ranks. The gradients of alibi_slopes and sinks, which all processes share, are the sums
+// over all processes, on each of them.
 //
-// Shapes   as for full_softmax_backward, with the tokens of this process; out, d_out and options.lse are of its queries.
-//          A process may want other gradients than the others do, and lack lse: what any of them wants or lacks is computed
-//          by all.
-// Cost     The operations of full_softmax_backward, shared. Process p sends the keys and values of all processes but p + 1,
-//          as the forward call does (twice, with Dv = 0 the first time, where lse is lacking), and those gradients of the
-//          keys and values of all processes that are wanted, in the compute type: at most B Hkv (D + Dv) elements a token.
-//          Memory: keys, values and their gradients of two processes, the gradient of q in the compute type, and the scratch
-//          of full_softmax_backward.
+// Shapes   as for full_softmax_backward, with the tokens of this process; out, d_out and options.lse are of its
+//          queries. A process may want other gradients than the others do, and lack lse: what any of them wants or
+//          lacks is computed by all.
+// Cost     The operations of full_softmax_backward, shared. Process p sends the keys and values of all processes but p
+//          + 1, as the forward call does (twice, with Dv = 0 the first time, where lse is lacking), and those gradients
+//          of the keys and values of all processes that are wanted, in the compute type: at most B Hkv (D + Dv)
+//          elements a token. Memory: keys, values and their gradients of two processes, the gradient of q in the
+//          compute type, and the scratch of full_softmax_backward.
 // Result   To rounding that of full_softmax_backward on the whole; the same bits in every run, and for any number of
 //          threads. On one process the very bits of full_softmax_backward.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/full_softmax.hpp does,
-//          and for gradients of what was not given or that share memory with an input or one another.
+// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/full_softmax.hpp
+//          does, and for gradients of what was not given or that share memory with an input or one another.
 #pragma once
 
 #include <attn/mpi/detail/softmax_group_backward.hpp>
@@ -43,8 +43,8 @@ struct full_softmax_gradients {
   bool accumulate = false;
 };
 
-/// The gradients of attn::mpi::full_softmax. See the top of the file; options, score functions (with positions in the whole
-/// sequence) and an execution may each be left out.
+/// The gradients of attn::mpi::full_softmax. See the top of the file; options, score functions (with positions in the
+/// whole sequence) and an execution may each be left out.
 template <viewable Q, viewable K, viewable V, viewable O, viewable D,
           class Options = full_softmax_options<element_of<const Q&>>, class Score = attn::detail::no_score,
           class ScoreBackward = attn::detail::no_score_backward>

@@ -1,30 +1,30 @@
 // attn: sliding-window attention over a sequence that several processes hold.
 //
-//   attn::mpi::sliding_window(q, k, v, out, MPI_COMM_WORLD, {.left = 4096, .right = 0}, threads);   // every process: its tokens
+//   attn::mpi::sliding_window(q, k, v, out, MPI_COMM_WORLD, {.left = 4096, .right = 0}, threads);   // its own tokens
 //
 // Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
-// what sliding_window gives on the whole (softmax/sliding_window.hpp). Ranges may differ in length and be empty, those of
-// queries and of keys separately; a window may reach over several of them.
+// what sliding_window gives on the whole (softmax/sliding_window.hpp). Ranges may differ in length and be empty, those
+// of queries and of keys separately; a window may reach over several of them.
 //
-// Shapes   as for sliding_window, with the tokens of this process; global_positions are those of the whole sequence, the
-//          rows of q_global, k_global and v_global the own tokens'. All else is the same on every process.
-// Cost     The operations of sliding_window, shared by queries; those of global queries by keys. A process gets the keys
-//          and values that its queries' windows reach beyond its own, B Hkv (D + Dv) elements each, from the processes that
-//          have them, and no others but the global ones. A global query, B H D elements, goes to every process with keys,
-//          which sends back B H (Dv + 1) numbers of the compute type; and each process sends (P - 1) descriptions of the
-//          call of some 500 bytes. Memory: the keys and values that queries see whose windows reach beyond its own, and up to
-//          1920 queries more on each side (with global positions: all queries); those of its own that others want; the
-//          scratch of sliding_window; with global keys beyond the windows two copies of out in the compute type; B H (D +
-//          P Dv) numbers for every global query.
+// Shapes   as for sliding_window, with the tokens of this process; global_positions are those of the whole sequence,
+//          the rows of q_global, k_global and v_global the own tokens'. All else is the same on every process.
+// Cost     The operations of sliding_window, shared by queries; those of global queries by keys. A process gets the
+//          keys and values that its queries' windows reach beyond its own, B Hkv (D + Dv) elements each, from the
+//          processes that have them, and no others but the global ones. A global query, B H D elements, goes to every
+//          process with keys, which sends back B H (Dv + 1) numbers of the compute type; and each process sends (P - 1)
+//          descriptions of the call of some 500 bytes. Memory: the keys and values that queries see whose windows reach
+//          beyond its own, and up to 1920 queries more on each side (with global positions: all queries); those of its
+//          own that others want; the scratch of sliding_window; with global keys beyond the windows two copies of out
+//          in the compute type; B H (D + P Dv) numbers for every global query.
 // Result   To rounding that of sliding_window on the whole, the same bits in every run and for any number of threads.
-//          The very bits of sliding_window on one process, and on any number without dilation and global positions where
-//          Lq = Lk and every range begins at a multiple of 96 ceil(clamp(left + right, 384, 1920) / 96) tokens (right
-//          counts as 0 where causal).
+//          The very bits of sliding_window on one process, and on any number without dilation and global positions
+//          where Lq = Lk and every range begins at a multiple of 96 ceil(clamp(left + right, 384, 1920) / 96) tokens
+//          (right counts as 0 where causal).
 // Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. No other message with the tags 0 and 1
 //          may be under way on the communicator.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Whatever else is thrown on one process (by a score function, for want of
-//          memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
+//          not fit or differ between processes. Whatever else is thrown on one process (by a score function, for want
+//          of memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
 #pragma once
 
 #include <attn/mpi/detail/window_group.hpp>
@@ -51,8 +51,8 @@ struct sliding_window_options {
   tensor_view<real, 3> lse{};
 };
 
-/// See the top of the file. Options, a score function score(s, batch, head, i, j), i and j positions in the whole sequence,
-/// and an execution may each be left out.
+/// See the top of the file. Options, a score function score(s, batch, head, i, j), i and j positions in the whole
+/// sequence, and an execution may each be left out.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = sliding_window_options<element_of<const Q&>>,
           class Score = attn::detail::no_score>
 void sliding_window(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicator, Options&& options = {},

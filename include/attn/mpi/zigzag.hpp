@@ -17,8 +17,8 @@
 
 namespace attn::inline ATTN_ISA::mpi {
 
-/// Tokens of a sequence of `tokens` that process `rank` of `size` holds: their number, and their positions in its order.
-/// Throw std::invalid_argument for a process that is none, or fewer than 0 tokens.
+/// Tokens of a sequence of `tokens` that process `rank` of `size` holds: their number, and their positions in its
+/// order. Throw std::invalid_argument for a process that is none, or fewer than 0 tokens.
 inline index zigzag_length(index tokens, int rank, int size) {
   const attn::detail::validator check("mpi::zigzag_length");
   check.at_least("tokens", 0, tokens);
@@ -143,7 +143,8 @@ void zigzag_scatter(std::type_identity_t<tensor_view<const element_of<P>>> whole
 
 /// The parts of all processes to the rows of `whole` on process 0. See the top of the file.
 template <viewable P>
-void zigzag_gather(const P& part, std::type_identity_t<tensor_view<element_of<const P&>>> whole, MPI_Comm communicator) {
+void zigzag_gather(const P& part, std::type_identity_t<tensor_view<element_of<const P&>>> whole,
+                   MPI_Comm communicator) {
   using S = element_of<const P&>;
   attn::detail::zigzag_exchange<S, const S>("mpi::zigzag_gather", communicator, whole, as_view(part)).gather();
 }

@@ -147,7 +147,8 @@ class message_list {
   /// Lets MPI work on them.
   void progress() {
     int done = 0;
-    if (!requests_.empty()) MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
+    const int count = static_cast<int>(requests_.size());
+    if (count > 0) MPI_Testall(count, requests_.data(), &done, MPI_STATUSES_IGNORE);
   }
   void wait() {
     if (!requests_.empty()) MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);

@@ -20,7 +20,8 @@ inline index part_begin(index tokens, index part, index parts) {
 class sequence_split {
  public:
   sequence_split() = default;
-  sequence_split(std::span<const index> lengths, bool zigzag) : zigzag_(zigzag), lengths_(lengths.begin(), lengths.end()) {
+  sequence_split(std::span<const index> lengths, bool zigzag)
+      : zigzag_(zigzag), lengths_(lengths.begin(), lengths.end()) {
     index at = 0;
     for (index n : lengths_) begins_.push_back(at), at += n;
     tokens_ = at;
@@ -55,7 +56,8 @@ class sequence_split {
       const index wanted = zigzag_length(tokens_, p, processes());
       if (length(p) != wanted)
         validator(group.name())
-            .fail(text({what, " in zigzag order: ", wanted, " of ", tokens_, " tokens on process ", index(p)}), length(p));
+            .fail(text({what, " in zigzag order: ", wanted, " of ", tokens_, " tokens on process ", index(p)}),
+                  length(p));
     }
   }
 

@@ -1,9 +1,9 @@
 // attn: softmax attention over the sequences of several processes: who sees what, and how keys travel.
 //
-// Keys and values travel round a ring (Liu et al. 2023, "Ring attention with blockwise transformers"): in step n process p
-// attends to those of process p - n, while they go on to p + 1. Every block of queries and keys is one call of the
-// operator. The gradients of keys and values follow them, piece by piece, each sent on as soon as a process has added its
-// part, and are back with their owner after as many steps as there are processes.
+// Keys and values travel round a ring (Liu et al. 2023, "Ring attention with blockwise transformers"): in step n
+// process p attends to those of process p - n, while they go on to p + 1. Every block of queries and keys is one call
+// of the operator. The gradients of keys and values follow them, piece by piece, each sent on as soon as a process has
+// added its part, and are back with their owner after as many steps as there are processes.
 #pragma once
 
 #include <attn/core/detail/tile_product.hpp>

@@ -61,8 +61,8 @@ struct row_memory {
 template <class E>
 class row_exchange {
  public:
-  /// Begins to send the rows of `own`, this process's part of a sequence, and to receive what it wants: wanted(p) are the
-  /// ranges that process p wants.
+  /// Begins to send the rows of `own`, this process's part of a sequence, and to receive what it wants: wanted(p) are
+  /// the ranges that process p wants.
   template <class Wanted>
   row_exchange(const process_group& group, const sequence_split& split, const tensor_view<const E>& own,
                const Wanted& wanted) {
@@ -82,7 +82,8 @@ class row_exchange {
     }
     const index b = own.extent(0), h = own.extent(1), d = own.extent(3);
     leaving_ = row_memory<E>(b, h, leaving.length(), d);
-    copy_elements(own.slice(2, leaving.length() > 0 ? leaving.begin - mine.begin : 0, leaving.length()), leaving_.view());
+    const index first_leaving = leaving.length() > 0 ? leaving.begin - mine.begin : 0;
+    copy_elements(own.slice(2, first_leaving, leaving.length()), leaving_.view());
     rows = row_memory<E>(b, h, total_length(my_wishes), d);
     index at = 0;
     for (const row_range& range : my_wishes)
@@ -99,7 +100,8 @@ class row_exchange {
       if (p == me) continue;
       for (const row_range& range : wanted(p))
         if (const row_range part = common_rows(range, mine); part.length() > 0)
-          messages_.send(leaving_.row(part.begin - leaving.begin), leaving_.row_bytes(part.length()), p, 0, group.get());
+          messages_.send(leaving_.row(part.begin - leaving.begin), leaving_.row_bytes(part.length()), p, 0,
+                         group.get());
     }
   }
 

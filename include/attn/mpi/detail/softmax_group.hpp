@@ -62,8 +62,8 @@ void add_sinks(std::span<const T> sinks, const tensor_view<T>& sums, const tenso
   });
 }
 
-/// The results of a process's queries while they are those of some of the keys. Nothing is known of a range of queries and
-/// a piece of key heads at first; then the results of blocks are merged.
+/// The results of a process's queries while they are those of some of the keys. Nothing is known of a range of queries
+/// and a piece of key heads at first; then the results of blocks are merged.
 template <class T>
 struct row_sums {
   index group = 1, step = 1;  // query heads of a key head, key heads of a piece

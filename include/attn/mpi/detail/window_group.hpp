@@ -1,10 +1,10 @@
 // attn: sliding-window attention by the processes of a group.
 //
-//   1. every process gets the keys its own queries see by their windows, from its neighbours within reach; queries whose
-//      windows lie in its own keys read them in place
+//   1. every process gets the keys its own queries see by their windows, from its neighbours within reach; queries
+//      whose windows lie in its own keys read them in place
 //   2. ... and the global keys beyond them; it attends both, and merges the results by lse
-//   3. global queries, which see every key, go to all processes instead; what they find there comes back, and is merged in
-//      the order of the processes
+//   3. global queries, which see every key, go to all processes instead; what they find there comes back, and is merged
+//      in the order of the processes
 #pragma once
 
 #include <attn/mpi/detail/row_exchange.hpp>
@@ -207,7 +207,8 @@ class window_group {
     const std::array<index, 4>& extents = x_.out.extents();
     tensor<T> sums(extents), others(extents);
     tensor<T, 3> lse({extents[0], extents[1], extents[2]}), other_lse(lse.extents());
-    for (const piece& one : pieces_of(group_.rank())) attend_piece(one, keys.view(), values.view(), sums.view(), lse.view());
+    for (const piece& one : pieces_of(group_.rank()))
+      attend_piece(one, keys.view(), values.view(), sums.view(), lse.view());
     const std::vector<index> beyond = globals_beyond(group_.rank());
     // Of a causal call they are all before the window.
     attend_some({x_.q, global_keys.view(), global_values.view(), x_.out, others.view(), other_lse.view()}, false,

@@ -76,7 +76,7 @@ struct softmax_call : softmax_inputs<S> {
   /// For queries that see `seen` keys each; `read` keys of every key head are read.
   [[nodiscard]] auto limit_threads(index seen, double read) const {
     const attention_shape& s = this->shape;
-    const double queries = static_cast<double>(s.queries), per_key = static_cast<double>((s.dim + s.dim_v) * sizeof(S));
+    const double queries = static_cast<double>(s.queries), per_key = static_cast<double>(s.dim + s.dim_v) * sizeof(S);
     return exec.limit_threads({.operations = s.operations_per_pair() * queries * static_cast<double>(seen),
                                .bytes = static_cast<double>(s.batch * s.kv_heads) * per_key * read});
   }
