@@ -7,7 +7,7 @@
 namespace testing {
 
 struct features_problem {
-  index tokens = 3 * 1024 + 300;
+  index tokens = 2 * 1024 + 200;
   tensor<double> q = random_normal(1, 2, 4, tokens, 9, 0.7), k = random_normal(2, 2, 2, tokens, 9, 0.7),
                  v = random_normal(3, 2, 2, tokens, 5), d_out = random_normal(4, 2, 4, tokens, 5);
 };

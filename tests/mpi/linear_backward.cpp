@@ -9,7 +9,7 @@ namespace {
 constexpr index segment = 1024;
 
 struct problem {
-  index tokens = 3 * segment + 300, batch = 2, heads = 4, kv_heads = 2;
+  index tokens = 2 * segment + 300, batch = 2, heads = 4, kv_heads = 2;
   tensor<double> q = random_normal(1, batch, heads, tokens, 9), k = random_normal(2, batch, kv_heads, tokens, 9),
                  v = random_normal(3, batch, kv_heads, tokens, 5), d_out = random_normal(4, batch, heads, tokens, 5);
 };
@@ -119,7 +119,7 @@ TEST_CASE("mpi linear_backward: threads within the processes", "[linear_backward
 
 TEST_CASE("mpi linear_backward: fewer queries than keys", "[linear_backward]") {
   const problem p;
-  const index more = 1500, count = p.tokens - more, begin = std::min(process() * segment, p.tokens),
+  const index more = 900, count = p.tokens - more, begin = std::min(process() * segment, p.tokens),
               end = process() == processes() - 1 ? p.tokens : std::min(begin + segment, p.tokens);
   for (bool causal : {false, true}) {
     // Causal queries are those of the last keys; others are split at whole segments, too, for the sake of bits.
@@ -145,7 +145,7 @@ TEST_CASE("mpi linear_backward: fewer queries than keys", "[linear_backward]") {
 
 TEST_CASE("mpi linear_backward: no bit depends on padding", "[linear_backward]") {
   problem p;
-  const std::vector<index> lengths = {1700, 3100};
+  const std::vector<index> lengths = {700, 2100};
   for (index b : {0, 1})
     for (tensor<double>* x : {&p.q, &p.k, &p.v, &p.d_out})
       for (index h = 0; h < x->heads(); ++h)

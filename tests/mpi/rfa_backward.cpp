@@ -29,10 +29,10 @@ void check(const features_problem& p, attn::rfa_options<S> options, index featur
 TEST_CASE("mpi rfa_backward: options", "[rfa_backward]") {
   const features_problem p;
   const std::vector<index> lengths = {p.tokens - 700, 1500};
-  for (index feature_heads : {1, 2, 4}) {
+  for (index feature_heads : {1, 4}) {
     CAPTURE(feature_heads);
     attn::rfa_options<float> options;
-    if (feature_heads == 2) options.lengths = lengths, options.norm_eps = 0.1f;
+    if (feature_heads == 4) options.lengths = lengths, options.norm_eps = 0.1f;
     check<float>(p, options, feature_heads);
     options.causal = true;
     check<float>(p, options, feature_heads);
