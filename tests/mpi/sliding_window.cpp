@@ -170,6 +170,31 @@ TEST_CASE("mpi::sliding_window: only what windows reach is sent", "[sliding_wind
             static_cast<std::size_t>(size - 1) * sizeof(attn::detail::process_shape));
 }
 
+TEST_CASE("mpi::sliding_window: a process copies what others want, and nothing between", "[sliding_window]") {
+  namespace detail = attn::detail;
+  const detail::process_group group("test", MPI_COMM_WORLD);
+  const detail::sequence_split split(std::vector<index>(static_cast<std::size_t>(group.size()), 50), false);
+  const index begin = 50 * group.rank(), end = begin + 50, all = split.tokens();
+  tensor<float> x(1, 2, 50, 3);
+  for (index h = 0; h < 2; ++h)
+    for (index i = 0; i < 50; ++i)
+      for (index d = 0; d < 3; ++d) x(0, h, i, d) = static_cast<float>(begin + i + 1000 * h);
+  detail::row_exchange<float> exchange(group, split, view(std::as_const(x)), [&](int p) {
+    const index first = 50 * p, last = first + 50;  // 7 tokens before its own, the last 2 of these, 4 behind them
+    return detail::row_ranges{{std::max<index>(first - 7, 0), first}, {last - 2, std::min(last + 4, all)}};
+  });
+  exchange.wait();
+  CHECK(exchange.leaving.rows == (group.rank() + 1 < group.size() ? 7 : 0) + (group.rank() > 0 ? 4 : 0));
+  index at = 0;
+  for (auto [first, last] : {std::array{std::max<index>(begin - 7, 0), begin}, {end - 2, std::min(end + 4, all)}})
+    for (index i = first; i < last; ++i, ++at) {
+      const auto row = exchange.rows.view(at, 1);
+      CHECK(row(0, 0, 0, 2) == static_cast<float>(i));
+      CHECK(row(0, 1, 0, 0) == static_cast<float>(i + 1000));
+    }
+  CHECK(exchange.rows.rows == at);
+}
+
 TEST_CASE("mpi::sliding_window: what lies beyond the windows changes no bit, even NaN", "[sliding_window]") {
   const window_problem<float> p({.queries = 200, .keys = 200}, {.left = 20, .right = 6});
   window_problem<float> dirty = p;

@@ -21,6 +21,23 @@ inline index total_length(const row_ranges& ranges) {
   for (const row_range& range : ranges) rows += range.length();
   return rows;
 }
+/// How many rows of them are before `row`.
+inline index rows_before(const row_ranges& ranges, index row) {
+  index rows = 0;
+  for (const row_range& range : ranges) rows += std::clamp(row - range.begin, index(0), range.length());
+  return rows;
+}
+/// Ranges in any order become such that ascend and do not touch.
+inline void join(row_ranges& ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](const row_range& x, const row_range& y) { return x.begin < y.begin; });
+  std::size_t count = 0;
+  for (const row_range& range : ranges)
+    if (count > 0 && range.begin <= ranges[count - 1].end)
+      ranges[count - 1].end = std::max(ranges[count - 1].end, range.end);
+    else
+      ranges[count++] = range;
+  ranges.resize(count);
+}
 /// Positions that ascend, each once, as ranges.
 inline row_ranges ranges_of(std::span<const index> positions) {
   row_ranges ranges;
@@ -73,19 +90,28 @@ class row_exchange {
     const int me = group.rank();
     const row_range mine = held(me);
     const row_ranges my_wishes = wanted(me);
-    row_range leaving{mine.end, mine.begin};  // the own rows that others want, and those between
+    struct message {
+      row_range rows;
+      int to = 0;
+    };
+    std::vector<message> messages;
+    row_ranges wishes;  // of others, among the own rows
     for (int p = 0; p < group.size(); ++p) {
       if (p == me) continue;
       for (const row_range& range : wanted(p))
         if (const row_range part = common_rows(range, mine); part.length() > 0)
-          leaving = {std::min(leaving.begin, part.begin), std::max(leaving.end, part.end)};
+          messages.push_back({part, p}), wishes.push_back(part);
     }
+    join(wishes);
     const index b = own.extent(0), h = own.extent(1), d = own.extent(3);
-    leaving_ = row_memory<E>(b, h, leaving.length(), d);
-    const index first_leaving = leaving.length() > 0 ? leaving.begin - mine.begin : 0;
-    copy_elements(own.slice(2, first_leaving, leaving.length()), leaving_.view());
-    rows = row_memory<E>(b, h, total_length(my_wishes), d);
+    leaving = row_memory<E>(b, h, total_length(wishes), d);
     index at = 0;
+    for (const row_range& range : wishes) {
+      copy_elements(own.slice(2, range.begin - mine.begin, range.length()), leaving.view(at, range.length()));
+      at += range.length();
+    }
+    rows = row_memory<E>(b, h, total_length(my_wishes), d);
+    at = 0;
     for (const row_range& range : my_wishes)
       for (int p = 0; p < group.size(); ++p) {
         const row_range part = common_rows(range, held(p));
@@ -96,22 +122,19 @@ class row_exchange {
           messages_.receive(rows.row(at), rows.row_bytes(part.length()), p, 0, group.get());
         at += part.length();
       }
-    for (int p = 0; p < group.size(); ++p) {
-      if (p == me) continue;
-      for (const row_range& range : wanted(p))
-        if (const row_range part = common_rows(range, mine); part.length() > 0)
-          messages_.send(leaving_.row(part.begin - leaving.begin), leaving_.row_bytes(part.length()), p, 0,
-                         group.get());
-    }
+    for (const message& one : messages)
+      messages_.send(leaving.row(rows_before(wishes, one.rows.begin)), leaving.row_bytes(one.rows.length()), one.to,
+                     0, group.get());
   }
 
   void wait() { messages_.wait(); }
 
   /// What this process wants, in order; there after wait().
   row_memory<E> rows;
+  /// Those of its own that others want, each once.
+  row_memory<E> leaving;
 
  private:
-  row_memory<E> leaving_;
   message_list messages_;
 };
 

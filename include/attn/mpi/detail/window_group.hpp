@@ -139,13 +139,9 @@ class window_group {
   /// The keys that are gathered for them.
   row_ranges windows_of(int p) const {
     row_ranges ranges;
-    for (const piece& one : pieces_of(p)) {
-      if (one.in_place || one.keys.length() == 0) continue;
-      if (!ranges.empty() && one.keys.begin <= ranges.back().end)
-        ranges.back().end = std::max(ranges.back().end, one.keys.end);
-      else
-        ranges.push_back(one.keys);
-    }
+    for (const piece& one : pieces_of(p))
+      if (!one.in_place && one.keys.length() > 0) ranges.push_back(one.keys);
+    join(ranges);
     return ranges;
   }
   /// The global keys beyond them that they see, too.
@@ -194,9 +190,7 @@ class window_group {
         attend_piece(one, x_.k, x_.v, {}, options_.lse);
         continue;
       }
-      index at = 0;  // where its keys begin among the gathered ones
-      for (const row_range& range : gathered)
-        at += std::clamp(one.keys.begin - range.begin, index(0), range.length());
+      const index at = rows_before(gathered, one.keys.begin);
       attend_piece(one, keys.view(at, one.keys.length()), values.view(at, one.keys.length()), {}, options_.lse);
     }
   }
