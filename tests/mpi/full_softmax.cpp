@@ -119,6 +119,34 @@ TEST_CASE("mpi::full_softmax: Eigen matrices, without options, and a part of the
   MPI_Comm_free(&half);
 }
 
+TEST_CASE("mpi::full_softmax: messages of the caller are not those of the call", "[full_softmax]") {
+  const int rank = own_rank(), size = process_count(), next = (rank + 1) % size, before = (rank + size - 1) % size;
+  MPI_Comm copy;
+  MPI_Comm_dup(MPI_COMM_WORLD, &copy);
+  for (MPI_Comm comm : {MPI_COMM_WORLD, copy, copy}) {  // new, and known
+    int received = -1, from_any = -1;
+    MPI_Request sent, any;
+    MPI_Isend(&rank, 1, MPI_INT, next, 0, comm, &sent);  // with a tag of the call's own
+    const std::vector<float> x(6 * 8, 0.5f);
+    std::vector<float> y(x.size());
+    const auto attend = [&] {
+      const attn::tensor_view<const float> tokens(x.data(), {1, 2, 3, 8});
+      attn::mpi::full_softmax(tokens, tokens, tokens, attn::tensor_view<float>(y.data(), {1, 2, 3, 8}), comm);
+      CHECK(y == x);
+    };
+    attend();
+    MPI_Recv(&received, 1, MPI_INT, before, 0, comm, MPI_STATUS_IGNORE);
+    CHECK(received == before);
+    MPI_Wait(&sent, MPI_STATUS_IGNORE);
+    MPI_Irecv(&from_any, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &any);
+    attend();
+    MPI_Send(&rank, 1, MPI_INT, next, 7, comm);
+    MPI_Wait(&any, MPI_STATUS_IGNORE);
+    CHECK(from_any == before);
+  }
+  MPI_Comm_free(&copy);
+}
+
 TEST_CASE("mpi::full_softmax: the bytes a process sends", "[full_softmax]") {
   const problem<float> p({.causal = true, .queries = 64, .keys = 64});
   attn::execution serial;

@@ -16,8 +16,8 @@
 //          and with 16-bit elements a copy of out in float.
 // Result   To rounding that of full_softmax on the whole; the same bits in every run, for any number of threads and
 //          whatever the batch. On one process the very bits of full_softmax.
-// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. No other message with the tags 0 and 1
-//          may be under way on the communicator.
+// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. Messages go through a copy of the
+//          communicator, which the first call on it makes: the caller's own may be under way on it.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
 //          not fit or differ between processes. Whatever else is thrown on one process (by a score function, for want
 //          of memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.

@@ -20,8 +20,8 @@
 //          The very bits of sliding_window on one process, and on any number without dilation and global positions
 //          where Lq = Lk and every range begins at a multiple of 96 ceil(clamp(left + right, 384, 1920) / 96) tokens
 //          (right counts as 0 where causal).
-// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. No other message with the tags 0 and 1
-//          may be under way on the communicator.
+// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. Messages go through a copy of the
+//          communicator, which the first call on it makes: the caller's own may be under way on it.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
 //          not fit or differ between processes. Whatever else is thrown on one process (by a score function, for want
 //          of memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.

@@ -8,6 +8,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -16,6 +17,30 @@ namespace attn::inline ATTN_ISA::detail {
 inline std::size_t& sent_bytes() {
   thread_local std::size_t count = 0;
   return count;
+}
+
+/// A copy of a communicator, so that no message of the caller's own, and no receive from anyone, meets those of attn. All
+/// its processes make it, in their first call on the communicator; it is kept there, and freed with it. Errors of MPI
+/// end the job, as no call looks at what MPI returns.
+inline MPI_Comm private_copy(MPI_Comm communicator) {
+  static const int key = [] {
+    const auto free_copy = [](MPI_Comm, int, void* value, void*) {
+      const std::unique_ptr<MPI_Comm> copy(static_cast<MPI_Comm*>(value));
+      return MPI_Comm_free(copy.get());
+    };
+    int made = MPI_KEYVAL_INVALID;
+    MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_copy, &made, nullptr);
+    return made;
+  }();
+  void* value = nullptr;
+  int found = 0;
+  MPI_Comm_get_attr(communicator, key, &value, &found);
+  if (found) return *static_cast<MPI_Comm*>(value);
+  auto copy = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
+  if (MPI_Comm_dup(communicator, copy.get()) != MPI_SUCCESS) throw std::runtime_error("attn: MPI_Comm_dup failed");
+  MPI_Comm_set_errhandler(*copy, MPI_ERRORS_ARE_FATAL);
+  MPI_Comm_set_attr(communicator, key, copy.get());
+  return *copy.release();
 }
 
 /// The processes of one call. Throws std::invalid_argument where there is nothing to talk through, on every process
@@ -34,12 +59,14 @@ class process_group {
     if (between_groups) check.fail("a communicator of one group", "an intercommunicator");
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
+    if (size_ > 1) comm_ = private_copy(comm_);
   }
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   int next() const { return (rank_ + 1) % size_; }
   int before() const { return (rank_ + size_ - 1) % size_; }
+  /// What messages go through.
   MPI_Comm get() const { return comm_; }
   const char* name() const { return name_; }
 
