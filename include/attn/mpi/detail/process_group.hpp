@@ -92,7 +92,7 @@ class process_group {
   int rank_ = 0, size_ = 1;
 };
 
-/// What a process brings to a call. All but the lengths and its own wishes must be the same everywhere.
+/// What a process brings to a call. All but the lengths and what it wants must be the same everywhere.
 struct process_shape {
   static constexpr int settings_count = 16;
 

@@ -89,30 +89,30 @@ class row_exchange {
     };
     const int me = group.rank();
     const row_range mine = held(me);
-    const row_ranges my_wishes = wanted(me);
+    const row_ranges wanted_here = wanted(me);
     struct message {
       row_range rows;
       int to = 0;
     };
     std::vector<message> messages;
-    row_ranges wishes;  // of others, among the own rows
+    row_ranges wanted_of_own;  // of others, among the own rows
     for (int p = 0; p < group.size(); ++p) {
       if (p == me) continue;
       for (const row_range& range : wanted(p))
         if (const row_range part = common_rows(range, mine); part.length() > 0)
-          messages.push_back({part, p}), wishes.push_back(part);
+          messages.push_back({part, p}), wanted_of_own.push_back(part);
     }
-    join(wishes);
+    join(wanted_of_own);
     const index b = own.extent(0), h = own.extent(1), d = own.extent(3);
-    leaving = row_memory<E>(b, h, total_length(wishes), d);
+    leaving = row_memory<E>(b, h, total_length(wanted_of_own), d);
     index at = 0;
-    for (const row_range& range : wishes) {
+    for (const row_range& range : wanted_of_own) {
       copy_elements(own.slice(2, range.begin - mine.begin, range.length()), leaving.view(at, range.length()));
       at += range.length();
     }
-    rows = row_memory<E>(b, h, total_length(my_wishes), d);
+    rows = row_memory<E>(b, h, total_length(wanted_here), d);
     at = 0;
-    for (const row_range& range : my_wishes)
+    for (const row_range& range : wanted_here)
       for (int p = 0; p < group.size(); ++p) {
         const row_range part = common_rows(range, held(p));
         if (part.length() == 0) continue;
@@ -123,8 +123,8 @@ class row_exchange {
         at += part.length();
       }
     for (const message& one : messages)
-      messages_.send(leaving.row(rows_before(wishes, one.rows.begin)), leaving.row_bytes(one.rows.length()), one.to,
-                     0, group.get());
+      messages_.send(leaving.row(rows_before(wanted_of_own, one.rows.begin)), leaving.row_bytes(one.rows.length()),
+                     one.to, 0, group.get());
   }
 
   void wait() { messages_.wait(); }

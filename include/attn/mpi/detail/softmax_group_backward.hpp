@@ -27,9 +27,9 @@ struct backward_arguments {
   attention_shape shape;
 };
 
-/// The wishes of a process.
+/// What a process wants and lacks.
 template <class Options, class Gradients>
-std::uint64_t wishes_of(const Options& options, const Gradients& g) {
+std::uint64_t wants_of(const Options& options, const Gradients& g) {
   return (options.lse ? 0 : lacks_lse) | (g.k ? wants_keys : 0) | (g.v ? wants_values : 0) |
          (g.alibi_slopes ? wants_slopes : 0) | (g.sinks ? wants_sinks : 0);
 }

@@ -182,7 +182,9 @@ struct common_settings {
 
   void add(double x) {
     double& place = shape.settings[count++ % process_shape::settings_count];
-    place = 31 * place + x;
+    std::uint64_t hash = std::bit_cast<std::uint64_t>(place) ^ std::bit_cast<std::uint64_t>(x);
+    hash *= 0x9e3779b97f4a7c15;
+    place = std::bit_cast<double>(hash ^ hash >> 32);  // every bit of every number counts
   }
   template <class T>
   void add(const std::optional<T>& x) {
