@@ -80,28 +80,28 @@ TEST_CASE("mpi aft_simple: sequences and batches without elements", "[aft_simple
   for (bool causal : {false, true})
     for (const tensor<float>& x : {tensor<float>(1, 2, 0, 4), tensor<float>(0, 2, 5, 4), tensor<float>(2, 2, 5, 0)}) {
       tensor<float> out = x;
-      attn::mpi::aft_simple(view_of(x), view_of(x), view_of(x), view_of(out), MPI_COMM_WORLD, {.causal = causal});
+      attn::mpi::aft_simple(view(x), view(x), view(x), view(out), MPI_COMM_WORLD, {.causal = causal});
       CHECK(out == x);
     }
 }
 
 TEST_CASE("mpi aft_simple: what is refused, is refused by all", "[aft_simple]") {
-  const bool last = process() == processes() - 1;
+  const bool last = own_rank() == process_count() - 1;
   const auto refused = [&](index batch, index dim, index keys, const attn::aft_simple_options<float>& options) {
     const tensor<float> q(batch, 2, 10, dim, 1), k(batch, 2, keys, dim, 1);
     tensor<float> out(batch, 2, 10, dim, rubbish);
     const std::string message = refusal_of_all("mpi::aft_simple", [&] {
-      attn::mpi::aft_simple(view_of(q), view_of(k), view_of(k), view_of(out), MPI_COMM_WORLD, options);
+      attn::mpi::aft_simple(view(q), view(k), view(k), view(out), MPI_COMM_WORLD, options);
     });
     CHECK(out == tensor<float>(batch, 2, 10, dim, rubbish));
     return message;
   };
   const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-  const std::vector<index> one = {1}, long_one = {1, 10 * processes() + 1};
+  const std::vector<index> one = {1}, long_one = {1, 10 * process_count() + 1};
   CHECK(contains(refused(2, 4, last ? 9 : 10, {}), "key length = query length"));
   CHECK(contains(refused(2, 4, 10, {.lengths = one}), "lengths, one per batch item"));
   CHECK(contains(refused(2, 4, 10, {.lengths = long_one}), "lengths from 0 to"));
-  if (processes() == 1) return;
+  if (process_count() == 1) return;
   const char* const differ = "the same options on all processes";
   CHECK(contains(refused(last ? 2 : 3, 4, 10, {}), "a batch on all processes"));
   CHECK(contains(refused(2, last ? 4 : 5, 10, {}), "dim on all processes"));

@@ -26,9 +26,9 @@ void check(const problem& p, const attn::aft_simple_options<S>& options, bool of
     const tensor<S> own_q = part(q), own_k = part(k), own_v = part(v), own_d = part(d_out);
     std::array<tensor<S>, 3> g{own_v, own_q, own_k};  // to be written over
     attn::aft_simple_gradients<S> wanted{.accumulate = accumulate};
-    if (of_q) wanted.q = view_of(g[0]);
-    if (of_keys) wanted.k = view_of(g[1]), wanted.v = view_of(g[2]);
-    call(view_of(own_q), view_of(own_k), view_of(own_v), view_of(own_d), wanted);
+    if (of_q) wanted.q = view(g[0]);
+    if (of_keys) wanted.k = view(g[1]), wanted.v = view(g[2]);
+    call(view(own_q), view(own_k), view(own_v), view(own_d), wanted);
     return g;
   };
   const auto all = run([](const auto& x) { return x; },
@@ -91,20 +91,20 @@ TEST_CASE("mpi aft_simple_backward: no bit depends on padding", "[aft_simple_bac
 }
 
 TEST_CASE("mpi aft_simple_backward: what is refused, is refused by all", "[aft_simple_backward]") {
-  const bool last = process() == processes() - 1;
+  const bool last = own_rank() == process_count() - 1;
   const tensor<float> x(1, 2, 10, 4, 1);
   tensor<float> dq(1, 2, 10, 4, rubbish), dk = dq, short_dk(1, 2, 9, 4, rubbish);
   const auto refused = [&](const attn::aft_simple_gradients<float>& wanted,
                            const attn::aft_simple_options<float>& options) {
     return refusal_of_all("mpi::aft_simple_backward", [&] {
-      attn::mpi::aft_simple_backward(view_of(x), view_of(x), view_of(x), view_of(x), wanted, MPI_COMM_WORLD, options);
+      attn::mpi::aft_simple_backward(view(x), view(x), view(x), view(x), wanted, MPI_COMM_WORLD, options);
     });
   };
   const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-  CHECK(contains(refused({.q = view_of(dq), .k = view_of(last ? short_dk : dk)}, {}), "the gradient of k"));
-  CHECK(contains(refused({.q = view_of(dq), .k = view_of(last ? dq : dk)}, {}), "in separate memory"));
-  if (processes() > 1)
-    CHECK(contains(refused({.q = view_of(dq)}, {.causal = last}), "the same options on all processes"));
+  CHECK(contains(refused({.q = view(dq), .k = view(last ? short_dk : dk)}, {}), "the gradient of k"));
+  CHECK(contains(refused({.q = view(dq), .k = view(last ? dq : dk)}, {}), "in separate memory"));
+  if (process_count() > 1)
+    CHECK(contains(refused({.q = view(dq)}, {.causal = last}), "the same options on all processes"));
   CHECK(dq == tensor<float>(1, 2, 10, 4, rubbish));
 }
 

@@ -12,22 +12,6 @@ struct features_problem {
                  v = random_normal(3, 2, 2, tokens, 5), d_out = random_normal(4, 2, 4, tokens, 5);
 };
 
-template <class T>
-tensor<T> random_gates(index heads, index tokens) {
-  random_source random(5);
-  tensor<T> gates(2, heads, tokens, 1);
-  for (T& g : gates.data) g = static_cast<T>(1 - 0.1 * random.uniform());
-  return gates;
-}
-template <class T>
-attn::tensor_view<const T, 3> row_view(const tensor<T>& x) {
-  return {x.data.data(), {x.batch(), x.heads(), x.length()}};
-}
-template <class T>
-attn::tensor_view<T, 3> row_view(tensor<T>& x) {
-  return {x.data.data(), {x.batch(), x.heads(), x.length()}};
-}
-
 // alone(q, k, v, features, d_out, gradients, gates) and the same of spread: Gradients has q, k, v and features, and where
 // there are gates, gate. Bitwise where ranges begin at segments, but for the features, which are summed up over processes.
 template <class S, class Gradients, class Alone, class Spread>
@@ -36,7 +20,7 @@ void check_gradients(const features_problem& p, index feature_heads, index gate_
   using T = attn::compute_type<S>;
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v), d_out = cast<S>(p.d_out);
   const auto features = attn::draw_features<S>(20, 9, {.seed = 7, .heads = feature_heads});
-  const auto gates = random_gates<T>(gate_heads, p.tokens);
+  const auto gates = gates_near_one<T>(gate_heads, p.tokens);
   struct result {
     tensor<S> q, k, v, features;
     tensor<T> gate;
@@ -45,11 +29,11 @@ void check_gradients(const features_problem& p, index feature_heads, index gate_
     const tensor<S> own_q = part(q), own_k = part(k), own_v = part(v), own_d = part(d_out);
     const tensor<T> own_gates = part(gates);
     result g{own_q, own_k, own_v, tensor<S>(1, feature_heads, 20, 9), own_gates};
-    Gradients wanted{.q = view_of(g.q), .k = view_of(g.k), .v = view_of(g.v)};
+    Gradients wanted{.q = view(g.q), .k = view(g.k), .v = view(g.v)};
     wanted.features = {g.features.data.data(), {feature_heads, 20, 9}};
     if constexpr (requires { wanted.gate; })
       if (gate_heads > 0) wanted.gate = row_view(g.gate);
-    call(view_of(own_q), view_of(own_k), view_of(own_v), features, view_of(own_d), wanted, row_view(own_gates));
+    call(view(own_q), view(own_k), view(own_v), features, view(own_d), wanted, row_view(own_gates));
     return g;
   };
   const result all = run([](const auto& x) { return x; }, alone);

@@ -14,19 +14,6 @@ struct problem {
                  v = random_normal(3, 2, 2, tokens, 5);
 };
 
-// Gates as a model has them: close to 1.
-template <class T>
-tensor<T> random_decay(index heads, index tokens) {
-  random_source random(5);
-  tensor<T> gates(2, heads, tokens, 1);
-  for (T& g : gates.data) g = static_cast<T>(1 - 0.1 * random.uniform());
-  return gates;
-}
-template <class T>
-attn::tensor_view<const T, 3> row_view(const tensor<T>& x) {
-  return {x.data.data(), {x.batch(), x.heads(), x.length()}};
-}
-
 // Both compute what lies within tolerance<float>::out of the exact result, or at most rounding to S.
 template <class S>
 constexpr double bound = std::is_same_v<S, double> ? 1e-13 : std::is_same_v<S, float> ? 4e-6 : 0x1p-7;
@@ -34,7 +21,7 @@ constexpr double bound = std::is_same_v<S, double> ? 1e-13 : std::is_same_v<S, f
 template <class S, class Map = attn::feature_maps::elu_plus_one>
 void check(const problem& p, attn::linear_options<S> options, index decay_heads = 0, const Map& map = {},
            attn::execution exec = attn::execution()) {
-  const auto decay = random_decay<attn::compute_type<S>>(decay_heads, p.tokens);
+  const auto decay = gates_near_one<attn::compute_type<S>>(decay_heads, p.tokens);
   check_spread<S>(
       p.q, p.k, p.v, segment, bound<S>,
       [&](const auto& q, const auto& k, const auto& v, const auto& out) {
@@ -99,17 +86,17 @@ TEST_CASE("mpi linear: fewer queries than keys, and more", "[linear]") {
       CAPTURE(more, causal);
       if (more <= 0) check<float>(p, {.causal = causal});
       // Queries before the first key are on process 0.
-      const bool last = process() == processes() - 1;
-      const index begin = process() * 2 * segment, end = begin + 2 * segment;
+      const bool last = own_rank() == process_count() - 1;
+      const index begin = own_rank() * 2 * segment, end = begin + 2 * segment;
       const auto within = [](index n, index most) { return std::clamp<index>(n, 0, most); };
       const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
       const index first = begin == 0 ? 0 : within(begin + more, q.length()),
                   count = (last ? q.length() : within(end + more, q.length())) - first,
                   key = within(begin, p.tokens), keys = (last ? p.tokens : within(end, p.tokens)) - key;
       tensor<float> wanted(2, 4, q.length(), 5), out(2, 4, count, 5, rubbish);
-      attn::linear(view_of(q), view_of(k), view_of(v), view_of(wanted), {.causal = causal});
+      attn::linear(view(q), view(k), view(v), view(wanted), {.causal = causal});
       const auto own_q = rows(q, first, count), own_k = rows(k, key, keys), own_v = rows(v, key, keys);
-      attn::mpi::linear(view_of(own_q), view_of(own_k), view_of(own_v), view_of(out), MPI_COMM_WORLD,
+      attn::mpi::linear(view(own_q), view(own_k), view(own_v), view(out), MPI_COMM_WORLD,
                         {.causal = causal});
       CHECK(out == rows(wanted, first, count));
     }
@@ -129,23 +116,23 @@ TEST_CASE("mpi linear: no bit depends on padding", "[linear]") {
 
 TEST_CASE("mpi linear: sequences and batches without elements", "[linear]") {
   for (bool causal : {false, true}) {
-    const index own = process() == processes() - 1 ? 3 : 0;
+    const index own = own_rank() == process_count() - 1 ? 3 : 0;
     const tensor<float> q(1, 2, own, 4, 1), none(1, 2, 0, 4);
     tensor<float> out(1, 2, own, 4, rubbish);
-    attn::mpi::linear(view_of(q), view_of(none), view_of(none), view_of(out), MPI_COMM_WORLD, {.causal = causal});
+    attn::mpi::linear(view(q), view(none), view(none), view(out), MPI_COMM_WORLD, {.causal = causal});
     CHECK(out == tensor<float>(1, 2, own, 4));
     const tensor<float> no_batch(0, 2, 5, 4), no_heads(2, 0, 5, 4);
     tensor<float> empty_1 = no_batch, empty_2 = no_heads;
-    attn::mpi::linear(view_of(no_batch), view_of(no_batch), view_of(no_batch), view_of(empty_1), MPI_COMM_WORLD,
+    attn::mpi::linear(view(no_batch), view(no_batch), view(no_batch), view(empty_1), MPI_COMM_WORLD,
                       {.causal = causal});
-    attn::mpi::linear(view_of(no_heads), view_of(no_heads), view_of(no_heads), view_of(empty_2), MPI_COMM_WORLD,
+    attn::mpi::linear(view(no_heads), view(no_heads), view(no_heads), view(empty_2), MPI_COMM_WORLD,
                       {.causal = causal});
   }
 }
 
 TEST_CASE("mpi linear: any communicator", "[linear]") {
   // Two halves, each with a sequence of its own, their ranks turned round.
-  const int size = static_cast<int>(processes()), rank = static_cast<int>(process());
+  const int size = process_count(), rank = own_rank();
   MPI_Comm half = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, size - rank, &half);
   int place = 0, places = 0;
@@ -153,19 +140,19 @@ TEST_CASE("mpi linear: any communicator", "[linear]") {
   const index tokens = 70;
   const auto x = cast<float>(random_normal(static_cast<std::uint64_t>(rank % 2) + 1, 1, 1, tokens * places, 4));
   tensor<float> wanted(1, 1, x.length(), 4), out(1, 1, tokens, 4, rubbish);
-  attn::linear(view_of(x), view_of(x), view_of(x), view_of(wanted), {.causal = true});
+  attn::linear(view(x), view(x), view(x), view(wanted), {.causal = true});
   const auto own = rows(x, place * tokens, tokens);
-  attn::mpi::linear(view_of(own), view_of(own), view_of(own), view_of(out), half, {.causal = true});
+  attn::mpi::linear(view(own), view(own), view(own), view(out), half, {.causal = true});
   CHECK(relative_error(out, rows(wanted, place * tokens, tokens)) <= bound<float>);
-  attn::mpi::linear(view_of(own), view_of(own), view_of(own), view_of(out), MPI_COMM_SELF);
+  attn::mpi::linear(view(own), view(own), view(own), view(out), MPI_COMM_SELF);
   tensor<float> alone(1, 1, tokens, 4);
-  attn::linear(view_of(own), view_of(own), view_of(own), view_of(alone));
+  attn::linear(view(own), view(own), view(own), view(alone));
   CHECK(out == alone);
   MPI_Comm_free(&half);
 }
 
 TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
-  const bool last = process() == processes() - 1;
+  const bool last = own_rank() == process_count() - 1;
   const auto refused = [&](index batch, index heads, index kv_heads, index dim, index dim_v, index tokens,
                            index queries, const attn::linear_options<float>& options) {
     const tensor<float> q(batch, heads, queries, dim, 1), k(batch, kv_heads, tokens, dim, 1),
@@ -173,14 +160,14 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
     tensor<float> out(batch, heads, queries, dim_v, rubbish);
     const tensor<float> before = out;
     const std::string message = refusal_of_all("mpi::linear", [&] {
-      attn::mpi::linear(view_of(q), view_of(k), view_of(v), view_of(out), MPI_COMM_WORLD, options);
+      attn::mpi::linear(view(q), view(k), view(v), view(out), MPI_COMM_WORLD, options);
     });
     CHECK(out == before);
     return message;
   };
   const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   CHECK(contains(refused(2, 4, 3, 8, 8, 10, 10, {}), "key heads that divide"));
-  const std::vector<index> three = {1, 1, 1}, long_one = {1, 10 * processes() + 1};
+  const std::vector<index> three = {1, 1, 1}, long_one = {1, 10 * process_count() + 1};
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.lengths = three}), "lengths, one per batch item"));
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.lengths = long_one}), "lengths from 0 to"));
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.eps = -1}), "eps >= 0"));
@@ -189,7 +176,7 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
   if (last) decay.data[7] = 1.5f;  // on one process alone
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.causal = true, .decay = row_view(decay)}), "decay from 0 to 1"));
   if (last) decay.data[7] = 0.5f;
-  if (processes() == 1) return;
+  if (process_count() == 1) return;
   CHECK(contains(refused(last ? 3 : 2, 4, 2, 8, 8, 10, 10, {}), "a batch on all processes"));
   CHECK(contains(refused(2, last ? 2 : 4, 2, 8, 8, 10, 10, {}), "heads on all processes"));
   CHECK(contains(refused(2, 4, last ? 4 : 2, 8, 8, 10, 10, {}), "key heads on all processes"));
@@ -202,11 +189,11 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
   attn::linear_options<float> one_decays{.causal = true};
   if (last) one_decays.decay = row_view(decay);
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, one_decays), "the same options on all processes"));
-  const std::vector<index> all = {10 * processes(), 10 * processes()}, fewer = {10 * processes(), 10 * processes() - 1};
+  const std::vector<index> all = {10 * process_count(), 10 * process_count()}, fewer = {10 * process_count(), 10 * process_count() - 1};
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.causal = true, .query_lengths = all, .key_lengths = fewer}),
                  "causal queries at the positions"));
   // Of process 0 a query too few, of the last one a query too many.
-  const index more = last ? 1 : process() == 0 ? -1 : 0;
+  const index more = last ? 1 : own_rank() == 0 ? -1 : 0;
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10 + more, {.causal = true}), "causal queries at the positions"));
 
   const tensor<double> x(1, 1, 3, 4, 1);
@@ -215,18 +202,18 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
   tensor<float> out_y(1, 1, 3, 4);
   const auto message = refusal_of_all("mpi::linear", [&] {
     if (last)
-      attn::mpi::linear(view_of(x), view_of(x), view_of(x), view_of(out_x), MPI_COMM_WORLD);
+      attn::mpi::linear(view(x), view(x), view(x), view(out_x), MPI_COMM_WORLD);
     else
-      attn::mpi::linear(view_of(y), view_of(y), view_of(y), view_of(out_y), MPI_COMM_WORLD);
+      attn::mpi::linear(view(y), view(y), view(y), view(out_y), MPI_COMM_WORLD);
   });
   CHECK(contains(message, "the element type of process 0"));
   CHECK(contains(refusal_of_all("mpi::linear", [&] {
-                   attn::mpi::linear(view_of(y), view_of(y), view_of(y), view_of(out_y), MPI_COMM_NULL);
+                   attn::mpi::linear(view(y), view(y), view(y), view(out_y), MPI_COMM_NULL);
                  }),
                  "a communicator"));
   const attn::tensor_view<const float> negative(y.data.data(), {1, 1, last ? -3 : 3, 4});
   CHECK(contains(refusal_of_all("mpi::linear", [&] {
-                   attn::mpi::linear(view_of(y), negative, negative, view_of(out_y), MPI_COMM_WORLD);
+                   attn::mpi::linear(view(y), negative, negative, view(out_y), MPI_COMM_WORLD);
                  }),
                  "extents >= 0"));
 }

@@ -17,19 +17,6 @@ struct problem {
 template <class S>
 constexpr double bound = std::is_same_v<S, double> ? 1e-12 : std::is_same_v<S, float> ? 1e-5 : 0x1p-7;
 
-template <class T>
-tensor<T> random_decay(index heads, index tokens) {
-  random_source random(5);
-  tensor<T> gates(2, heads, tokens, 1);
-  for (T& g : gates.data) g = static_cast<T>(1 - 0.1 * random.uniform());
-  return gates;
-}
-template <class T>
-auto row_view(T& x) {
-  return attn::tensor_view<std::remove_pointer_t<decltype(x.data.data())>, 3>(x.data.data(),
-                                                                              {x.batch(), x.heads(), x.length()});
-}
-
 template <class S>
 struct gradients {
   tensor<S> q, k, v;
@@ -46,7 +33,7 @@ template <class S>
 void check(const problem& p, attn::linear_options<S> options, const case_options& c = {}) {
   using T = attn::compute_type<S>;
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v), d_out = cast<S>(p.d_out);
-  const auto decay = random_decay<T>(c.decay_heads, p.tokens);
+  const auto decay = gates_near_one<T>(c.decay_heads, p.tokens);
   const auto run = [&](const tensor<S>& q_, const tensor<S>& k_, const tensor<S>& v_, const tensor<S>& d_,
                        const tensor<T>& decay_, const auto& call) {
     gradients<S> g{tensor<S>(p.batch, p.heads, c.of_q ? q_.length() : 0, 9, S(rubbish)),
@@ -54,10 +41,10 @@ void check(const problem& p, attn::linear_options<S> options, const case_options
                    tensor<S>(p.batch, p.kv_heads, k_.length(), 5, S(rubbish)),
                    tensor<T>(p.batch, c.decay_heads, k_.length(), 1, T(rubbish))};
     attn::linear_gradients<S> wanted{.accumulate = c.accumulate};
-    if (c.of_q) wanted.q = view_of(g.q);
-    if (c.of_keys) wanted.k = view_of(g.k), wanted.v = view_of(g.v);
+    if (c.of_q) wanted.q = view(g.q);
+    if (c.of_keys) wanted.k = view(g.k), wanted.v = view(g.v);
     if (c.decay_heads > 0) options.decay = row_view(decay_), wanted.decay = row_view(g.decay);
-    call(view_of(q_), view_of(k_), view_of(v_), view_of(d_), wanted);
+    call(view(q_), view(k_), view(v_), view(d_), wanted);
     return g;
   };
   const gradients<S> all = run(q, k, v, d_out, decay, [&](const auto&... x) { attn::linear_backward(x..., options); });
@@ -119,23 +106,23 @@ TEST_CASE("mpi linear_backward: threads within the processes", "[linear_backward
 
 TEST_CASE("mpi linear_backward: fewer queries than keys", "[linear_backward]") {
   const problem p;
-  const index more = 900, count = p.tokens - more, begin = std::min(process() * segment, p.tokens),
-              end = process() == processes() - 1 ? p.tokens : std::min(begin + segment, p.tokens);
+  const index more = 900, count = p.tokens - more, begin = std::min(own_rank() * segment, p.tokens),
+              end = own_rank() == process_count() - 1 ? p.tokens : std::min(begin + segment, p.tokens);
   for (bool causal : {false, true}) {
     // Causal queries are those of the last keys; others are split at whole segments, too, for the sake of bits.
     const index first = causal ? std::max<index>(begin - more, 0) : std::min(begin, count),
                 last = causal ? std::max<index>(end - more, 0)
-                              : process() == processes() - 1 ? count : std::min(end, count);
+                              : own_rank() == process_count() - 1 ? count : std::min(end, count);
     const auto q = rows(cast<float>(p.q), 0, count), d_out = rows(cast<float>(p.d_out), 0, count), k = cast<float>(p.k),
                v = cast<float>(p.v);
     tensor<float> dq = q, dk = k, dv = v;
-    attn::linear_backward(view_of(q), view_of(k), view_of(v), view_of(d_out),
-                          {.q = view_of(dq), .k = view_of(dk), .v = view_of(dv)}, {.causal = causal});
+    attn::linear_backward(view(q), view(k), view(v), view(d_out),
+                          {.q = view(dq), .k = view(dk), .v = view(dv)}, {.causal = causal});
     const auto own_q = rows(q, first, last - first), own_d = rows(d_out, first, last - first),
                own_k = rows(k, begin, end - begin), own_v = rows(v, begin, end - begin);
     tensor<float> gq = own_q, gk = own_k, gv = own_v;
-    attn::mpi::linear_backward(view_of(own_q), view_of(own_k), view_of(own_v), view_of(own_d),
-                               {.q = view_of(gq), .k = view_of(gk), .v = view_of(gv)}, MPI_COMM_WORLD,
+    attn::mpi::linear_backward(view(own_q), view(own_k), view(own_v), view(own_d),
+                               {.q = view(gq), .k = view(gk), .v = view(gv)}, MPI_COMM_WORLD,
                                {.causal = causal});
     CHECK(gq == rows(dq, first, last - first));
     CHECK(gk == rows(dk, begin, end - begin));
@@ -155,24 +142,24 @@ TEST_CASE("mpi linear_backward: no bit depends on padding", "[linear_backward]")
 }
 
 TEST_CASE("mpi linear_backward: what is refused, is refused by all", "[linear_backward]") {
-  const bool last = process() == processes() - 1;
+  const bool last = own_rank() == process_count() - 1;
   const tensor<float> x(1, 2, 10, 4, 1);
   tensor<float> dq(1, 2, 10, 4, rubbish), dk = dq, short_dk(1, 2, 9, 4, rubbish);
   const auto refused = [&](const attn::linear_gradients<float>& wanted, const attn::linear_options<float>& options) {
     return refusal_of_all("mpi::linear_backward", [&] {
-      attn::mpi::linear_backward(view_of(x), view_of(x), view_of(x), view_of(x), wanted, MPI_COMM_WORLD, options);
+      attn::mpi::linear_backward(view(x), view(x), view(x), view(x), wanted, MPI_COMM_WORLD, options);
     });
   };
   const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-  CHECK(contains(refused({.q = view_of(dq), .k = view_of(last ? short_dk : dk)}, {}), "the gradient of k"));
-  CHECK(contains(refused({.q = view_of(dq), .k = view_of(last ? dq : dk)}, {}), "in separate memory"));
+  CHECK(contains(refused({.q = view(dq), .k = view(last ? short_dk : dk)}, {}), "the gradient of k"));
+  CHECK(contains(refused({.q = view(dq), .k = view(last ? dq : dk)}, {}), "in separate memory"));
   tensor<float> decay(1, 2, 10, 1);
-  CHECK(contains(refused({.q = view_of(dq), .decay = row_view(decay)}, {}), "decay"));
-  if (processes() > 1) {
-    attn::linear_gradients<float> some{.q = view_of(dq)};
-    if (last) some.k = view_of(dk);
+  CHECK(contains(refused({.q = view(dq), .decay = row_view(decay)}, {}), "decay"));
+  if (process_count() > 1) {
+    attn::linear_gradients<float> some{.q = view(dq)};
+    if (last) some.k = view(dk);
     CHECK(contains(refused(some, {}), "the same options on all processes"));
-    CHECK(contains(refused({.q = view_of(dq)}, {.causal = last}), "the same options on all processes"));
+    CHECK(contains(refused({.q = view(dq)}, {.causal = last}), "the same options on all processes"));
   }
   CHECK(dq == tensor<float>(1, 2, 10, 4, rubbish));
   CHECK(dk == dq);

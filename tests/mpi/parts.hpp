@@ -1,29 +1,13 @@
 #pragma once
 // Whole sequences, the same on every process, and the rows of them that a process has.
-#include <mpi.h>
-
-#include <numeric>
-
 #include <attn/mpi/zigzag.hpp>
 
-#include "support/catch.hpp"
-#include "support/measure.hpp"
-#include "support/random.hpp"
-#include "support/refusal.hpp"
-#include "support/tensor.hpp"
+#include <limits>
+#include <numeric>
+
+#include "mpi/processes.hpp"
 
 namespace testing {
-
-inline int own_rank() {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
-inline int process_count() {
-  int size = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return size;
-}
 
 // How tokens are spread: evenly; unevenly; all on the last process; none on every second one; in zigzag order.
 enum class spread { even, uneven, last, every_second, zigzag };
@@ -60,20 +44,6 @@ tensor<T> rows(const tensor<T>& x, const std::vector<index>& which) {
   return part;
 }
 
-template <class T>
-attn::tensor_view<const T> view(const tensor<T>& x) {
-  return {x.data.data(), x.extents};
-}
-template <class T>
-attn::tensor_view<T> view(tensor<T>& x) {
-  return {x.data.data(), x.extents};
-}
-// [batch, head, length, 1] as [batch, head, length].
-template <class T>
-attn::tensor_view<T, 3> row_view(tensor<T>& x) {
-  return {x.data.data(), {x.batch(), x.heads(), x.length()}};
-}
-
 // How far these rows of a result are from those of the whole, as a part of its norm: what one process has may be
 // smaller than the rounding errors.
 template <class A, class E>
@@ -95,14 +65,8 @@ inline constexpr double allowed = sizeof(S) == 8 ? 4e-13 : sizeof(S) == 4 ? 8e-6
 // All processes refuse the call with the same words, in the form of the library.
 template <class Call>
 void check_all_refuse(const std::string& name, const std::string& says, const Call& call) {
-  std::string message = refusal(call);
-  INFO(message);
-  message.resize(300);
-  std::vector<char> first(message.begin(), message.end());
-  MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
-  CHECK(std::equal(first.begin(), first.end(), message.begin()));
-  message.resize(message.find('\0'));
-  CHECK(well_formed(message, name));
+  const std::string message = refusal_of_all(name, call);
+  CAPTURE(message);
   CHECK(message.find(says) != std::string::npos);
 }
 

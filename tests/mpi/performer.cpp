@@ -97,23 +97,23 @@ TEST_CASE("mpi performer: keys of very different sizes", "[performer]") {
 
 TEST_CASE("mpi performer: sequences without keys", "[performer]") {
   const auto features = attn::draw_features<float>(8, 4, {.seed = 7});
-  const index own = process() == processes() - 1 ? 3 : 0;
+  const index own = own_rank() == process_count() - 1 ? 3 : 0;
   const tensor<float> q(1, 2, own, 4, 1), none(1, 2, 0, 4);
   for (bool causal : {false, true}) {
     tensor<float> out(1, 2, own, 4, rubbish);
-    attn::mpi::performer(view_of(q), view_of(none), view_of(none), view_of(out), features, MPI_COMM_WORLD,
+    attn::mpi::performer(view(q), view(none), view(none), view(out), features, MPI_COMM_WORLD,
                          {.causal = causal, .center_keys = !causal});
     CHECK(out == tensor<float>(1, 2, own, 4));
   }
 }
 
 TEST_CASE("mpi performer: what is refused, is refused by all", "[performer]") {
-  const bool last = process() == processes() - 1;
+  const bool last = own_rank() == process_count() - 1;
   const tensor<float> x(1, 2, 10, 4, 1);
   const auto refused = [&](const auto& features, const attn::performer_options<float>& options) {
     tensor<float> out(1, 2, 10, 4, rubbish);
     const std::string message = refusal_of_all("mpi::performer", [&] {
-      attn::mpi::performer(view_of(x), view_of(x), view_of(x), view_of(out), features, MPI_COMM_WORLD, options);
+      attn::mpi::performer(view(x), view(x), view(x), view(out), features, MPI_COMM_WORLD, options);
     });
     CHECK(out == tensor<float>(1, 2, 10, 4, rubbish));
     return message;
@@ -125,7 +125,7 @@ TEST_CASE("mpi performer: what is refused, is refused by all", "[performer]") {
   CHECK(contains(refused(features, {.scale = -1}), "scale >= 0"));
   CHECK(contains(refused(features, {.causal = true, .center_keys = true}), "no causal with center_keys"));
   CHECK(contains(refused(features, {.causal = true, .feature_eps = 0.1f}), "no causal with feature_eps"));
-  if (processes() == 1) return;
+  if (process_count() == 1) return;
   const char* const differ = "the same options on all processes";
   CHECK(contains(refused(attn::draw_features<float>(8, 4, {.seed = last ? 7u : 8u}), {}), differ));
   CHECK(contains(refused(attn::draw_features<float>(last ? 8 : 9, 4, {.seed = 7}), {}), differ));

@@ -52,24 +52,24 @@ TEST_CASE("mpi performer_backward: element types, and threads", "[performer_back
 }
 
 TEST_CASE("mpi performer_backward: what is refused, is refused by all", "[performer_backward]") {
-  const bool last = process() == processes() - 1;
+  const bool last = own_rank() == process_count() - 1;
   const tensor<float> x(1, 2, 10, 4, 1);
   tensor<float> dq(1, 2, 10, 4, rubbish), dw(1, 1, 9, 4, rubbish);
   const auto features = attn::draw_features<float>(8, 4, {.seed = 7});
   const auto refused = [&](const attn::performer_gradients<float>& wanted,
                            const attn::performer_options<float>& options) {
     return refusal_of_all("mpi::performer_backward", [&] {
-      attn::mpi::performer_backward(view_of(x), view_of(x), view_of(x), features, view_of(x), wanted, MPI_COMM_WORLD,
+      attn::mpi::performer_backward(view(x), view(x), view(x), features, view(x), wanted, MPI_COMM_WORLD,
                                     options);
     });
   };
   const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-  CHECK(contains(refused({.q = view_of(dq), .features = {dw.data.data(), {1, last ? 9 : 8, 4}}}, {}),
+  CHECK(contains(refused({.q = view(dq), .features = {dw.data.data(), {1, last ? 9 : 8, 4}}}, {}),
                  "the gradient of features"));
-  CHECK(contains(refused({.q = view_of(dq)}, {.center_keys = true}), "no center_keys"));
-  CHECK(contains(refused({.q = view_of(dq)}, {.feature_eps = 0.1f}), "no feature_eps of positive features"));
-  if (processes() > 1)
-    CHECK(contains(refused({.q = view_of(dq)}, {.eps = last ? 1.f : 0.f}), "the same options on all processes"));
+  CHECK(contains(refused({.q = view(dq)}, {.center_keys = true}), "no center_keys"));
+  CHECK(contains(refused({.q = view(dq)}, {.feature_eps = 0.1f}), "no feature_eps of positive features"));
+  if (process_count() > 1)
+    CHECK(contains(refused({.q = view(dq)}, {.eps = last ? 1.f : 0.f}), "the same options on all processes"));
   CHECK(dq == tensor<float>(1, 2, 10, 4, rubbish));
 }
 

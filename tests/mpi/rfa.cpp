@@ -18,24 +18,11 @@ struct problem {
 template <class S>
 constexpr double bound = std::is_same_v<S, double> ? 1e-11 : std::is_same_v<S, float> ? 1e-4 : 0x1p-6;
 
-// Gates as a model has them: close to 1.
-template <class T>
-tensor<T> random_gates(index heads, index tokens) {
-  random_source random(5);
-  tensor<T> gates(2, heads, tokens, 1);
-  for (T& g : gates.data) g = static_cast<T>(1 - 0.1 * random.uniform());
-  return gates;
-}
-template <class T>
-attn::tensor_view<const T, 3> row_view(const tensor<T>& x) {
-  return {x.data.data(), {x.batch(), x.heads(), x.length()}};
-}
-
 template <class S>
 void check(const problem& p, attn::rfa_options<S> options, index feature_heads = 1, index gate_heads = 0,
            attn::execution exec = attn::execution()) {
   const auto features = attn::draw_features<S>(40, 9, {.seed = 7, .heads = feature_heads});
-  const auto gates = random_gates<attn::compute_type<S>>(gate_heads, p.tokens);
+  const auto gates = gates_near_one<attn::compute_type<S>>(gate_heads, p.tokens);
   check_spread<S>(
       p.q, p.k, p.v, segment, bound<S>,
       [&](const auto& q, const auto& k, const auto& v, const auto& out) {
@@ -80,12 +67,12 @@ TEST_CASE("mpi rfa: threads within the processes", "[rfa]") {
 }
 
 TEST_CASE("mpi rfa: what is refused, is refused by all", "[rfa]") {
-  const bool last = process() == processes() - 1;
+  const bool last = own_rank() == process_count() - 1;
   const tensor<float> x(1, 2, 10, 4, 1);
   const auto refused = [&](const auto& features, const attn::rfa_options<float>& options) {
     tensor<float> out(1, 2, 10, 4, rubbish);
     const std::string message = refusal_of_all("mpi::rfa", [&] {
-      attn::mpi::rfa(view_of(x), view_of(x), view_of(x), view_of(out), features, MPI_COMM_WORLD, options);
+      attn::mpi::rfa(view(x), view(x), view(x), view(out), features, MPI_COMM_WORLD, options);
     });
     CHECK(out == tensor<float>(1, 2, 10, 4, rubbish));
     return message;
@@ -98,7 +85,7 @@ TEST_CASE("mpi rfa: what is refused, is refused by all", "[rfa]") {
   CHECK(contains(refused(features, {.gate = row_view(gates)}), "causal with a gate"));
   if (last) gates.data[3] = -1;
   CHECK(contains(refused(features, {.causal = true, .gate = row_view(gates)}), "gate from 0 to 1"));
-  if (processes() == 1) return;
+  if (process_count() == 1) return;
   const char* const differ = "the same options on all processes";
   CHECK(contains(refused(attn::draw_features<float>(8, 4, {.seed = last ? 7u : 8u}), {}), differ));
   CHECK(contains(refused(features, {.norm_eps = last ? 0.f : 1.f}), differ));

@@ -50,23 +50,23 @@ TEST_CASE("mpi rfa_backward: element types, and threads", "[rfa_backward]") {
 }
 
 TEST_CASE("mpi rfa_backward: what is refused, is refused by all", "[rfa_backward]") {
-  const bool last = process() == processes() - 1;
+  const bool last = own_rank() == process_count() - 1;
   const tensor<float> x(1, 2, 10, 4, 1);
   tensor<float> dq(1, 2, 10, 4, rubbish), dw(1, 1, 9, 4, rubbish);
   const auto features = attn::draw_features<float>(8, 4, {.seed = 7});
   const auto refused = [&](const attn::rfa_gradients<float>& wanted, const attn::rfa_options<float>& options) {
     return refusal_of_all("mpi::rfa_backward", [&] {
-      attn::mpi::rfa_backward(view_of(x), view_of(x), view_of(x), features, view_of(x), wanted, MPI_COMM_WORLD,
+      attn::mpi::rfa_backward(view(x), view(x), view(x), features, view(x), wanted, MPI_COMM_WORLD,
                               options);
     });
   };
   const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-  CHECK(contains(refused({.q = view_of(dq), .features = {dw.data.data(), {1, last ? 9 : 8, 4}}}, {}),
+  CHECK(contains(refused({.q = view(dq), .features = {dw.data.data(), {1, last ? 9 : 8, 4}}}, {}),
                  "the gradient of features"));
-  CHECK(contains(refused({.q = view_of(dq)}, {.norm_eps = -1}), "norm_eps >= 0"));
-  if (processes() > 1) {
-    CHECK(contains(refused({.q = view_of(dq), .accumulate = last}, {}), "the same options on all processes"));
-    CHECK(contains(refused({.q = view_of(dq)}, {.norm_eps = last ? 1.f : 0.f}), "the same options on all processes"));
+  CHECK(contains(refused({.q = view(dq)}, {.norm_eps = -1}), "norm_eps >= 0"));
+  if (process_count() > 1) {
+    CHECK(contains(refused({.q = view(dq), .accumulate = last}, {}), "the same options on all processes"));
+    CHECK(contains(refused({.q = view(dq)}, {.norm_eps = last ? 1.f : 0.f}), "the same options on all processes"));
   }
   CHECK(dq == tensor<float>(1, 2, 10, 4, rubbish));
 }

@@ -2,7 +2,8 @@
 //
 //   out_i = softmax attention (full_softmax.hpp) over the keys the query sees: with the query at position p = i + Lk -
 //   Lq or i + first_position, key j with -left d <= j - p <= right d and (j - p) mod d = 0, d the dilation, and every
-//   global key. A global query sees every key.       Beltagy, Peters, Cohan 2020, "Longformer"; sliding windows from Child 2019 on
+//   global key. A global query sees every key.
+//                           Beltagy, Peters, Cohan 2020, "Longformer"; sliding windows from Child 2019 on
 //
 //   attn::sliding_window(q, k, v, out, {.left = 128, .right = 0});
 //   attn::sliding_window(q, k, v, out, {.left = 64, .right = 64, .dilation = per_head, .global_positions = first});
