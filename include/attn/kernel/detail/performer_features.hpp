@@ -62,13 +62,13 @@ struct performer_features final : projected_features<T> {
     if (centred)
       exec.for_each(pairs(), [&](index pair, int worker) {
         double *sums, *own;
-        exec.scratch(worker, [&](arena& memory) {
-          sums = memory.allocate<double>(dim);
-          return own = memory.allocate<double>(2 * dim);
+        T* const row = exec.scratch(worker, [&](arena& memory) {
+          sums = memory.allocate<double>(dim), own = memory.allocate<double>(dim);
+          return memory.allocate<T>(dim);
         });
         std::fill_n(sums, dim, 0.0);
         for (index n = 0; n < call.segments(pair / call.heads); ++n) {
-          sum_segment(pair, n, own, reinterpret_cast<T*>(own + dim));
+          sum_segment(pair, n, own, row);
           for (index d = 0; d < dim; ++d) sums[d] += own[d];
         }
         set_centre(pair, sums, call.lengths.keys(pair / call.heads));
