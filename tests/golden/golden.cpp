@@ -64,6 +64,8 @@ void check_case(const golden_case& golden, runner by) {
   const reference::result result = run(golden);
   CHECK(relative_error(result.out, golden.array("out")) <= bound);
   if (golden.has_array("lse")) CHECK(relative_error(result.lse, golden.row_array("lse")) <= bound);
+  if (golden.has_array("final_state"))
+    CHECK(relative_error(result.final_state, golden.array("final_state")) <= bound);
 }
 
 // How many gradients of the case were compared.

@@ -47,6 +47,7 @@ template <class N>
 struct basic_result {
   tensor<N> out;
   tensor<N> lse;  // [batch, head, length, 1]
+  tensor<N> final_state{};  // of what has one
 };
 using result = basic_result<double>;
 
