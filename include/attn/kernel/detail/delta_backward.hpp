@@ -1,0 +1,281 @@
+// attn: one chunk of the delta rule on the way back.
+//
+// With gamma the sum of the log decays in the chunk up to a token, both ends included, and s d_out written d_out:
+//
+//   forward   A_ij = k_i.k_j e^(gamma_i - gamma_j) (j < i),   P_ij = q_i.k_j e^(gamma_i - gamma_j) (j <= i)
+//             R = v - k_start S0 - A U,  U = beta R,          S1 = diag(e^gamma_C) S0 + k_end^T U
+//   backward  dU = P^T d_out + k_end dS1,                     X = dU - A^T Y,  Y = beta X
+//             dP = d_out U^T,  dA = -Y U^T,  dv = Y,          dbeta_i = X_i.R_i
+//             dS0 = diag(e^gamma_C) dS1 + q_start^T d_out - k_start^T Y
+//             dq and dk through the pairs (delta_pairs.hpp), q_start = q e^gamma, k_start and k_end = k e^(gamma_C - gamma)
+//   decay     dgamma_i = q_i dq_i + k_i (dk_i of rows i - dk_i of columns i), and of the last token
+//             + sum_j k_j dk_end_j e^(..) + S0.dS1 e^gamma_C;  dg_t = sum of dgamma_i over i >= t of the chunk
+#pragma once
+
+#include <attn/core/detail/attention_shape.hpp>
+#include <attn/kernel/detail/delta_pairs.hpp>
+#include <attn/kernel/detail/stored_gradients.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// A backward call of the delta rule, after its checks. What is not asked for is null.
+template <class T>
+struct delta_backward_call {
+  stored_tensor<T> q, k, v, d_out;
+  tensor_view<const T, 3> beta;
+  tensor_view<const T> log_decay, initial_state, d_final_state;
+  stored_gradient<T> dq, dk, dv;
+  tensor_view<T, 3> d_beta;
+  tensor_view<T> d_log_decay, d_initial_state;
+  sequence_lengths lengths;
+  index batch = 0, heads = 0, key_heads = 0, length = 0, dim = 0, dim_v = 0;
+  T scale = T(1);
+  std::optional<T> unit_norm_eps;
+  bool accumulate = false;
+
+  index group() const { return key_heads ? heads / key_heads : 0; }
+  bool of_queries() const { return dq || d_log_decay; }
+  bool of_keys() const { return dk || d_log_decay; }
+  /// Is anything asked for that depends on what comes later?
+  bool reverse() const { return of_keys() || dv || d_beta || d_initial_state; }
+  decay_kind decay() const {
+    return !log_decay ? decay_kind::none : log_decay.extent(3) == 1 ? decay_kind::token : decay_kind::channel;
+  }
+};
+
+/// Scratch memory of one worker for a chunk. `_t` is transposed.
+template <class T>
+struct delta_backward_scratch {
+  panels<T> q, k, k_t, q_t, q_start, k_start, k_start_t, k_end, k_end_t;          // [token][dim]
+  panels<T> v, u, u_t, d_out, d_out_t, x, y, y_t;                                 // [token][value dim]
+  panels<T> a, a_t, p, da, da_t, dp, dp_t;                                        // [token][token]
+  panels<T> s_t, ds_t;                                                            // [value dim][dim]
+  panels<T> dq, dk_row, dk_col, d_gamma;                                          // [token][dim]
+  delta_decay<T> decay;
+  delta_pair_scratch<T> pairs;
+  T *beta, *q_norm, *k_norm, *d_last;
+  T* rows;  // [token][dim or value dim]
+
+  static delta_backward_scratch layout(arena& memory, index dim, index dim_v, decay_kind kind) {
+    delta_backward_scratch s;
+    constexpr index chunk = kernel_chunk;
+    const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
+      for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
+    };
+    allocate(chunk, dim, {&s.q, &s.k, &s.dq, &s.dk_row, &s.dk_col});
+    allocate(dim, chunk, {&s.q_t, &s.k_t});
+    s.q_start = s.q, s.k_start = s.k_end = s.k, s.k_start_t = s.k_end_t = s.k_t;
+    if (kind != decay_kind::none) {
+      allocate(chunk, dim, {&s.q_start, &s.k_start, &s.k_end, &s.d_gamma});
+      allocate(dim, chunk, {&s.k_start_t, &s.k_end_t});
+    }
+    allocate(chunk, dim_v, {&s.v, &s.u, &s.d_out, &s.x, &s.y});
+    allocate(dim_v, chunk, {&s.u_t, &s.d_out_t, &s.y_t});
+    allocate(chunk, chunk, {&s.a, &s.a_t, &s.p, &s.da, &s.da_t, &s.dp, &s.dp_t});
+    allocate(dim_v, dim, {&s.s_t, &s.ds_t});
+    s.decay = delta_decay<T>::layout(memory, dim, kind);
+    s.pairs = delta_pair_scratch<T>::layout(memory, dim, kind);
+    for (T** each : {&s.beta, &s.q_norm, &s.k_norm}) *each = memory.allocate<T>(chunk);
+    s.d_last = memory.allocate<T>(round_up(dim, panel_width<T>));
+    s.rows = memory.allocate<T>(chunk * std::max(dim, dim_v));
+    return s;
+  }
+};
+
+/// One value head: its chunks, forward to the states and backward to the gradients.
+template <class T>
+struct delta_backward_head {
+  const delta_backward_call<T>& call;
+  const delta_backward_scratch<T>& s;
+  index b, h, key_head;
+  stored_gradient_head<T> to_q, to_k, to_v;
+
+  index dim() const { return call.dim; }
+  index dim_v() const { return call.dim_v; }
+
+  // Loading -----------------------------------------------------------------------------------------------------------
+
+  /// Rows of q or k, of unit norm if so asked; norm[t] is what they were multiplied by.
+  void load_rows(const stored_tensor<T>& from, index begin, index count, const panels<T>& to, const panels<T>& to_t,
+                 T* norm) const {
+    const stored_matrix<T> x = from.head(b, key_head);
+    x.access->pack_panels(x, begin, count, to.data);
+    if (call.unit_norm_eps)
+      for (index t = 0; t < count; ++t) {
+        norm[t] = T(1) / std::sqrt(dot_rows(to, to, t, dim()) + *call.unit_norm_eps);
+        for (index col = 0; col < dim(); col += width<T>)
+          store<T>(to.at(t, col), mul(load<T>(to.at(t, col)), broadcast<T>(norm[t])));
+      }
+    transpose_panels(to, count, dim(), to_t);
+  }
+
+  /// Keys, values, beta and decays; then U and, in v, R.
+  void load_keys(index begin, index count, const panels<T>& state) const {
+    load_rows(call.k, begin, count, s.k, s.k_t, s.k_norm);
+    const stored_matrix<T> values = call.v.head(b, h);
+    values.access->pack_panels(values, begin, count, s.v.data);
+    for (index t = 0; t < count; ++t) s.beta[t] = call.beta ? call.beta(b, h, begin + t) : T(1);
+    if (s.decay.kind != decay_kind::none) {
+      s.decay.load(call.log_decay, b, h, begin, count);
+      s.decay.from_start(s.k, count, s.k_start);
+      s.decay.to_end(s.k, count, s.k_end);
+      transpose_panels(s.k_start, count, dim(), s.k_start_t);
+    }
+    product(s.k_start_t, count, state, dim_v(), dim(), [&](index row, index col, const packet<T>& sum) {
+      store<T>(s.v.at(row, col), sub(load<T>(s.v.at(row, col)), sum));
+    });
+    pair_products(s.decay, s.pairs, s.k, s.k_t, s.k, s.k_t, count, triangle::before, s.a);
+    transpose_panels(s.a, count, count, s.a_t);
+    triangle_product<triangle::before>(
+        s.a_t, count, s.u, dim_v(), [&](index row, index col, const packet<T>& sum) {
+          const packet<T> difference = sub(load<T>(s.v.at(row, col)), sum);
+          store<T>(s.v.at(row, col), difference);
+          store<T>(s.u.at(row, col), mul(difference, broadcast<T>(s.beta[row])));
+        });
+  }
+
+  /// The state after the chunk that was loaded.
+  void advance(index count, const panels<T>& state) const {
+    product(s.k_end, dim(), s.u, dim_v(), count, [&](index row, index col, const packet<T>& sum) {
+      T* const to = state.at(row, col);
+      store<T>(to, fma(load<T>(to), broadcast<T>(s.decay.whole(row, count)), sum));
+    });
+  }
+
+  void load_queries(index begin, index count) const {
+    load_rows(call.q, begin, count, s.q, s.q_t, s.q_norm);
+    if (s.decay.kind != decay_kind::none) s.decay.from_start(s.q, count, s.q_start);
+    const stored_matrix<T> d = call.d_out.head(b, h);
+    d.access->pack_panels(d, begin, count, s.d_out.data);
+    each_packet(
+        count, dim_v(), [&](index, index, const auto& x) { return mul(x, broadcast<T>(call.scale)); }, s.d_out,
+        s.d_out);
+    transpose_panels(s.d_out, count, dim_v(), s.d_out_t);
+  }
+
+  // The chunk ---------------------------------------------------------------------------------------------------------
+
+  /// `state` is the one before the chunk, d_state the gradient of the one after it, and then of the one before.
+  void back(index begin, index count, const panels<T>& state, const panels<T>& d_state) const {
+    load_keys(begin, count, state);
+    load_queries(begin, count);
+    transpose_panels(s.u, count, dim_v(), s.u_t);
+    if (call.of_queries() || call.of_keys()) transpose_panels(state, dim(), dim_v(), s.s_t);
+    if (call.of_queries() || call.of_keys())
+      pair_product(s.d_out_t, s.u_t, count, dim_v(),
+                   [&](index i, index j, const packet<T>& sum) { store<T>(s.dp.at(i, j), sum); });
+    if (call.of_queries())
+      product(s.d_out_t, count, s.s_t, dim(), dim_v(), [&](index row, index col, const packet<T>& sum) {
+        store<T>(s.dq.at(row, col), mul(sum, s.decay.start(row, col)));
+      });
+    if (call.reverse()) back_keys(count, d_state);
+    pair_gradients<T>{s.decay, s.pairs, s.q, s.k, s.dp, s.dp_t, s.da, s.da_t, s.dq, s.dk_row, s.dk_col, count,
+                      call.of_queries(), call.of_keys()}
+        .run();
+    if (call.d_log_decay) store_decays(begin, count, state, d_state);
+    if (call.reverse()) back_state(count, d_state);
+    if (to_q) store_rows(s.dq, s.q, s.q_norm, to_q, begin, count);
+    if (to_k) {
+      each_packet(
+          count, dim(), [](index, index, const auto& x, const auto& y) { return add(x, y); }, s.dk_row, s.dk_row,
+          s.dk_col);
+      store_rows(s.dk_row, s.k, s.k_norm, to_k, begin, count);
+    }
+    if (to_v) store_rows(s.y, to_v, begin, count);
+    if (call.d_beta)
+      for (index t = 0; t < count; ++t)
+        store_gradient(call.d_beta(b, h, begin + t), dot_rows(s.x, s.v, t, dim_v()), call.accumulate);
+  }
+
+  /// X and Y, and what reaches the keys through the states.
+  void back_keys(index count, const panels<T>& d_state) const {
+    pair_products(s.decay, s.pairs, s.q, s.q_t, s.k, s.k_t, count, triangle::up_to, s.p);
+    triangle_product<triangle::from>(
+        s.p, count, s.d_out, dim_v(),
+        [&](index row, index col, const packet<T>& sum) { store<T>(s.x.at(row, col), sum); });
+    if (s.decay.kind != decay_kind::none) transpose_panels(s.k_end, count, dim(), s.k_end_t);
+    product(s.k_end_t, count, d_state, dim_v(), dim(), [&](index row, index col, const packet<T>& sum) {
+      store<T>(s.x.at(row, col), add(load<T>(s.x.at(row, col)), sum));
+    });
+    triangle_product<triangle::after>(s.a, count, s.y, dim_v(), [&](index row, index col, const packet<T>& sum) {
+      const packet<T> x = sub(load<T>(s.x.at(row, col)), sum);
+      store<T>(s.x.at(row, col), x);
+      store<T>(s.y.at(row, col), mul(x, broadcast<T>(s.beta[row])));
+    });
+    if (!call.of_keys()) return;
+    transpose_panels(s.y, count, dim_v(), s.y_t);
+    transpose_panels(d_state, dim(), dim_v(), s.ds_t);
+    pair_product(s.y_t, s.u_t, count, dim_v(),
+                 [&](index i, index j, const packet<T>& sum) { store<T>(s.da.at(i, j), sub(zero<T>(), sum)); });
+    product(s.y_t, count, s.s_t, dim(), dim_v(), [&](index row, index col, const packet<T>& sum) {
+      store<T>(s.dk_row.at(row, col), mul(sub(zero<T>(), sum), s.decay.start(row, col)));
+    });
+    product(s.u_t, count, s.ds_t, dim(), dim_v(), [&](index row, index col, const packet<T>& sum) {
+      store<T>(s.dk_col.at(row, col), mul(sum, s.decay.end(row, col, count)));
+    });
+    for (index d = 0; call.d_log_decay && d < dim(); d += width<T>) {
+      packet<T> sum = zero<T>();
+      for (index t = 0; t < count; ++t) sum = fma(load<T>(s.k.at(t, d)), load<T>(s.dk_col.at(t, d)), sum);
+      store<T>(s.d_last + d, sum);
+    }
+  }
+
+  void back_state(index count, const panels<T>& d_state) const {
+    product(s.q_start, dim(), s.d_out, dim_v(), count, [&](index row, index col, const packet<T>& sum) {
+      T* const to = d_state.at(row, col);
+      store<T>(to, fma(load<T>(to), broadcast<T>(s.decay.whole(row, count)), sum));
+    });
+    product(s.k_start, dim(), s.y, dim_v(), count, [&](index row, index col, const packet<T>& sum) {
+      T* const to = d_state.at(row, col);
+      store<T>(to, sub(load<T>(to), sum));
+    });
+  }
+
+  // Storing -----------------------------------------------------------------------------------------------------------
+
+  void store_rows(const panels<T>& x, const stored_gradient_head<T>& to, index begin, index count) const {
+    const index cols = to.to.cols;
+    for (index t = 0; t < count; ++t)
+      for (index col = 0; col < cols; col += panel_width<T>)
+        std::copy_n(x.at(t, col), std::min<index>(panel_width<T>, cols - col), s.rows + t * cols + col);
+    to.store_rows(s.rows, cols, begin, count);
+  }
+  /// The same through the norm of the rows x, which are of unit norm.
+  void store_rows(const panels<T>& d, const panels<T>& x, const T* norm, const stored_gradient_head<T>& to, index begin,
+                  index count) const {
+    for (index t = 0; call.unit_norm_eps && t < count; ++t) {
+      const packet<T> along = broadcast<T>(-dot_rows(d, x, t, dim())), factor = broadcast<T>(norm[t]);
+      for (index col = 0; col < dim(); col += width<T>)
+        store<T>(d.at(t, col), mul(factor, fma(along, load<T>(x.at(t, col)), load<T>(d.at(t, col)))));
+    }
+    store_rows(d, to, begin, count);
+  }
+
+  /// The sums of a chunk run backward over its tokens; of a decay of 0 nothing is left to differentiate.
+  void store_decays(index begin, index count, const panels<T>& state, const panels<T>& d_state) const {
+    for (index d = 0; d < dim(); ++d)
+      s.d_last[d] += s.decay.whole(d, count) * dot_rows(state, d_state, d, dim_v());
+    each_packet(
+        count, dim(),
+        [&](index row, index col, const auto& q, const auto& dq, const auto& k, const auto& dk) {
+          return fma(q, dq, mul(k, sub(dk, load<T>(s.dk_col.at(row, col)))));
+        },
+        s.d_gamma, s.q, s.dq, s.k, s.dk_row);
+    const bool channel = s.decay.kind == decay_kind::channel;
+    T sum = T(0);  // per token
+    for (index d = 0; d < dim(); ++d) sum += s.d_last[d];
+    for (index t = count - 1; t >= 0; --t) {
+      for (index d = 0; d < dim(); ++d) {
+        const T of_token = *s.d_gamma.at(t, d);
+        sum += of_token, s.d_last[d] += of_token;
+        if (channel)
+          store_gradient(call.d_log_decay(b, h, begin + t, d), *s.decay.gate.at(t, d) > T(0) ? s.d_last[d] : T(0),
+                         call.accumulate);
+      }
+      if (!channel)
+        store_gradient(call.d_log_decay(b, h, begin + t, 0), s.decay.gates[t] > T(0) ? sum : T(0), call.accumulate);
+    }
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,123 @@
+// attn: the gradients of the delta rule over whole heads.
+//
+// The states before each segment of 1024 tokens are computed forward; then, from the last segment to the first, those
+// before each of its chunks, and back through the chunks. Heads are independent; those that share a key head are one
+// task, whose gradients of q and k are summed in order.
+#pragma once
+
+#include <attn/kernel/detail/delta_backward.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class T>
+struct delta_backward_engine {
+  const delta_backward_call<T>& call;
+
+  static constexpr index segment_chunks = 16, segment = segment_chunks * kernel_chunk;
+
+  /// Scratch memory of a worker.
+  struct worker_scratch {
+    delta_backward_scratch<T> chunk;
+    panels<T> state, d_state;
+    panels<T>*before, *seen;  // the states before segments, and before the chunks of one
+    T *dq, *dk;               // sums over the heads that share a key head
+  };
+
+  worker_scratch layout(arena& memory) const {
+    const auto state = [&](arena& one) { return panels<T>::layout(one, call.dim, call.dim_v); };
+    worker_scratch w;
+    w.chunk = delta_backward_scratch<T>::layout(memory, call.dim, call.dim_v, call.decay());
+    w.state = state(memory), w.d_state = state(memory);
+    w.before = memory.allocate_list(ceil_div(call.length, segment), state);
+    w.seen = memory.allocate_list(std::min(segment_chunks, ceil_div(call.length, kernel_chunk)), state);
+    const bool shared = call.group() > 1;
+    w.dq = memory.allocate<T>(shared && call.dq ? call.length * call.dim : 0);
+    w.dk = memory.allocate<T>(shared && call.dk ? call.length * call.dim : 0);
+    return w;
+  }
+
+  index state_size(const panels<T>& x) const { return x.capacity * round_up(call.dim_v, panels<T>::wide); }
+  void copy(const panels<T>& from, const panels<T>& to) const { std::copy_n(from.data, state_size(from), to.data); }
+  void load_state(const tensor_view<const T>& from, index b, index h, const panels<T>& to) const {
+    std::fill_n(to.data, state_size(to), T(0));
+    for (index d = 0; from && d < call.dim; ++d)
+      for (index e = 0; e < call.dim_v; ++e) *to.at(d, e) = from(b, h, d, e);
+  }
+
+  static index chunk_end(index begin, index tokens) { return std::min<index>(begin + kernel_chunk, tokens); }
+
+  void run_head(index b, index h, const worker_scratch& w, const stored_gradient_head<T>& to_q,
+                const stored_gradient_head<T>& to_k) const {
+    const index tokens = call.lengths.keys(b);
+    const delta_backward_head<T> head{
+        .call = call, .s = w.chunk, .b = b, .h = h, .key_head = h / call.group(), .to_q = to_q, .to_k = to_k,
+        .to_v = call.dv.head(b, h)};
+    load_state(call.initial_state, b, h, w.state);
+    load_state(call.d_final_state, b, h, w.d_state);
+    const auto advance = [&](index begin) {
+      head.load_keys(begin, chunk_end(begin, tokens) - begin, w.state);
+      head.advance(chunk_end(begin, tokens) - begin, w.state);
+    };
+    const index last = (ceil_div(tokens, segment) - 1) * segment;
+    for (index begin = 0; begin < last; begin += kernel_chunk) {
+      if (begin % segment == 0) copy(w.state, w.before[begin / segment]);
+      advance(begin);
+    }
+    for (index first = last; first >= 0; first -= segment) {
+      if (first < last) copy(w.before[first / segment], w.state);
+      const index end = std::min(first + segment, tokens);
+      for (index begin = first; begin < end; begin += kernel_chunk) {
+        copy(w.state, w.seen[(begin - first) / kernel_chunk]);
+        if (begin + kernel_chunk < end) advance(begin);
+      }
+      for (index n = ceil_div(end - first, kernel_chunk) - 1; n >= 0; --n) {
+        const index begin = first + n * kernel_chunk;
+        head.back(begin, chunk_end(begin, tokens) - begin, w.seen[n], w.d_state);
+      }
+    }
+    pad(b, h, tokens);
+    for (index d = 0; call.d_initial_state && d < call.dim; ++d)
+      for (index e = 0; e < call.dim_v; ++e)
+        store_gradient(call.d_initial_state(b, h, d, e), *w.d_state.at(d, e), call.accumulate);
+  }
+
+  /// Zeros for the padding of a value head.
+  void pad(index b, index h, index tokens) const {
+    if (call.dv) call.dv.head(b, h).clear_rows(tokens, call.length);
+    if (call.accumulate) return;
+    for (index t = tokens; t < call.length; ++t) {
+      if (call.d_beta) call.d_beta(b, h, t) = T(0);
+      for (index d = 0; d < call.d_log_decay.extent(3); ++d) call.d_log_decay(b, h, t, d) = T(0);
+    }
+  }
+
+  /// The value heads of one key head.
+  void run_group(index b, index key_head, const worker_scratch& w) const {
+    const index tokens = call.lengths.keys(b), group = call.group();
+    const auto to_q = call.dq.head(b, key_head), to_k = call.dk.head(b, key_head);
+    for (index n = 0; n < group; ++n) {
+      const auto target = [&](const stored_gradient_head<T>& to, T* sums) {
+        return group > 1 && to ? scratch_gradient(sums, call.length, call.dim, n > 0) : to;
+      };
+      run_head(b, key_head * group + n, w, target(to_q, w.dq), target(to_k, w.dk));
+    }
+    for (const auto& [to, sums] : {std::pair{&to_q, w.dq}, std::pair{&to_k, w.dk}})
+      if (*to) {
+        if (group > 1) to->store_rows(sums, call.dim, 0, tokens);
+        to->clear_rows(tokens, call.length);
+      }
+  }
+
+  void run(execution& exec) const {
+    const double dim = static_cast<double>(call.dim), dim_v = static_cast<double>(call.dim_v);
+    const double tokens = static_cast<double>(call.batch * call.heads) * static_cast<double>(call.length);
+    const auto limit = exec.limit_threads({.operations = tokens * (12 * dim * dim_v + 12 * kernel_chunk * (dim + dim_v)),
+                                           .bytes = 32 * tokens * (dim + dim_v)});
+    exec.for_each(call.batch * call.key_heads, [&](index n, int worker) {
+      const auto w = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      run_group(n / call.key_heads, n % call.key_heads, w);
+    });
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,280 @@
+// attn: the decays of a chunk of the delta rule, and the pairs of its tokens on the way there and back:
+//
+//   P_ij = sum_d q_id k_jd e^(gamma_id - gamma_jd)          j <= i, or k for q and j < i
+//   dq_i = sum_j dP_ij k_j e^(..),  dk_j = sum_i dP_ij q_i e^(..), and alike for k in the place of q
+//
+// A decay between two tokens is the product of those in between: nothing is divided, so that 0 is a decay like others.
+// One decay per token is a factor of a pair. Per channel, blocks of 16 rows meet the tokens before them where the block
+// begins: q and k of the rows times the decays since, k of the columns times those until then, both at most 1. Pairs
+// within a block are taken one by one.
+#pragma once
+
+#include <attn/core/detail/exp.hpp>
+#include <attn/kernel/detail/chunk.hpp>
+#include <attn/kernel/detail/panels.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+enum class decay_kind { none, token, channel };
+
+inline constexpr index pair_block = 16;
+
+/// The decays of a chunk: each token's, from the start of the chunk (its own included) and to its end (its own not).
+template <class T>
+struct delta_decay {
+  decay_kind kind = decay_kind::none;
+  index dim = 0;
+  T *gates = nullptr, *since_start = nullptr, *pair = nullptr;  // per token; [i][j]: of the tokens after j up to i
+  panels<T> gate, start_rows, end_rows;                         // per channel, [token][dim]
+
+  static delta_decay layout(arena& memory, index dim, decay_kind kind) {
+    delta_decay s;
+    s.kind = kind, s.dim = dim;
+    if (kind == decay_kind::token) {
+      for (T** each : {&s.gates, &s.since_start}) *each = memory.allocate<T>(kernel_chunk);
+      s.pair = memory.allocate<T>(kernel_chunk * kernel_chunk);
+    } else if (kind == decay_kind::channel) {
+      for (panels<T>* each : {&s.gate, &s.start_rows, &s.end_rows})
+        *each = panels<T>::layout(memory, kernel_chunk, dim);
+    }
+    return s;
+  }
+
+  void load(const tensor_view<const T>& log_decay, index b, index h, index begin, index count) const {
+    const matrix_view<const T> x = head_of(log_decay, b, h);
+    if (kind == decay_kind::token) {
+      for (index t = 0; t < kernel_chunk; ++t) gates[t] = t < count ? *x.row(begin + t) : T(0);
+      for (index t = 0; t < kernel_chunk; t += width<T>) store<T>(gates + t, exp<T>(detail::load<T>(gates + t)));
+      gate_factors(gates, count, false, pair, since_start);
+      return;
+    }
+    pack_panels<T>([&](index t) { return x.row(begin + t); }, 0, count, dim, x.col_stride, gate.data, kernel_chunk);
+    for (index col = 0; col < dim; col += width<T>) {
+      packet<T> product = broadcast<T>(T(1));
+      for (index t = 0; t < count; ++t) {
+        const packet<T> g = exp<T>(detail::load<T>(gate.at(t, col)));
+        store<T>(gate.at(t, col), g);
+        store<T>(start_rows.at(t, col), product = mul(product, g));
+      }
+      product = broadcast<T>(T(1));
+      for (index t = count - 1; t >= 0; --t) {
+        store<T>(end_rows.at(t, col), product);
+        product = mul(product, detail::load<T>(gate.at(t, col)));
+      }
+    }
+  }
+
+  /// For the channels from col on.
+  ATTN_INLINE packet<T> start(index t, index col) const {
+    if (kind == decay_kind::none) return broadcast<T>(T(1));
+    return kind == decay_kind::token ? broadcast<T>(since_start[t]) : detail::load<T>(start_rows.at(t, col));
+  }
+  ATTN_INLINE packet<T> end(index t, index col, index count) const {
+    if (kind == decay_kind::none) return broadcast<T>(T(1));
+    return kind == decay_kind::token ? broadcast<T>(pair[(count - 1) * kernel_chunk + t])
+                                     : detail::load<T>(end_rows.at(t, col));
+  }
+  /// Of the whole chunk, for one channel.
+  ATTN_INLINE T whole(index d, index count) const {
+    if (kind == decay_kind::none) return T(1);
+    return kind == decay_kind::token ? since_start[count - 1] : *start_rows.at(count - 1, d);
+  }
+  ATTN_INLINE packet<T> of_pair(index i, index j) const { return detail::load<T>(pair + i * kernel_chunk + j); }
+
+  void from_start(const panels<T>& x, index count, const panels<T>& to) const {
+    each_packet(
+        count, dim, [&](index t, index col, const auto& row) { return mul(row, start(t, col)); }, to, x);
+  }
+  void to_end(const panels<T>& x, index count, const panels<T>& to) const {
+    each_packet(
+        count, dim, [&](index t, index col, const auto& row) { return mul(row, end(t, col, count)); }, to, x);
+  }
+};
+
+/// Scratch memory for pairs with decays per channel.
+template <class T>
+struct delta_pair_scratch {
+  panels<T> columns, columns_t, d_columns;     // the tokens before a block
+  panels<T> q_rows, k_rows, rows_t, factors;  // a block
+  T* row = nullptr;
+
+  static delta_pair_scratch layout(arena& memory, index dim, decay_kind kind) {
+    delta_pair_scratch s;
+    if (kind != decay_kind::channel) return s;
+    for (panels<T>* each : {&s.columns, &s.d_columns}) *each = panels<T>::layout(memory, kernel_chunk, dim);
+    s.columns_t = panels<T>::layout(memory, dim, kernel_chunk);
+    for (panels<T>* each : {&s.q_rows, &s.k_rows, &s.factors}) *each = panels<T>::layout(memory, pair_block, dim);
+    s.rows_t = panels<T>::layout(memory, dim, pair_block);
+    s.row = memory.allocate<T>(round_up(dim, panel_width<T>));
+    return s;
+  }
+
+  /// The tokens before a block, times the decays until it begins.
+  void load_columns(const delta_decay<T>& decay, const panels<T>& k, index block) const {
+    for (index col = 0; col < decay.dim; col += width<T>) {
+      packet<T> factor = broadcast<T>(T(1));
+      for (index j = block - 1; j >= 0; --j) {
+        store<T>(columns.at(j, col), mul(factor, load<T>(k.at(j, col))));
+        factor = mul(factor, load<T>(decay.gate.at(j, col)));
+      }
+    }
+  }
+  /// The decays since the block began, which are factors of its rows.
+  void load_factors(const delta_decay<T>& decay, index block, index count) const {
+    for (index col = 0; col < decay.dim; col += width<T>) {
+      packet<T> factor = broadcast<T>(T(1));
+      for (index r = 0; r < count; ++r)
+        store<T>(factors.at(r, col), factor = mul(factor, load<T>(decay.gate.at(block + r, col))));
+    }
+  }
+  void load_rows(const panels<T>& x, index block, index count, index dim, const panels<T>& to) const {
+    const panels<T> rows{x.data + block * panels<T>::wide, x.capacity};
+    each_packet(
+        count, dim, [](index, index, const auto& x_row, const auto& factor) { return mul(x_row, factor); }, to, rows,
+        factors);
+  }
+};
+
+/// done(i, j, sum) for the pairs up to each token, and some after it: sums over a[.][i] b[.][j].
+template <class T, class Done>
+void pair_product(const panels<T>& a, const panels<T>& b, index count, index depth, Done&& done) {
+  constexpr index wide = panels<T>::wide;
+  for (index first = 0; first < count; first += wide)
+    product(panels<T>{a.panel(first), a.capacity}, std::min(wide, count - first), b, std::min(first + wide, count),
+            depth, [&](index row, index col, const packet<T>& sum) { done(first + row, col, sum); });
+}
+
+/// Pairs of x = q (up to each token) or k (before it): `to` holds them as [i][j], and anything elsewhere.
+template <class T>
+void pair_products(const delta_decay<T>& decay, const delta_pair_scratch<T>& s, const panels<T>& x,
+                   const panels<T>& x_t, const panels<T>& k, const panels<T>& k_t, index count, triangle form,
+                   const panels<T>& to) {
+  if (decay.kind != decay_kind::channel) {
+    const bool weighed = decay.kind == decay_kind::token;
+    pair_product(x_t, k_t, count, decay.dim, [&](index i, index j, const packet<T>& sum) {
+      store<T>(to.at(i, j), weighed ? mul(sum, decay.of_pair(i, j)) : sum);
+    });
+    return;
+  }
+  const index own = form == triangle::up_to ? 0 : 1;
+  for (index block = 0; block < count; block += pair_block) {
+    const index rows = std::min(pair_block, count - block), end = block + rows;
+    if (block > 0) {
+      s.load_columns(decay, k, block);
+      s.load_factors(decay, block, rows);
+      s.load_rows(x, block, rows, decay.dim, s.q_rows);
+      transpose_panels(s.columns, block, decay.dim, s.columns_t);
+      transpose_panels(s.q_rows, rows, decay.dim, s.rows_t);
+      product(s.rows_t, rows, s.columns_t, block, decay.dim,
+              [&](index row, index col, const packet<T>& sum) { store<T>(to.at(block + row, col), sum); });
+    }
+    for (index j = block; j < end; ++j) {
+      for (index d = 0; d < decay.dim; d += width<T>) store<T>(s.row + d, load<T>(k.at(j, d)));
+      for (index i = j; i < end; ++i) {
+        packet<T> sum = zero<T>();
+        for (index d = 0; d < decay.dim; d += width<T>) {
+          packet<T> row = load<T>(s.row + d);
+          if (i > j) store<T>(s.row + d, row = mul(row, load<T>(decay.gate.at(i, d))));
+          sum = fma(row, load<T>(x.at(i, d)), sum);
+        }
+        if (i >= j + own) *to.at(i, j) = sum_lanes(sum);
+      }
+    }
+  }
+}
+
+/// What the gradients of pairs are made of, dP and dA as [i][j], and what they are added to: those of q, and those of k
+/// by the rows and by the columns of the pairs.
+template <class T>
+struct pair_gradients {
+  const delta_decay<T>& decay;
+  const delta_pair_scratch<T>& s;
+  const panels<T> &q, &k, &dp, &dp_t, &da, &da_t, &dq, &dk_row, &dk_col;
+  index count;
+  bool of_queries, of_keys;
+
+  static auto add_to(const panels<T>& to) {
+    return [&to](index row, index col, const packet<T>& sum) {
+      store<T>(to.at(row, col), add(load<T>(to.at(row, col)), sum));
+    };
+  }
+
+  void run() const {
+    if (decay.kind == decay_kind::token)
+      for (const auto& [x, wanted] : {std::pair{&dp, of_queries || of_keys}, std::pair{&da, of_keys}})
+        if (wanted)
+          each_packet(
+              count, count, [&](index i, index j, const auto& d) { return mul(d, decay.of_pair(i, j)); }, *x, *x);
+    if (of_queries) transpose_panels(dp, count, count, dp_t);
+    if (of_keys) transpose_panels(da, count, count, da_t);
+    if (decay.kind == decay_kind::channel) {
+      for (index block = 0; block < count; block += pair_block) {
+        if (block > 0) before_block(block, std::min(pair_block, count - block));
+        for (index col = 0; col < decay.dim; col += width<T>)
+          in_block(block, std::min(block + pair_block, count), col);
+      }
+      return;
+    }
+    const index dim = decay.dim;
+    if (of_queries) triangle_product<triangle::up_to>(dp_t, count, k, dim, add_to(dq));
+    if (!of_keys) return;
+    triangle_product<triangle::before>(da_t, count, k, dim, add_to(dk_row));
+    triangle_product<triangle::after>(da, count, k, dim, add_to(dk_col));
+    triangle_product<triangle::from>(dp, count, q, dim, add_to(dk_col));
+  }
+
+  /// Pairs of the rows of a block and the tokens before it.
+  void before_block(index block, index rows) const {
+    const index dim = decay.dim;
+    const auto from_row = [&](const panels<T>& x) { return panels<T>{x.data + block * panels<T>::wide, x.capacity}; };
+    const auto from_column = [&](const panels<T>& x) { return panels<T>{x.at(0, block), x.capacity}; };
+    s.load_columns(decay, k, block);
+    s.load_factors(decay, block, rows);
+    const auto add_rows = [&](const panels<T>& d, const panels<T>& to) {
+      product(from_column(d), rows, s.columns, dim, block, [&](index row, index col, const packet<T>& sum) {
+        T* const sums = to.at(block + row, col);
+        store<T>(sums, fma(sum, load<T>(s.factors.at(row, col)), load<T>(sums)));
+      });
+    };
+    if (of_queries) add_rows(dp_t, dq);
+    if (!of_keys) return;
+    add_rows(da_t, dk_row);
+    s.load_rows(q, block, rows, dim, s.q_rows);
+    s.load_rows(k, block, rows, dim, s.k_rows);
+    product(from_row(dp), block, s.q_rows, dim, rows,
+            [&](index row, index col, const packet<T>& sum) { store<T>(s.d_columns.at(row, col), sum); });
+    product(from_row(da), block, s.k_rows, dim, rows, add_to(s.d_columns));
+    for (index col = 0; col < dim; col += width<T>) {
+      packet<T> factor = broadcast<T>(T(1));
+      for (index j = block - 1; j >= 0; --j) {
+        T* const to = dk_col.at(j, col);
+        store<T>(to, fma(factor, load<T>(s.d_columns.at(j, col)), load<T>(to)));
+        factor = mul(factor, load<T>(decay.gate.at(j, col)));
+      }
+    }
+  }
+
+  /// Pairs within a block, for the channels from col on.
+  void in_block(index block, index end, index col) const {
+    const auto at = [&](const panels<T>& x, index t) { return load<T>(x.at(t, col)); };
+    for (index j = block; j < end; ++j) {
+      packet<T> factor = broadcast<T>(T(1)), of_j = of_keys ? at(dk_col, j) : zero<T>();
+      for (index i = j; i < end; ++i) {
+        if (i > j) factor = mul(factor, at(decay.gate, i));
+        const packet<T> key = mul(factor, at(k, j)), p = broadcast<T>(*dp.at(i, j));
+        if (of_queries) store<T>(dq.at(i, col), fma(p, key, at(dq, i)));
+        if (!of_keys) continue;
+        packet<T> by_rows = mul(p, at(q, i));
+        if (i > j) {
+          const packet<T> a = broadcast<T>(*da.at(i, j));
+          by_rows = fma(a, at(k, i), by_rows);
+          store<T>(dk_row.at(i, col), fma(a, key, at(dk_row, i)));
+        }
+        of_j = fma(factor, by_rows, of_j);
+      }
+      if (of_keys) store<T>(dk_col.at(j, col), of_j);
+    }
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
