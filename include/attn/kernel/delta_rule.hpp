@@ -1,0 +1,56 @@
+// attn: the delta rule: linear attention whose state corrects what it has for a key, instead of adding to it.
+//
+//   S'_t = Diag(e^g_t) S_(t-1),   S_t = S'_t + beta_t k_t (v_t - S'_t^T k_t)^T,   out_t = scale S_t^T q_t
+//                                  DeltaNet, Yang et al. 2024; Gated DeltaNet, Yang et al. 2025 (one decay per token, as
+//                                  in Qwen3-Next); KDA, Kimi Linear 2025 (one per channel). No normaliser, no feature map
+//
+//   attn::delta_rule(q, k, v, out, {.beta = beta}, threads);
+//   attn::delta_rule(q, k, v, out, {.beta = beta, .log_decay = g, .unit_norm_eps = 1e-6f});
+//   attn::delta_rule(q, k, v, out, {.beta = beta, .initial_state = before, .final_state = after});
+//
+// Shapes   q, k [B, Hk, L, D], v, out [B, Hv, L, Dv]; Hk divides Hv, value head h reads q and k of head h Hk / Hv. float,
+//          double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic; beta, decays and states are float
+//          or double. Causal by nature.
+// Cost     B Hv L (6 D Dv + 64 (4 D + 2 Dv)) operations, O(L): products within chunks of 64 tokens, a triangular solve,
+//          one state between chunks. Scratch per thread: some 20 arrays of 64 x D numbers and a state, whatever the
+//          length.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+//
+// A step keeps the state bounded where beta |k|^2 is from 0 to 2; beyond, it grows from token to token, as the formula
+// has it. Token by token: delta_rule_step.hpp.
+#pragma once
+
+#include <attn/kernel/detail/delta_call.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// Options of delta_rule for elements of type S.
+template <class S>
+struct delta_rule_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  using real = compute_type<S>;
+
+  /// Factor of out; 1 / sqrt(D) unless given.
+  std::optional<real> scale{};
+  list_view<index> lengths{};                // true lengths, one per batch item; rows of padding are 0 in out
+  tensor_view<const real, 3> beta{};         // how much of the difference is written, [B, Hv, L]; 1 unless given
+  tensor_view<const real> log_decay{};       // g <= 0, -infinity included: per token [B, Hv, L, 1] or channel [.., D]
+  tensor_view<const real> initial_state{};   // S_0 [B, Hv, D, Dv]; 0 unless given
+  tensor_view<real> final_state{};           // written if given: the state after the true length
+  /// If given, q and k are first divided by sqrt(|row|^2 + unit_norm_eps).
+  std::optional<real> unit_norm_eps{};
+};
+
+/// The delta rule; options and execution may be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, class Options = delta_rule_options<element_of<const Q&>>>
+void delta_rule(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
+  detail::require_one_element_type<const Q&, const K&, const V&, O>();
+  using S = element_of<const Q&>;
+  const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
+  const detail::validator check("delta_rule");
+  detail::check_delta_rule<S>(check, {as_view(q), as_view(k), as_view(v), as_view(out)}, given, given.lengths,
+                              given.initial_state, given.final_state)
+      .run(detail::execution_of(exec, options));
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,202 @@
+// attn: a call of the delta rule: its checks, and its heads one by one.
+#pragma once
+
+#include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/attention_shape.hpp>
+#include <attn/kernel/detail/delta_chunk.hpp>
+
+#include <optional>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The extents of a call; q has as many heads as k.
+struct delta_shape {
+  index batch = 0, key_heads = 0, heads = 0, length = 0, dim = 0, dim_v = 0;
+};
+
+/// The views of a call. Tokens that only enter a state have neither q nor out.
+template <class S>
+struct delta_views {
+  tensor_view<const S> q, k, v;
+  tensor_view<S> out;
+  bool queries = true;
+};
+
+/// One call, after its checks.
+template <class T>
+struct delta_call {
+  stored_tensor<T> q, k, v, out;
+  bool queries = true;
+  delta_shape shape{};
+  sequence_lengths lengths{};
+  tensor_view<const T, 3> beta{};
+  tensor_view<const T> log_decay{}, initial_state{};
+  tensor_view<T> final_state{};
+  T scale = T(1), unit_norm_eps = T(-1);
+  T* state = nullptr;  // in place of those two: of a state object, head after head
+  bool state_empty = true;
+
+  decay_kind decay() const {
+    return !log_decay ? decay_kind::none : log_decay.extent(3) == 1 ? decay_kind::token : decay_kind::channel;
+  }
+  index key_head(index h) const { return h * shape.key_heads / shape.heads; }
+  delta_head<T> head(index b, index h) const {
+    delta_head<T> x{.k = k.head(b, key_head(h)), .v = v.head(b, h), .b = b, .h = h, .beta = beta,
+                    .log_decay = log_decay, .scale = scale, .unit_norm_eps = unit_norm_eps};
+    if (queries) x.q = q.head(b, key_head(h)), x.out = out.head(b, h);
+    return x;
+  }
+
+  static index state_size(index dim, index dim_v) {
+    return round_up(dim, panel_width<T>) * round_up(dim_v, panel_width<T>);
+  }
+  panels<T> state_of(T* memory, index pair) const {
+    return {memory + pair * state_size(shape.dim, shape.dim_v), round_up(shape.dim, panel_width<T>)};
+  }
+
+  struct scratch {
+    delta_scratch<T> chunk;
+    panels<T> state;
+  };
+  scratch layout(arena& memory) const {
+    return {delta_scratch<T>::layout(memory, shape.dim, shape.dim_v, decay()),
+            panels<T>::layout(memory, shape.dim, shape.dim_v)};
+  }
+
+  /// Tells whether the state before the call is 0; what lies in `to` is then left.
+  bool begin(index b, index h, const panels<T>& to) const {
+    if (!initial_state) return true;
+    for (index d = 0; d < shape.dim; ++d)
+      for (index e = 0; e < round_up(shape.dim_v, panel_width<T>); ++e)
+        *to.at(d, e) = e < shape.dim_v ? initial_state(b, h, d, e) : T(0);
+    return false;
+  }
+  void end(index b, index h, const panels<T>& from, bool empty) const {
+    if (!final_state) return;
+    for (index d = 0; d < shape.dim; ++d)
+      for (index e = 0; e < shape.dim_v; ++e) final_state(b, h, d, e) = empty ? T(0) : *from.at(d, e);
+  }
+
+  void run_head(index b, index h, const scratch& s) const {
+    const delta_head<T> x = head(b, h);
+    const index length = lengths.keys(b);
+    const panels<T> sums = state ? state_of(state, b * shape.heads + h) : s.state;
+    bool empty = state ? state_empty : begin(b, h, sums);
+    for (index first = 0; first < length; first += kernel_chunk) {
+      delta_chunk<T>{x, s.chunk, first, std::min<index>(kernel_chunk, length - first)}.run(sums, empty);
+      empty = false;
+    }
+    if (!state) end(b, h, sums, empty);
+    if (queries) x.out.clear_rows(length, shape.length);
+  }
+
+  work_estimate work() const {
+    const auto tokens = static_cast<double>(shape.batch * shape.heads * shape.length);
+    const auto d = static_cast<double>(shape.dim), e = static_cast<double>(shape.dim_v);
+    return {.operations = tokens * (6 * d * e + kernel_chunk * (4 * d + 2 * e)),
+            .bytes = tokens * (2 * d + 2 * e) * static_cast<double>(k.access->size)};
+  }
+
+  void run(execution& exec) const {
+    const auto limit = exec.limit_threads(work());
+    exec.for_each(shape.batch * shape.heads, [&](index pair, int worker) {
+      const scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      run_head(pair / shape.heads, pair % shape.heads, s);
+    });
+  }
+};
+
+/// Checks the views of a call, without memory that is written.
+[[gnu::noinline]] inline delta_shape check_delta_extents(const validator& check, const memory_layout& k,
+                                                         const memory_layout& v) {
+  const delta_shape s{k.extents[0], k.extents[1], v.extents[1], k.extents[2], k.extents[3], v.extents[3]};
+  if (s.heads > 0 && (s.key_heads == 0 || s.heads % s.key_heads != 0))
+    check.fail(text({"key heads that divide the value heads ", s.heads}), s.key_heads);
+  check.extents({{"value batch = key batch", s.batch, v.extents[0]}, {"value length = key length", s.length, v.extents[2]}});
+  return s;
+}
+
+[[gnu::noinline]] inline void check_delta_queries(const validator& check, const delta_shape& s,
+                                                  const memory_layout& q, const char* name, const memory_layout& out) {
+  check.extents({{"query batch = key batch", s.batch, q.extents[0]},
+                 {"query heads = key heads", s.key_heads, q.extents[1]},
+                 {"query length = key length", s.length, q.extents[2]},
+                 {"query dim = key dim", s.dim, q.extents[3]},
+                 {text({name, " batch = key batch"}).c_str(), s.batch, out.extents[0]},
+                 {text({name, " heads = value heads"}).c_str(), s.heads, out.extents[1]},
+                 {text({name, " length = key length"}).c_str(), s.length, out.extents[2]},
+                 {text({name, " dim = value dim"}).c_str(), s.dim_v, out.extents[3]}});
+}
+
+/// beta, log decays and what is shaped like the state, of a call or its gradients.
+template <class T>
+void check_delta_parameters(const validator& check, const delta_shape& s, const sequence_lengths& lengths,
+                            const tensor_view<const T, 3>& beta, const tensor_view<const T>& log_decay) {
+  if (beta)
+    check.extents({{"beta batch = key batch", s.batch, beta.extent(0)},
+                   {"beta heads = value heads", s.heads, beta.extent(1)},
+                   {"beta length = key length", s.length, beta.extent(2)}});
+  if (log_decay) {
+    check.extents({{"log_decay batch = key batch", s.batch, log_decay.extent(0)},
+                   {"log_decay heads = value heads", s.heads, log_decay.extent(1)},
+                   {"log_decay length = key length", s.length, log_decay.extent(2)}});
+    check.broadcasts("log_decay channels =", s.dim, log_decay.extent(3));
+  }
+  for (index b = 0; b < s.batch; ++b)
+    for (index h = 0; h < s.heads; ++h)
+      for (index t = 0; t < lengths.keys(b); ++t) {
+        if (beta && !std::isfinite(beta(b, h, t))) check.fail("a finite beta", static_cast<double>(beta(b, h, t)));
+        for (index d = 0; log_decay && d < log_decay.extent(3); ++d)
+          if (const T g = log_decay(b, h, t, d); !(g <= T(0))) check.fail("log_decay <= 0", static_cast<double>(g));
+      }
+}
+
+[[gnu::noinline]] inline void check_delta_state(const validator& check, const char* name, const delta_shape& s,
+                                                const memory_layout& state) {
+  if (!state.given()) return;
+  const index wanted[4] = {s.batch, s.heads, s.dim, s.dim_v};
+  if (!std::equal(wanted, wanted + 4, state.extents))
+    check.fail(text({name, " of shape [batch, value heads, key dim, value dim] = ", list_text(wanted, 4)}),
+               list_text(state.extents, 4));
+}
+
+/// The number of a setting that must be finite, and with `at_least_zero` not negative.
+template <class T>
+T check_delta_number(const validator& check, const char* name, const std::optional<T>& given, T otherwise,
+                     bool at_least_zero = false) {
+  if (!given) return otherwise;
+  if (!std::isfinite(*given) || (at_least_zero && *given < T(0)))
+    check.fail(text({at_least_zero ? "a finite " : "a finite ", name, at_least_zero ? " >= 0" : ""}),
+               static_cast<double>(*given));
+  return *given;
+}
+
+/// 1 / sqrt(D).
+template <class T>
+T delta_scale(index dim) {
+  return T(1) / std::sqrt(static_cast<T>(std::max<index>(1, dim)));
+}
+
+/// The checks of a call and of a step, whose options these are.
+template <class S, class Options, class T = compute_type<S>>
+delta_call<T> check_delta_rule(const validator& check, const delta_views<S>& x, const Options& options,
+                               std::span<const index> lengths, const tensor_view<const T>& initial_state,
+                               const tensor_view<T>& final_state) {
+  check.memory({{"out", x.out}, {"final_state", final_state}},
+               {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"beta", options.beta}, {"log_decay", options.log_decay},
+                {"initial_state", initial_state}});
+  delta_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out, .queries = x.queries, .beta = options.beta,
+                     .log_decay = options.log_decay, .initial_state = initial_state, .final_state = final_state};
+  const delta_shape s = call.shape = check_delta_extents(check, x.k, x.v);
+  if (x.queries) check_delta_queries(check, s, x.q, "out", x.out);
+  check_length_list(check, "lengths", lengths, s.batch, s.length);
+  call.lengths = {s.length, s.length, lengths, lengths};
+  check_delta_parameters(check, s, call.lengths, options.beta, options.log_decay);
+  check_delta_state(check, "initial_state", s, initial_state);
+  check_delta_state(check, "final_state", s, final_state);
+  call.scale = check_delta_number(check, "scale", options.scale, delta_scale<T>(s.dim));
+  call.unit_norm_eps = check_delta_number(check, "unit_norm_eps", options.unit_norm_eps, T(-1), true);
+  return call;
+}
+
+}  // namespace attn::inline ATTN_ISA::detail
