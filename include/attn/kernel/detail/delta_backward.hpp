@@ -7,13 +7,13 @@
 //   backward  dU = P^T d_out + k_end dS1,                     X = dU - A^T Y,  Y = beta X
 //             dP = d_out U^T,  dA = -Y U^T,  dv = Y,          dbeta_i = X_i.R_i
 //             dS0 = diag(e^gamma_C) dS1 + q_start^T d_out - k_start^T Y
-//             dq and dk through the pairs (delta_pairs.hpp), q_start = q e^gamma, k_start and k_end = k e^(gamma_C - gamma)
+//             dq and dk through the pairs (delta_pairs_backward.hpp), q_start = q e^gamma, k_start and k_end = k e^(gamma_C - gamma)
 //   decay     dgamma_i = q_i dq_i + k_i (dk_i of rows i - dk_i of columns i), and of the last token
 //             + sum_j k_j dk_end_j e^(..) + S0.dS1 e^gamma_C;  dg_t = sum of dgamma_i over i >= t of the chunk
 #pragma once
 
-#include <attn/core/detail/attention_shape.hpp>
-#include <attn/kernel/detail/delta_pairs.hpp>
+#include <attn/kernel/detail/delta_call.hpp>
+#include <attn/kernel/detail/delta_pairs_backward.hpp>
 #include <attn/kernel/detail/stored_gradients.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -22,18 +22,18 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T>
 struct delta_backward_call {
   stored_tensor<T> q, k, v, d_out;
-  tensor_view<const T, 3> beta;
-  tensor_view<const T> log_decay, initial_state, d_final_state;
-  stored_gradient<T> dq, dk, dv;
-  tensor_view<T, 3> d_beta;
-  tensor_view<T> d_log_decay, d_initial_state;
-  sequence_lengths lengths;
-  index batch = 0, heads = 0, key_heads = 0, length = 0, dim = 0, dim_v = 0;
-  T scale = T(1);
-  std::optional<T> unit_norm_eps;
+  delta_shape shape{};
+  sequence_lengths lengths{};
+  tensor_view<const T, 3> beta{};
+  tensor_view<const T> log_decay{}, initial_state{}, d_final_state{};
+  T scale = T(1), unit_norm_eps = T(-1);  // below 0: q and k as they are
+  stored_gradient<T> dq{}, dk{}, dv{};
+  tensor_view<T, 3> d_beta{};
+  tensor_view<T> d_log_decay{}, d_initial_state{};
   bool accumulate = false;
 
-  index group() const { return key_heads ? heads / key_heads : 0; }
+  index group() const { return shape.key_heads ? shape.heads / shape.key_heads : 0; }
+  bool unit_norm() const { return unit_norm_eps >= T(0); }
   bool of_queries() const { return dq || d_log_decay; }
   bool of_keys() const { return dk || d_log_decay; }
   /// Is anything asked for that depends on what comes later?
@@ -90,8 +90,8 @@ struct delta_backward_head {
   index b, h, key_head;
   stored_gradient_head<T> to_q, to_k, to_v;
 
-  index dim() const { return call.dim; }
-  index dim_v() const { return call.dim_v; }
+  index dim() const { return call.shape.dim; }
+  index dim_v() const { return call.shape.dim_v; }
 
   // Loading -----------------------------------------------------------------------------------------------------------
 
@@ -100,9 +100,9 @@ struct delta_backward_head {
                  T* norm) const {
     const stored_matrix<T> x = from.head(b, key_head);
     x.access->pack_panels(x, begin, count, to.data);
-    if (call.unit_norm_eps)
+    if (call.unit_norm())
       for (index t = 0; t < count; ++t) {
-        norm[t] = T(1) / std::sqrt(dot_rows(to, to, t, dim()) + *call.unit_norm_eps);
+        norm[t] = T(1) / std::sqrt(dot_rows(to, to, t, dim()) + call.unit_norm_eps);
         for (index col = 0; col < dim(); col += width<T>)
           store<T>(to.at(t, col), mul(load<T>(to.at(t, col)), broadcast<T>(norm[t])));
       }
@@ -243,7 +243,7 @@ struct delta_backward_head {
   /// The same through the norm of the rows x, which are of unit norm.
   void store_rows(const panels<T>& d, const panels<T>& x, const T* norm, const stored_gradient_head<T>& to, index begin,
                   index count) const {
-    for (index t = 0; call.unit_norm_eps && t < count; ++t) {
+    for (index t = 0; call.unit_norm() && t < count; ++t) {
       const packet<T> along = broadcast<T>(-dot_rows(d, x, t, dim())), factor = broadcast<T>(norm[t]);
       for (index col = 0; col < dim(); col += width<T>)
         store<T>(d.at(t, col), mul(factor, fma(along, load<T>(x.at(t, col)), load<T>(d.at(t, col)))));

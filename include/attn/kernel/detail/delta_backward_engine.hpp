@@ -24,24 +24,24 @@ struct delta_backward_engine {
   };
 
   worker_scratch layout(arena& memory) const {
-    const auto state = [&](arena& one) { return panels<T>::layout(one, call.dim, call.dim_v); };
+    const auto state = [&](arena& one) { return panels<T>::layout(one, call.shape.dim, call.shape.dim_v); };
     worker_scratch w;
-    w.chunk = delta_backward_scratch<T>::layout(memory, call.dim, call.dim_v, call.decay());
+    w.chunk = delta_backward_scratch<T>::layout(memory, call.shape.dim, call.shape.dim_v, call.decay());
     w.state = state(memory), w.d_state = state(memory);
-    w.before = memory.allocate_list(ceil_div(call.length, segment), state);
-    w.seen = memory.allocate_list(std::min(segment_chunks, ceil_div(call.length, kernel_chunk)), state);
+    w.before = memory.allocate_list(ceil_div(call.shape.length, segment), state);
+    w.seen = memory.allocate_list(std::min(segment_chunks, ceil_div(call.shape.length, kernel_chunk)), state);
     const bool shared = call.group() > 1;
-    w.dq = memory.allocate<T>(shared && call.dq ? call.length * call.dim : 0);
-    w.dk = memory.allocate<T>(shared && call.dk ? call.length * call.dim : 0);
+    w.dq = memory.allocate<T>(shared && call.dq ? call.shape.length * call.shape.dim : 0);
+    w.dk = memory.allocate<T>(shared && call.dk ? call.shape.length * call.shape.dim : 0);
     return w;
   }
 
-  index state_size(const panels<T>& x) const { return x.capacity * round_up(call.dim_v, panels<T>::wide); }
+  index state_size(const panels<T>& x) const { return x.capacity * round_up(call.shape.dim_v, panels<T>::wide); }
   void copy(const panels<T>& from, const panels<T>& to) const { std::copy_n(from.data, state_size(from), to.data); }
   void load_state(const tensor_view<const T>& from, index b, index h, const panels<T>& to) const {
     std::fill_n(to.data, state_size(to), T(0));
-    for (index d = 0; from && d < call.dim; ++d)
-      for (index e = 0; e < call.dim_v; ++e) *to.at(d, e) = from(b, h, d, e);
+    for (index d = 0; from && d < call.shape.dim; ++d)
+      for (index e = 0; e < call.shape.dim_v; ++e) *to.at(d, e) = from(b, h, d, e);
   }
 
   static index chunk_end(index begin, index tokens) { return std::min<index>(begin + kernel_chunk, tokens); }
@@ -76,16 +76,16 @@ struct delta_backward_engine {
       }
     }
     pad(b, h, tokens);
-    for (index d = 0; call.d_initial_state && d < call.dim; ++d)
-      for (index e = 0; e < call.dim_v; ++e)
+    for (index d = 0; call.d_initial_state && d < call.shape.dim; ++d)
+      for (index e = 0; e < call.shape.dim_v; ++e)
         store_gradient(call.d_initial_state(b, h, d, e), *w.d_state.at(d, e), call.accumulate);
   }
 
   /// Zeros for the padding of a value head.
   void pad(index b, index h, index tokens) const {
-    if (call.dv) call.dv.head(b, h).clear_rows(tokens, call.length);
+    if (call.dv) call.dv.head(b, h).clear_rows(tokens, call.shape.length);
     if (call.accumulate) return;
-    for (index t = tokens; t < call.length; ++t) {
+    for (index t = tokens; t < call.shape.length; ++t) {
       if (call.d_beta) call.d_beta(b, h, t) = T(0);
       for (index d = 0; d < call.d_log_decay.extent(3); ++d) call.d_log_decay(b, h, t, d) = T(0);
     }
@@ -97,25 +97,25 @@ struct delta_backward_engine {
     const auto to_q = call.dq.head(b, key_head), to_k = call.dk.head(b, key_head);
     for (index n = 0; n < group; ++n) {
       const auto target = [&](const stored_gradient_head<T>& to, T* sums) {
-        return group > 1 && to ? scratch_gradient(sums, call.length, call.dim, n > 0) : to;
+        return group > 1 && to ? scratch_gradient(sums, call.shape.length, call.shape.dim, n > 0) : to;
       };
       run_head(b, key_head * group + n, w, target(to_q, w.dq), target(to_k, w.dk));
     }
     for (const auto& [to, sums] : {std::pair{&to_q, w.dq}, std::pair{&to_k, w.dk}})
       if (*to) {
-        if (group > 1) to->store_rows(sums, call.dim, 0, tokens);
-        to->clear_rows(tokens, call.length);
+        if (group > 1) to->store_rows(sums, call.shape.dim, 0, tokens);
+        to->clear_rows(tokens, call.shape.length);
       }
   }
 
   void run(execution& exec) const {
-    const double dim = static_cast<double>(call.dim), dim_v = static_cast<double>(call.dim_v);
-    const double tokens = static_cast<double>(call.batch * call.heads) * static_cast<double>(call.length);
+    const double dim = static_cast<double>(call.shape.dim), dim_v = static_cast<double>(call.shape.dim_v);
+    const double tokens = static_cast<double>(call.shape.batch * call.shape.heads) * static_cast<double>(call.shape.length);
     const auto limit = exec.limit_threads({.operations = tokens * (12 * dim * dim_v + 12 * kernel_chunk * (dim + dim_v)),
                                            .bytes = 32 * tokens * (dim + dim_v)});
-    exec.for_each(call.batch * call.key_heads, [&](index n, int worker) {
+    exec.for_each(call.shape.batch * call.shape.key_heads, [&](index n, int worker) {
       const auto w = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      run_group(n / call.key_heads, n % call.key_heads, w);
+      run_group(n / call.shape.key_heads, n % call.shape.key_heads, w);
     });
   }
 };

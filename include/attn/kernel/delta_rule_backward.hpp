@@ -1,0 +1,96 @@
+// attn: the gradients of the delta rule.
+//
+//   attn::delta_rule_backward(q, k, v, d_out, {.q = dq, .k = dk, .v = dv}, {.beta = beta}, threads);
+//   attn::delta_rule_backward(q, k, v, d_out, {.beta = db, .log_decay = dg}, {.beta = beta, .log_decay = g});
+//   attn::delta_rule_backward(q, k, v, d_out, {.initial_state = ds, .d_final_state = after}, {.initial_state = s});
+//
+// With R_t the gradient of S_t by all that follows, R_(t-1) = Diag(e^g_t) (I - beta_t k_t k_t^T) R'_t,
+// R'_t = R_t + scale q_t d_out_t^T, and u_t = v_t - S'_t^T k_t (delta_rule.hpp):
+//   dq_t = scale S_t d_out_t,  dv_t = beta_t R'_t^T k_t,  dbeta_t = u_t.R'_t^T k_t,  dk_t = beta_t (R'_t u_t - S'_t R'_t^T k_t)
+//   dg_t = e^g_t times the rows of dL/dS'_t and S_(t-1), channel by channel or summed
+// by products within chunks, as in the forward call (detail/delta_backward.hpp).   Yang et al. 2024, appendix; by the chain
+//                                                             rule, nothing divided by a decay: that of a decay of 0 is 0
+//
+// Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor the final state of the forward
+//          call is needed. Gradients have the shapes of what they are of; dq and dk are summed over the value heads that
+//          share a key head.
+// Cost     B Hv L (26 D Dv + 64 (14 D + 10 Dv)) operations. Scratch per thread: some 40 arrays of 64 x D numbers, one state
+//          of D x Dv numbers per 1024 tokens and 18 more; where value heads share key heads, 2 L D numbers. Threads share
+//          the key heads of a batch, not one head.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written.
+#pragma once
+
+#include <attn/core/detail/gradients.hpp>
+#include <attn/kernel/delta_rule.hpp>
+#include <attn/kernel/detail/delta_backward_engine.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients delta_rule_backward computes: those given. S is the element type of the call.
+template <class S>
+struct delta_rule_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  tensor_view<real, 3> beta{};           // [B, Hv, L]
+  tensor_view<real> log_decay{};         // as log_decay: [B, Hv, L, 1 or D]
+  tensor_view<real> initial_state{};     // [B, Hv, D, Dv]
+  tensor_view<const real> d_final_state{};  // an input, as final_state; 0 unless given
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+namespace detail {
+
+template <class S, class T = compute_type<S>>
+delta_backward_call<T> check_delta_backward(const validator& check, const delta_views<S>& x,
+                                            const tensor_view<const S>& d_out, const delta_rule_gradients<S>& g,
+                                            const delta_rule_options<S>& options) {
+  backward_views views;
+  views.gradient("the gradient of q", g.q, "q", x.q);
+  views.gradient("the gradient of k", g.k, "k", x.k);
+  views.gradient("the gradient of v", g.v, "v", x.v);
+  views.gradient("the gradient of beta", g.beta, "beta", options.beta);
+  views.gradient("the gradient of log_decay", g.log_decay, "log_decay", options.log_decay);
+  views.gradient("the gradient of initial_state", g.initial_state, "initial_state", options.initial_state);
+  views.read("d_out", d_out);
+  views.read("d_final_state", g.d_final_state);
+  views.check(check);
+  delta_backward_call<T> call{.q = x.q, .k = x.k, .v = x.v, .d_out = d_out};
+  const delta_shape s = call.shape = check_delta_extents(check, x.k, x.v);
+  check_delta_queries(check, s, x.q, "d_out", d_out);
+  check_length_list(check, "lengths", options.lengths, s.batch, s.length);
+  call.lengths = {s.length, s.length, options.lengths, options.lengths};
+  check_delta_parameters<T>(check, s, call.lengths, options.beta, options.log_decay);
+  check_delta_state(check, "initial_state", s, options.initial_state);
+  check_delta_state(check, "d_final_state", s, g.d_final_state);
+  call.scale = check_delta_number(check, "scale", options.scale, delta_scale<T>(s.dim));
+  call.unit_norm_eps = check_delta_number(check, "unit_norm_eps", options.unit_norm_eps, T(-1), true);
+  call.beta = options.beta, call.log_decay = options.log_decay, call.initial_state = options.initial_state;
+  call.d_final_state = g.d_final_state;
+  call.dq = {g.q, g.accumulate}, call.dk = {g.k, g.accumulate}, call.dv = {g.v, g.accumulate};
+  call.d_beta = g.beta, call.d_log_decay = g.log_decay, call.d_initial_state = g.initial_state;
+  call.accumulate = g.accumulate;
+  return call;
+}
+
+}  // namespace detail
+
+/// The gradients of delta_rule; options and execution may be left out. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable D, class Options = delta_rule_options<element_of<const Q&>>>
+void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
+                         const delta_rule_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                         execution_ref exec = {}) {
+  using S = element_of<const Q&>;
+  detail::require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
+  detail::require_one_element_type<const D&, const D&, const D&, tensor_view<S>>();
+  const auto& given = detail::options_or_default<delta_rule_options<S>>(options);
+  const detail::validator check("delta_rule_backward");
+  const auto call = detail::check_delta_backward<S>(check, {as_view(q), as_view(k), as_view(v), {}}, as_view(d_out),
+                                                    gradients, given);
+  if (call.of_queries() || call.reverse())
+    detail::delta_backward_engine<compute_type<S>>{call}.run(detail::execution_of(exec, options));
+}
+
+}  // namespace attn::inline ATTN_ISA

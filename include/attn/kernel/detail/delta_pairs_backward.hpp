@@ -1,0 +1,108 @@
+// attn: the gradients of the pairs of a chunk of the delta rule (delta_pairs.hpp), P of queries and A of keys:
+//
+//   dq_i = sum_(j <= i) dP_ij k_j e^(gamma_i - gamma_j)
+//   dk_i = sum_(j < i) dA_ij k_j e^(..) by rows, and by columns
+//   dk_j = sum_(i > j) dA_ij k_i e^(..) + sum_(i >= j) dP_ij q_i e^(..)
+//
+// The two parts of dk are kept apart: their difference is what the decays' gradient is made of.
+#pragma once
+
+#include <attn/kernel/detail/delta_pairs.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// What the gradients of pairs are made of, dP and dA as [i][j], and what they are added to: those of q, and those of k
+/// by the rows and by the columns of the pairs.
+template <class T>
+struct pair_gradients {
+  const delta_decay<T>& decay;
+  const delta_pair_scratch<T>& s;
+  const panels<T> &q, &k, &dp, &dp_t, &da, &da_t, &dq, &dk_row, &dk_col;
+  index count;
+  bool of_queries, of_keys;
+
+  static auto add_to(const panels<T>& to) {
+    return [&to](index row, index col, const packet<T>& sum) {
+      store<T>(to.at(row, col), add(load<T>(to.at(row, col)), sum));
+    };
+  }
+
+  void run() const {
+    if (decay.kind == decay_kind::token)
+      for (const auto& [x, wanted] : {std::pair{&dp, of_queries || of_keys}, std::pair{&da, of_keys}})
+        if (wanted)
+          each_packet(
+              count, count, [&](index i, index j, const auto& d) { return mul(d, decay.of_pair(i, j)); }, *x, *x);
+    if (of_queries) transpose_panels(dp, count, count, dp_t);
+    if (of_keys) transpose_panels(da, count, count, da_t);
+    if (decay.kind == decay_kind::channel) {
+      for (index block = 0; block < count; block += pair_block) {
+        if (block > 0) before_block(block, std::min(pair_block, count - block));
+        for (index col = 0; col < decay.dim; col += width<T>)
+          in_block(block, std::min(block + pair_block, count), col);
+      }
+      return;
+    }
+    const index dim = decay.dim;
+    if (of_queries) triangle_product<triangle::up_to>(dp_t, count, k, dim, add_to(dq));
+    if (!of_keys) return;
+    triangle_product<triangle::before>(da_t, count, k, dim, add_to(dk_row));
+    triangle_product<triangle::after>(da, count, k, dim, add_to(dk_col));
+    triangle_product<triangle::from>(dp, count, q, dim, add_to(dk_col));
+  }
+
+  /// Pairs of the rows of a block and the tokens before it.
+  void before_block(index block, index rows) const {
+    const index dim = decay.dim;
+    const auto from_row = [&](const panels<T>& x) { return panels<T>{x.data + block * panels<T>::wide, x.capacity}; };
+    const auto from_column = [&](const panels<T>& x) { return panels<T>{x.at(0, block), x.capacity}; };
+    s.load_columns(decay, k, block);
+    s.load_factors(decay, block, rows);
+    const auto add_rows = [&](const panels<T>& d, const panels<T>& to) {
+      product(from_column(d), rows, s.columns, dim, block, [&](index row, index col, const packet<T>& sum) {
+        T* const sums = to.at(block + row, col);
+        store<T>(sums, fma(sum, load<T>(s.factors.at(row, col)), load<T>(sums)));
+      });
+    };
+    if (of_queries) add_rows(dp_t, dq);
+    if (!of_keys) return;
+    add_rows(da_t, dk_row);
+    s.load_rows(q, block, rows, dim, s.q_rows);
+    s.load_rows(k, block, rows, dim, s.k_rows);
+    product(from_row(dp), block, s.q_rows, dim, rows,
+            [&](index row, index col, const packet<T>& sum) { store<T>(s.d_columns.at(row, col), sum); });
+    product(from_row(da), block, s.k_rows, dim, rows, add_to(s.d_columns));
+    for (index col = 0; col < dim; col += width<T>) {
+      packet<T> factor = broadcast<T>(T(1));
+      for (index j = block - 1; j >= 0; --j) {
+        T* const to = dk_col.at(j, col);
+        store<T>(to, fma(factor, load<T>(s.d_columns.at(j, col)), load<T>(to)));
+        factor = mul(factor, load<T>(decay.gate.at(j, col)));
+      }
+    }
+  }
+
+  /// Pairs within a block, for the channels from col on.
+  void in_block(index block, index end, index col) const {
+    const auto at = [&](const panels<T>& x, index t) { return load<T>(x.at(t, col)); };
+    for (index j = block; j < end; ++j) {
+      packet<T> factor = broadcast<T>(T(1)), of_j = of_keys ? at(dk_col, j) : zero<T>();
+      for (index i = j; i < end; ++i) {
+        if (i > j) factor = mul(factor, at(decay.gate, i));
+        const packet<T> key = mul(factor, at(k, j)), p = broadcast<T>(*dp.at(i, j));
+        if (of_queries) store<T>(dq.at(i, col), fma(p, key, at(dq, i)));
+        if (!of_keys) continue;
+        packet<T> by_rows = mul(p, at(q, i));
+        if (i > j) {
+          const packet<T> a = broadcast<T>(*da.at(i, j));
+          by_rows = fma(a, at(k, i), by_rows);
+          store<T>(dk_row.at(i, col), fma(a, key, at(dk_row, i)));
+        }
+        of_j = fma(factor, by_rows, of_j);
+      }
+      if (of_keys) store<T>(dk_col.at(j, col), of_j);
+    }
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
