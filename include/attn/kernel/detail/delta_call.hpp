@@ -87,7 +87,7 @@ struct delta_call {
       empty = false;
     }
     if (!state) end(b, h, sums, empty);
-    if (queries) x.out.clear_rows(length, shape.length);
+    if (queries && !state) x.out.clear_rows(length, shape.length);
   }
 
   work_estimate work() const {
@@ -99,6 +99,9 @@ struct delta_call {
 
   void run(execution& exec) const {
     const auto limit = exec.limit_threads(work());
+    run_heads(exec);
+  }
+  void run_heads(execution& exec) const {
     exec.for_each(shape.batch * shape.heads, [&](index pair, int worker) {
       const scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
       run_head(pair / shape.heads, pair % shape.heads, s);

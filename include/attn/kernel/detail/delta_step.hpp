@@ -1,0 +1,85 @@
+// attn: one token of the delta rule for a state: each panel of it is read twice while it lies in the first-level cache,
+// so that memory is read and written once.
+#pragma once
+
+#include <attn/kernel/detail/delta_call.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Scratch memory of one worker, the numbers of one token.
+template <class T>
+struct delta_step_scratch {
+  T *q, *k, *decay, *value, *out;
+
+  static delta_step_scratch layout(arena& memory, index dim, index dim_v) {
+    const index d = round_up(dim, panel_width<T>), e = round_up(dim_v, panel_width<T>);
+    return {memory.allocate<T>(d), memory.allocate<T>(d), memory.allocate<T>(d), memory.allocate<T>(e),
+            memory.allocate<T>(panel_width<T>)};
+  }
+};
+
+/// S = diag(decay) S;  S += beta k (v - S^T k)^T;  out = S^T q, for one panel of S [dim][panel_width].
+template <class T, bool Queries>
+void delta_step_panel(T* state, index dim, const delta_step_scratch<T>& x, T beta, const T* value) {
+  constexpr int w = width<T>;
+  packet<T> read[2] = {zero<T>(), zero<T>()}, written[2], out[2] = {zero<T>(), zero<T>()};
+  for (index d = 0; d < dim; ++d)
+    unroll<2>([&](auto half) {
+      T* const at = state + d * panel_width<T> + half * w;
+      const packet<T> decayed = mul(load<T>(at), broadcast<T>(x.decay[d]));
+      store<T>(at, decayed);
+      read[half] = fma(broadcast<T>(x.k[d]), decayed, read[half]);
+    });
+  unroll<2>([&](auto half) { written[half] = mul(sub(load<T>(value + half * w), read[half]), broadcast<T>(beta)); });
+  for (index d = 0; d < dim; ++d)
+    unroll<2>([&](auto half) {
+      T* const at = state + d * panel_width<T> + half * w;
+      const packet<T> sum = fma(broadcast<T>(x.k[d]), written[half], load<T>(at));
+      store<T>(at, sum);
+      if constexpr (Queries) out[half] = fma(broadcast<T>(x.q[d]), sum, out[half]);
+    });
+  if constexpr (Queries) unroll<2>([&](auto half) { store<T>(x.out + half * w, out[half]); });
+}
+
+/// Tokens [begin, end) one by one.
+template <class T>
+void delta_steps(const delta_call<T>& call, index begin, index end, execution& exec) {
+  const index dim = call.shape.dim, dim_v = call.shape.dim_v;
+  exec.for_each(call.shape.batch * call.shape.heads, [&](index pair, int worker) {
+    const auto s =
+        exec.scratch(worker, [&](arena& memory) { return delta_step_scratch<T>::layout(memory, dim, dim_v); });
+    const delta_head<T> x = call.head(pair / call.shape.heads, pair % call.shape.heads);
+    const panels<T> state = call.state_of(call.state, pair);
+    const auto load_row = [&](const stored_matrix<T>& from, index t, T factor, T* to) {
+      from.read_row(t, to);
+      if (x.unit_norm_eps >= T(0)) {
+        T squares = T(0);
+        for (index d = 0; d < dim; ++d) squares += to[d] * to[d];
+        factor /= std::sqrt(squares + x.unit_norm_eps);
+      }
+      for (index d = 0; d < dim; ++d) to[d] *= factor;
+    };
+    for (index t = begin; t < end; ++t) {
+      load_row(x.k, t, T(1), s.k);
+      if (x.queries()) load_row(x.q, t, x.scale, s.q);
+      x.v.read_row(t, s.value);
+      std::fill(s.value + dim_v, s.value + round_up(dim_v, panel_width<T>), T(0));
+      const index channels = call.log_decay ? call.log_decay.extent(3) : 0;
+      for (index d = 0; d < channels; ++d) s.decay[d] = call.log_decay(x.b, x.h, t, d);
+      for (index d = 0; d < channels; d += width<T>) store<T>(s.decay + d, exp<T>(load<T>(s.decay + d)));
+      if (channels != dim) std::fill_n(s.decay, dim, channels ? s.decay[0] : T(1));
+      const T beta = x.beta ? x.beta(x.b, x.h, t) : T(1);
+      for (index col = 0; col < dim_v; col += panel_width<T>) {
+        if (!x.queries()) {
+          delta_step_panel<T, false>(state.panel(col), dim, s, beta, s.value + col);
+          continue;
+        }
+        delta_step_panel<T, true>(state.panel(col), dim, s, beta, s.value + col);
+        x.out.access->write(s.out, x.out.row(t) + col * x.out.col_stride * x.out.access->size,
+                            std::min<index>(panel_width<T>, dim_v - col), x.out.col_stride);
+      }
+    }
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,108 @@
+// attn: states of kernel attention as bytes, version 1; numbers little endian, whatever the machine's order:
+//
+//   8 bytes "attnsums"; as 32-bit: version 1, kind (1 linear, 2 performer, 3 rfa, 4 delta_rule), variant (the performer's
+//   kernel), bytes of a number (4 or 8); as 64-bit: batch, heads, features, value dim, tokens; for every batch item and
+//   head its numbers, IEEE 754; at last 64 bits, FNV-1a of every byte before.
+#pragma once
+
+#include <attn/core/detail/check.hpp>
+
+#include <bit>
+#include <istream>
+#include <ostream>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class N>
+using bits_of = std::conditional_t<sizeof(N) == 8, std::uint64_t, std::uint32_t>;
+
+template <class N>
+void put_number(std::string& bytes, N number) {
+  const std::uint64_t value = std::bit_cast<bits_of<N>>(number);
+  for (std::size_t n = 0; n < sizeof(N); ++n) bytes.push_back(static_cast<char>(value >> 8 * n & 255));
+}
+
+/// Reads from `at` on, which moves; the bytes are known to be long enough.
+template <class N>
+N get_number(const std::string& bytes, std::size_t& at) {
+  bits_of<N> value = 0;
+  for (std::size_t n = 0; n < sizeof(N); ++n)
+    value |= static_cast<bits_of<N>>(static_cast<unsigned char>(bytes[at++])) << (8 * n);
+  return std::bit_cast<N>(value);
+}
+
+inline std::uint64_t fnv_1a(const std::string& bytes) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+/// The stream of one state whose numbers are of type T, and what it says before them.
+template <class T>
+struct state_stream {
+  const char* name;  // of the state, for messages
+  std::uint32_t kind = 0, variant = 0;
+  index batch = 0, heads = 0, features = 0, value_dim = 0;
+
+  /// each_number(visit) visits the state's numbers in order. Throws std::runtime_error if the stream does not take them.
+  template <class EachNumber>
+  void write(std::ostream& stream, index tokens, EachNumber&& each_number) const {
+    std::string bytes = "attnsums";
+    for (std::uint32_t n : {std::uint32_t(1), kind, variant, static_cast<std::uint32_t>(sizeof(T))})
+      put_number(bytes, n);
+    for (index n : {batch, heads, features, value_dim, tokens}) put_number(bytes, n);
+    each_number([&](const T& x) { put_number(bytes, x); });
+    put_number(bytes, fnv_1a(bytes));
+    if (!stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size())))
+      fail("a stream that can be written", "one that failed");
+  }
+
+  /// Returns the tokens. each_number visits `count` numbers. Throws std::runtime_error for what is no such stream,
+  /// another version, or damaged, std::invalid_argument for a state of another kind or shape, before it visits any.
+  template <class EachNumber>
+  index read(std::istream& stream, index count, EachNumber&& each_number) const {
+    constexpr std::size_t letters = 8, fixed = letters + 4 * 4 + 5 * 8;
+    std::string bytes = taken(stream, fixed);
+    if (bytes.compare(0, letters, "attnsums") != 0) fail("a stream that begins with attnsums", "another");
+    if (bytes.size() < fixed) fail(text({"a header of ", fixed, " bytes"}), bytes.size());
+    std::size_t at = letters;
+    const auto word = [&] { return static_cast<index>(get_number<std::uint32_t>(bytes, at)); };
+    const auto extent = [&] { return get_number<index>(bytes, at); };
+    if (const index version = word(); version != 1) fail("stream version 1", version);
+    const validator check(name);
+    const index its_kind = word(), its_variant = word(), size = word();
+    if (its_kind != index(kind)) check.fail("a stream of the same kind of state", "another kind");
+    if (its_variant != index(variant)) check.fail("a stream of the same feature kernel", "another");
+    check.equal("bytes of a number =", sizeof(T), size);
+    check.equal("batch of the stream = batch", batch, extent());
+    check.equal("heads of the stream = heads", heads, extent());
+    check.equal("features of the stream = features", features, extent());
+    check.equal("value dim of the stream = value dim", value_dim, extent());
+    const index tokens = extent();
+
+    const std::size_t body = static_cast<std::size_t>(count) * sizeof(T);
+    bytes += taken(stream, body + 8);
+    if (bytes.size() < fixed + body + 8) fail(text({fixed + body + 8, " bytes"}), bytes.size());
+    const auto sum = get_number<std::uint64_t>(bytes, at += body);
+    bytes.resize(fixed + body);
+    if (sum != fnv_1a(bytes) || tokens < 0) fail("the checksum of an undamaged stream", "another");
+    at = fixed;
+    each_number([&](T& x) { x = get_number<T>(bytes, at); });
+    return tokens;
+  }
+
+ private:
+  [[noreturn]] void fail(word expected, word found) const {
+    throw std::runtime_error(text({"attn::", name, ": expected ", expected, "; found ", found}));
+  }
+
+  /// Up to `count` bytes; a stream that ends earlier gives fewer.
+  static std::string taken(std::istream& stream, std::size_t count) {
+    std::string bytes(count, '\0');
+    stream.read(bytes.data(), static_cast<std::streamsize>(count));
+    bytes.resize(static_cast<std::size_t>(stream.gcount()));
+    return bytes;
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

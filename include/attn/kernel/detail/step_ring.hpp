@@ -1,0 +1,48 @@
+// attn: the last states of a sequence, to go back to: speculative decoding feeds tokens that may be rejected.
+//
+// Memory is a ring of keep + 1 places, each with the state after one token. A token that can be undone begins with a
+// copy of the state at the next place; going back only changes which place is the state's.
+#pragma once
+
+#include <attn/core/detail/check.hpp>
+
+#include <algorithm>
+
+namespace attn::inline ATTN_ISA::detail {
+
+class step_ring {
+ public:
+  /// Throws std::invalid_argument for keep < 0.
+  step_ring(const char* name, index keep) : keep_(keep) { validator(name).at_least("keep", 0, keep); }
+
+  index places() const { return keep_ + 1; }
+  /// Of the state.
+  index place() const { return place_; }
+  /// Tokens that can be undone.
+  index kept() const { return kept_; }
+
+  /// Of n tokens to be fed, how many the ring has no place for: they come first.
+  index beyond(index n) const { return std::max<index>(0, n - keep_); }
+  /// No token before now can be undone.
+  void forget() { kept_ = 0; }
+  /// Moves on by one token; `memory` is that of all places, `each` numbers a place.
+  template <class T>
+  void advance(T* memory, index each) {
+    const index next = (place_ + 1) % places();
+    std::copy_n(memory + place_ * each, each, memory + next * each);
+    place_ = next;
+    kept_ = std::min(kept_ + 1, keep_);
+  }
+  /// Throws std::invalid_argument for m < 0 or more than kept().
+  void rollback(const char* name, index m) {
+    if (m < 0 || m > kept_)
+      validator(name).fail(text({"tokens to undo from 0 to ", kept_, ", those kept of the last ", keep_}), m);
+    place_ = (place_ + places() - m) % places();
+    kept_ -= m;
+  }
+
+ private:
+  index keep_ = 0, place_ = 0, kept_ = 0;
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
