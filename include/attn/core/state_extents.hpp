@@ -26,6 +26,8 @@ struct kernel_state_extents {
   /// Of a token: those of linear's map, or the rows of W of performer and rfa.
   index features = 0;
   index value_dim = 0;
+  /// Tokens that rollback can undo.
+  index keep = 0;
 };
 
 namespace detail {

@@ -103,6 +103,20 @@ struct recurrent_steps {
   }
 };
 
+/// The call for some of its tokens.
+template <class T>
+kernel_call<T> tokens_of(const kernel_call<T>& call, index begin, index end) {
+  kernel_call<T> some = call;
+  for (stored_tensor<T>* x : {&some.q, &some.k, &some.v, &some.out}) {
+    if (x->data) x->data += begin * x->strides[2];
+    x->extents[2] = end - begin;
+  }
+  some.shape.queries = some.shape.keys = end - begin;
+  some.lengths = {end - begin, end - begin, {}, {}};
+  if (call.gated()) some.gate = call.gate.slice(2, begin, end - begin);
+  return some;
+}
+
 /// Runs a step. What is thrown on the way, by a caller's map or for want of memory, leaves the state reset.
 template <class T>
 void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& state, execution& exec) {
@@ -117,18 +131,30 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
                                                  {"out", call.out.layout()}, {"features", call.projection.layout()},
                                                  {call.complement ? "gate" : "decay", call.gate}});
   call.heads = state.heads();
-  call.state = state.step_memory();
+  const index tokens = s.keys, first = state.beyond_kept(tokens);
   try {
     const auto limit = exec.limit_threads(call.work());
-    if (s.keys <= few_tokens)
-      recurrent_steps<T>{call}.run(exec);
-    else
-      call.run(exec);
+    const auto feed = [&](index begin, index end) {
+      kernel_call<T> some = tokens_of(call, begin, end);
+      some.state = state.step_memory();
+      if (end - begin <= few_tokens)
+        recurrent_steps<T>{some}.run(exec);
+      else
+        some.run(exec);
+      state.advance(end - begin);
+    };
+    if (first > 0) {
+      state.forget_kept();
+      feed(0, first);
+    }
+    for (index t = first; t < tokens; ++t) {
+      state.keep_before();
+      feed(t, t + 1);
+    }
   } catch (...) {
     state.reset();
     throw;
   }
-  state.advance(s.keys);
 }
 
 template <class T>

@@ -29,7 +29,7 @@ class step_ring {
   template <class T>
   void advance(T* memory, index each) {
     const index next = (place_ + 1) % places();
-    std::copy_n(memory + place_ * each, each, memory + next * each);
+    if (next != place_) std::copy_n(memory + place_ * each, each, memory + next * each);
     place_ = next;
     kept_ = std::min(kept_ + 1, keep_);
   }
