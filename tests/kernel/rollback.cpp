@@ -1,0 +1,153 @@
+// States that go back: for every state that keeps tokens, going back gives the very bits that were there before them.
+#include <attn/kernel/delta_rule_step.hpp>
+#include <attn/kernel/linear_step.hpp>
+
+#include <sstream>
+
+#include "support/call_kernel.hpp"
+#include "support/catch.hpp"
+#include "support/refusal.hpp"
+
+namespace testing {
+namespace {
+
+constexpr index batch = 2, kv_heads = 2, heads = 4, length = 90, dim = 9, value_dim = 12, count = 20, keep = 5;
+
+struct inputs {
+  tensor<float> q = cast<float>(random_normal(1, batch, heads, length, dim)),
+                key_q = cast<float>(random_normal(2, batch, kv_heads, length, dim)),
+                k = cast<float>(random_normal(3, batch, kv_heads, length, dim)),
+                v = cast<float>(random_normal(4, batch, kv_heads, length, value_dim)),
+                gate = cast<float>(random_gates(batch, kv_heads, length)),
+                out{batch, heads, length, value_dim}, key_out{batch, kv_heads, length, value_dim};
+  attn::tensor<float, 3> features = attn::draw_features<float>(count, dim, {.seed = 4});
+};
+
+attn::tensor_view<const float, 3> rows(const tensor<float>& x, index begin, index n) {
+  return attn::tensor_view<const float, 3>(x.data.data(), {x.batch(), x.heads(), x.length()}).slice(2, begin, n);
+}
+
+// What a state is, in bytes; the count of its tokens included.
+template <class State>
+std::string content(const State& state) {
+  std::ostringstream stream;
+  state.write(stream);
+  return stream.str();
+}
+
+// feed(state, begin, n) feeds tokens. Chunks of many sizes, and after each every way back.
+template <class State, class Feed>
+void check_rollback(const State& fresh, const State& without, Feed&& feed) {
+  State state = fresh, plain = without;
+  index at = 0;
+  std::vector<std::string> before{content(state)};  // after each token, as far as known
+  for (index n : {1, 2, 1, 3, 4, 7, 1, 40, 6, 1}) {
+    const index kept_before = state.kept();
+    feed(state, at, n);
+    at += n;
+    feed(plain, at - n, n);
+    REQUIRE(state.tokens() == at);
+    REQUIRE(state.kept() == std::min<index>(keep, n > keep ? keep : kept_before + n));
+    for (index m = 0; m <= state.kept(); ++m) {
+      State back = state;
+      back.rollback(m);
+      CHECK(back.tokens() == at - m);
+      CHECK(back.kept() == state.kept() - m);
+      // Fed again they give the same bits, since each is a token of its own.
+      for (index t = at - m; t < at; ++t) feed(back, t, 1);
+      CHECK(content(back) == content(state));
+    }
+  }
+  // Another continuation is that of a state that never saw the tokens undone.
+  State never = fresh;
+  feed(never, 0, 10);
+  state.reset();
+  CHECK(state.kept() == 0);
+  feed(state, 0, 10);
+  feed(state, 60, 3);
+  state.rollback(3);
+  CHECK(content(state) == content(never));
+  feed(state, 70, 2);
+  feed(never, 70, 2);
+  CHECK(content(state) == content(never));
+  CHECK(content(plain).size() == content(never).size());  // what is kept is not written
+  CHECK(state.bytes() >= (keep + 1) * without.bytes() - 4096);
+
+  const std::string refused = refusal([&] { state.rollback(state.kept() + 1); });
+  CHECK(refused.find("tokens to undo from 0 to ") != std::string::npos);
+  CHECK(!refusal([&] { state.rollback(-1); }).empty());
+  CHECK(!refusal([&] { plain.rollback(1); }).empty());
+  CHECK(content(state) == content(never));
+  std::istringstream stream(content(never));
+  state.read(stream);
+  CHECK(state.kept() == 0);
+}
+
+TEST_CASE("linear goes back", "[rollback]") {
+  inputs x;
+  constexpr attn::kernel_state_extents e{.batch = batch, .heads = kv_heads, .features = dim, .value_dim = value_dim};
+  auto kept = e;
+  kept.keep = keep;
+  check_rollback(attn::linear_state<float>(kept), attn::linear_state<float>(e), [&](auto& state, index begin, index n) {
+    const auto part = [&](auto all) { return all.slice(2, begin, n); };
+    attn::linear_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)),
+                      {.decay = rows(x.gate, begin, n)});
+  });
+}
+
+TEST_CASE("performer goes back, log scales too", "[rollback]") {
+  inputs x;
+  constexpr attn::kernel_state_extents e{.batch = batch, .heads = kv_heads, .features = count, .value_dim = value_dim};
+  auto kept = e;
+  kept.keep = keep;
+  check_rollback(attn::performer_state<float>(kept), attn::performer_state<float>(e),
+                 [&](auto& state, index begin, index n) {
+                   const auto part = [&](auto all) { return all.slice(2, begin, n); };
+                   attn::performer_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)),
+                                        x.features);
+                 });
+}
+
+TEST_CASE("rfa goes back", "[rollback]") {
+  inputs x;
+  constexpr attn::kernel_state_extents e{.batch = batch, .heads = kv_heads, .features = count, .value_dim = value_dim};
+  auto kept = e;
+  kept.keep = keep;
+  check_rollback(attn::rfa_state<float>(kept), attn::rfa_state<float>(e), [&](auto& state, index begin, index n) {
+    const auto part = [&](auto all) { return all.slice(2, begin, n); };
+    attn::rfa_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)), x.features,
+                   {.gate = rows(x.gate, begin, n)});
+  });
+}
+
+TEST_CASE("delta_rule goes back", "[rollback]") {
+  inputs x;
+  constexpr attn::delta_rule_state_extents e{.batch = batch, .heads = kv_heads, .dim = dim, .value_dim = value_dim};
+  auto kept = e;
+  kept.keep = keep;
+  check_rollback(attn::delta_rule_state<float>(kept), attn::delta_rule_state<float>(e),
+                 [&](auto& state, index begin, index n) {
+                   const auto part = [&](auto all) { return all.slice(2, begin, n); };
+                   attn::delta_rule_step(state, part(view(x.key_q)), part(view(x.k)), part(view(x.v)),
+                                         part(view(x.key_out)),
+                                         {.beta = rows(x.gate, begin, n), .unit_norm_eps = 1e-6f});
+                 });
+}
+
+TEST_CASE("A state merged into can no longer go back, and a negative keep is refused", "[rollback]") {
+  inputs x;
+  constexpr attn::kernel_state_extents e{
+      .batch = batch, .heads = kv_heads, .features = dim, .value_dim = value_dim, .keep = 2};
+  attn::linear_state<float> state(e), later(e);
+  for (auto* each : {&state, &later}) each->append(view(x.k), view(x.v));
+  CHECK(state.kept() == 2);
+  state.merge(later);
+  CHECK(state.kept() == 0);
+  CHECK(well_formed(refusal([] { attn::linear_state<float> wrong({.features = 4, .value_dim = 4, .keep = -1}); }),
+                    "linear_state"));
+  CHECK(well_formed(refusal([] { attn::delta_rule_state<float> wrong({.dim = 4, .value_dim = 4, .keep = -1}); }),
+                    "delta_rule_state"));
+}
+
+}  // namespace
+}  // namespace testing
