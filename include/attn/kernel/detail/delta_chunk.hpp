@@ -18,7 +18,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// A head of values: its rows, and the numbers of its first token. No queries: q without data.
+/// A head of values: its rows, and the numbers of its first token. No queries: out without data, for q of no width has
+/// none either.
 template <class T>
 struct delta_head {
   stored_matrix<T> q{}, k{}, v{}, out{};
@@ -27,7 +28,7 @@ struct delta_head {
   tensor_view<const T> log_decay{};
   T scale = T(1), unit_norm_eps = T(-1);  // below 0: q and k as they are
 
-  bool queries() const { return q.data != nullptr; }
+  bool queries() const { return out.data != nullptr; }
 };
 
 /// Scratch memory of one worker.
