@@ -56,13 +56,13 @@ linear_result<N> linear(const linear_inputs<N>& x, const linear_decay_options& o
     const index keys = true_length(options.lengths, options.key_lengths, b, x.k.length());
     for (index h = 0; h < sums_heads; ++h) {
       const index kv_head = h / (sums_heads / kv_heads), group = heads / sums_heads;
-      const std::size_t features = linear_features(options.feature, tensor<N>(1, 1, 1, x.k.dim()), 0, 0, 0).size();
-      const index rows = static_cast<index>(features);
+      const std::size_t size = linear_features(options.feature, tensor<N>(1, 1, 1, x.k.dim()), 0, 0, 0).size();
+      const index rows = static_cast<index>(size);
       if (computed.final_state.empty()) {
         computed.final_state = tensor<N>(x.q.batch(), sums_heads, rows, dim_v);
         computed.final_weights = tensor<N>(x.q.batch(), sums_heads, 1, rows);
       }
-      linear_sums<N> sums(features, std::vector<number>(static_cast<std::size_t>(dim_v + 1)));
+      linear_sums<N> sums(size, std::vector<number>(static_cast<std::size_t>(dim_v + 1)));
       for (index r = 0; r < rows; ++r)
         for (index d = 0; d <= dim_v; ++d) {
           number& start = sums[static_cast<std::size_t>(r)][static_cast<std::size_t>(d)];
@@ -75,7 +75,7 @@ linear_result<N> linear(const linear_inputs<N>& x, const linear_decay_options& o
           linear_sums<N> seen = sums;
           if (own_key >= 0) {
             const auto phi = linear_features(options.feature, x.k, b, kv_head, own_key);
-            for (std::size_t r = 0; r < features; ++r) {
+            for (std::size_t r = 0; r < size; ++r) {
               const number weight = x.bonus(0, head, 0, static_cast<index>(r)) * phi[r];
               for (index d = 0; d < dim_v; ++d)
                 seen[r][static_cast<std::size_t>(d)] += weight * x.v(b, kv_head, own_key, d);
@@ -90,7 +90,7 @@ linear_result<N> linear(const linear_inputs<N>& x, const linear_decay_options& o
       for (index t = 0; t < keys; ++t) {
         if (options.causal && !x.bonus.empty()) answer(t + before, t);
         const auto phi = linear_features(options.feature, x.k, b, kv_head, t);
-        for (std::size_t r = 0; r < features; ++r) {
+        for (std::size_t r = 0; r < size; ++r) {
           number decay = 1;
           if (!x.decay.empty()) decay *= x.decay(b, h / (sums_heads / x.decay.heads()), t, 0);
           if (!x.log_decay.empty())

@@ -1,0 +1,413 @@
+// attn: one chunk of linear attention on the way back, with decays per token or channel, a bonus, and states.
+//
+// With gamma the sum of the log decays in the chunk up to a token, S0 the sums before the chunk and R the gradient of
+// those after it; values have a further column of ones where denominators are wanted, and so have S and R (z and y):
+//
+//   forward   P_ij = q_i.k_j e^(gamma_i - gamma_j) (j <= i),   [num, den] = q_start S0 + P v,   out = num n
+//             S1 = diag(e^gamma_C) S0 + k_end^T v
+//   n = 1 / (den + eps), and from here on d_out is [n d_out, -n d_out.out]; unnormalised just d_out
+//   backward  dP = d_out v^T (j <= i),   dv = P^T d_out + k_end R,   dq and dk through the pairs, q_start and k_end
+//             dS0 = diag(e^gamma_C) R + q_start^T d_out
+//   decay     dgamma_i = q_i dq_i - k_i dk_i, and of the last token + sum_j k_j dk_end_j e^(..) + S0.R e^gamma_C;
+//             dg_t = sum of dgamma_i over i >= t of the chunk, so that rounding does not cross chunks
+//   bonus u   query i sees S_(i-1) and u k_i v_i^T: the rows of the pairs are the queries from the second one on, the
+//             first one reads S0 alone, and the diagonal of P is u q_i k_i
+//
+// q is scale phi(q). Products with S0 and R read their rows as operands by columns: what is called _t is transposed.
+#pragma once
+
+#include <attn/kernel/detail/channel_decay_backward.hpp>
+#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/features_backward.hpp>
+#include <attn/kernel/detail/gate_gradients.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// A backward call, after its checks; `call` is the forward call without out. What is not asked for is null.
+template <class T>
+struct decayed_backward_call {
+  kernel_call<T>& call;
+  feature_map_backward<T>& map;
+  stored_tensor<T> d_out;
+  stored_gradient<T> dq, dk, dv;
+  T scale = T(1);
+  tensor_view<const T, 3> decay{};
+  tensor_view<const T> log_decay{};
+  tensor_view<const T, 2> bonus{};
+  tensor_view<const T> initial_state{}, d_final_state{};
+  tensor_view<const T, 3> initial_weights{}, d_final_weights{};
+  tensor_view<T, 3> d_decay{};
+  tensor_view<T> d_log_decay{};
+  tensor_view<T, 2> d_bonus{};
+  tensor_view<T> d_initial_state{};
+  tensor_view<T, 3> d_initial_weights{};
+  bool accumulate = false;
+
+  index features() const { return call.map->features; }
+  index dim_v() const { return call.shape.dim_v; }
+  /// Is there a column of ones?
+  bool weights() const { return call.normalise || d_final_weights; }
+  index columns() const { return dim_v() + (weights() ? 1 : 0); }
+  bool of_decays() const { return d_decay || d_log_decay; }
+  bool of_queries() const { return dq || d_bonus || of_decays(); }
+  bool of_keys() const { return dk || of_decays(); }
+  /// Is anything asked for that depends on what comes later?
+  bool reverse() const { return of_keys() || dv || d_initial_state || d_initial_weights; }
+  decay_kind kind() const {
+    if (decay || (log_decay && log_decay.extent(3) == 1)) return decay_kind::token;
+    return log_decay ? decay_kind::channel : decay_kind::none;
+  }
+};
+
+/// Scratch memory of one worker for a chunk.
+template <class T>
+struct decayed_backward_scratch {
+  panels<T> q, q_start, q_start_t, q_t, k, k_t, k_end, k_end_t, dq, dk, dk_own, d_gamma;  // [token][feature]
+  panels<T> v, v_t, d_out, d_out_t, out, dv;                                               // [token][value dim]
+  panels<T> p, p_t, dp, dp_t;                                                              // [token][token]
+  panels<T> state_t, d_state_t;                                                            // [value dim][feature]
+  delta_decay<T> decay;
+  delta_pair_scratch<T> pairs;
+  T *q_phi, *k_phi, *d_phi, *dx;  // [feature][chunk]; [dim][chunk]
+  T *shift, *map, *d_last, *diagonal, *rows;
+  T *gate_pairs, *gate_queries, *gate_keys, *gates;  // for the gradient of decay: see gate_gradients.hpp
+
+  static decayed_backward_scratch layout(arena& memory, const decayed_backward_call<T>& call) {
+    decayed_backward_scratch s;
+    constexpr index chunk = kernel_chunk;
+    const index m = call.features(), dim_v = call.columns(), dim = call.call.shape.dim, own = call.bonus ? 1 : 0;
+    const decay_kind kind = call.kind();
+    const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
+      for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
+    };
+    const auto numbers = [&](index count, std::initializer_list<T**> all) {
+      for (T** x : all) *x = memory.allocate<T>(count);
+    };
+    allocate(chunk + own, m, {&s.q, &s.dq});  // with a bonus, rows are also read from the second one on
+    allocate(m, chunk + own, {&s.q_t, &s.q_start_t});
+    allocate(chunk, m, {&s.k, &s.dk});
+    allocate(m, chunk, {&s.k_t, &s.k_end_t});
+    s.q_start = s.q, s.k_end = s.k;
+    if (kind != decay_kind::none) {
+      allocate(chunk + own, m, {&s.q_start});
+      allocate(chunk, m, {&s.k_end});
+    }
+    if (call.d_log_decay) allocate(chunk, m, {&s.d_gamma});
+    if (call.bonus) allocate(chunk, m, {&s.dk_own});
+    allocate(chunk, dim_v, {&s.v, &s.d_out, &s.out, &s.dv});
+    allocate(dim_v, chunk, {&s.v_t, &s.d_out_t});
+    allocate(chunk + own, chunk, {&s.p, &s.dp});
+    allocate(chunk, chunk + own, {&s.p_t, &s.dp_t});
+    allocate(dim_v, m, {&s.state_t, &s.d_state_t});
+    s.decay = delta_decay<T>::layout(memory, m, kind);
+    s.pairs = delta_pair_scratch<T>::layout(memory, m, kind);
+    numbers(round_up(m, panel_width<T>) * chunk, {&s.q_phi, &s.k_phi, &s.d_phi});
+    numbers((dim + tile_rows) * chunk, {&s.dx});
+    numbers(std::max(call.call.map->scratch_size, call.map.scratch_size), {&s.map});
+    numbers(round_up(m, panel_width<T>), {&s.d_last});
+    numbers(chunk, {&s.shift, &s.diagonal, &s.gate_queries, &s.gate_keys});
+    numbers(chunk * dim_v, {&s.rows});
+    numbers(call.d_decay ? chunk * chunk : 0, {&s.gate_pairs});
+    numbers(call.d_decay ? call.call.shape.keys : 0, {&s.gates});
+    return s;
+  }
+};
+
+/// One head of sums: its chunks, forward to the sums and backward to the gradients.
+template <class T>
+struct decayed_backward_head {
+  const decayed_backward_call<T>& in;
+  const decayed_backward_scratch<T>& s;
+  index b, h;
+  stored_gradient_head<T> to_k, to_v;
+  T* d_bonus;  // [group][features], sums over tokens
+
+  const kernel_call<T>& call() const { return in.call; }
+  index features() const { return in.features(); }
+  index dim_v() const { return in.dim_v(); }
+  index columns() const { return in.columns(); }
+  index kv_head() const { return in.call.kv_head(h); }
+  bool decays() const { return s.decay.kind != decay_kind::none; }
+  static panels<T> from_row(const panels<T>& x, index row) { return {x.data + row * panels<T>::wide, x.capacity}; }
+  static auto write_to(const panels<T>& to) {
+    return [&to](index row, index col, const packet<T>& sum) { store<T>(to.at(row, col), sum); };
+  }
+  static auto add_to(const panels<T>& to) {
+    return [&to](index row, index col, const packet<T>& sum) {
+      store<T>(to.at(row, col), add(load<T>(to.at(row, col)), sum));
+    };
+  }
+  void clear(const panels<T>& x, index rows, index cols) const {
+    for (index col = 0; col < cols; col += panels<T>::wide) std::fill_n(x.panel(col), rows * panels<T>::wide, T(0));
+  }
+
+  // Loading -----------------------------------------------------------------------------------------------------------
+
+  /// Rows of features from columns, and back; what is beyond the last feature is 0.
+  void rows_of(T* columns, index count, const panels<T>& to) const {
+    const index m = features(), padded = round_up(m, width<T>);
+    std::fill_n(columns + m * kernel_chunk, (padded - m) * kernel_chunk, T(0));
+    for (index f = 0; f < padded; f += width<T>)
+      for (index t = 0; t < count; t += width<T>) {
+        packet<T> square[width<T>];
+        for (int i = 0; i < width<T>; ++i) square[i] = load<T>(columns + (f + i) * kernel_chunk + t);
+        transpose<T>(square);
+        for (int i = 0; i < width<T>; ++i) store<T>(to.at(t + i, f), square[i]);
+      }
+  }
+  void columns_of(const panels<T>& from, index count, T* columns) const {
+    for (index f = 0; f < features(); f += width<T>)
+      for (index t = 0; t < count; t += width<T>) {
+        packet<T> square[width<T>];
+        for (int i = 0; i < width<T>; ++i) square[i] = load<T>(from.at(t + i, f));
+        transpose<T>(square);
+        for (int i = 0; i < width<T>; ++i) store<T>(columns + (f + i) * kernel_chunk + t, square[i]);
+      }
+  }
+
+  token_rows<T> key_rows(index begin, index count) const { return call().k.head(b, kv_head()).block(begin, count); }
+
+  void load_keys(index begin, index count) const {
+    call().map->keys(key_rows(begin, count), b * call().heads + h, s.k_phi, s.shift, s.map);
+    rows_of(s.k_phi, count, s.k);
+    const stored_matrix<T> values = call().v.head(b, kv_head());
+    values.access->pack_panels(values, begin, count, s.v.data);
+    for (index t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = T(1);
+    if (!decays()) return;
+    if (in.log_decay) {
+      s.decay.load(in.log_decay, b, h, begin, count);
+    } else {
+      for (index t = 0; t < count; ++t) s.decay.gates[t] = in.decay(b, h, begin + t);
+      gate_factors(s.decay.gates, count, false, s.decay.pair, s.decay.since_start);
+    }
+    s.decay.to_end(s.k, count, s.k_end);
+  }
+
+  /// The sums after the keys that were loaded.
+  void advance(index count, const panels<T>& state) const {
+    product(s.k_end, features(), s.v, columns(), count, [&](index row, index col, const packet<T>& sum) {
+      if (row >= features()) return;
+      T* const to = state.at(row, col);
+      store<T>(to, fma(load<T>(to), broadcast<T>(s.decay.whole(row, count)), sum));
+    });
+  }
+
+  // Queries -----------------------------------------------------------------------------------------------------------
+
+  /// Rows origin + [first, count) of query head `head`, at the positions of the keys that were loaded if `pairs`.
+  struct block {
+    index head, origin, first, count;
+    bool pairs;
+  };
+
+  token_rows<T> query_rows(const block& at) const {
+    return call().q.head(b, at.head).block(at.origin, at.count, at.first);
+  }
+
+  void load_queries(const block& at) const {
+    call().map->queries(query_rows(at), b * call().heads + h, s.q_phi, s.shift, s.map);
+    rows_of(s.q_phi, at.count, s.q);
+    const packet<T> scale = broadcast<T>(in.scale);
+    each_packet(at.count, features(), [&](index, index, const auto& x) { return mul(x, scale); }, s.q, s.q);
+    clear(s.q, at.first, features());
+    const stored_matrix<T> d = in.d_out.head(b, at.head);
+    d.access->pack_panels(d, at.origin + at.first, at.count - at.first, s.d_out.data + at.first * panels<T>::wide);
+    clear(s.d_out, at.first, columns());
+    for (index t = 0; t < at.count && in.weights(); ++t) *s.d_out.at(t, dim_v()) = T(0);
+  }
+
+  /// The gradients of a block of queries, after the sums `state`; d_state takes what they give those, s.dk, s.dk_own and
+  /// s.dv what they give the keys at their positions.
+  void attend(const block& at, const panels<T>& state, const panels<T>& d_state) const {
+    load_queries(at);
+    const index count = at.count, m = features(), own = in.bonus && at.pairs ? 1 : 0, rows = count - own;
+    const panels<T> q = from_row(s.q, own), dq = from_row(s.dq, own), dp = from_row(s.dp, own);
+    const bool decayed = decays() && at.pairs;
+    const panels<T>& q_start = decayed ? s.q_start : s.q;
+    if (decayed) {
+      for (index col = 0; own && col < m; col += width<T>) store<T>(q_start.at(0, col), load<T>(s.q.at(0, col)));
+      s.decay.from_start(q, rows, from_row(s.q_start, own));
+    }
+    if (at.pairs && (call().normalise || to_v)) weigh_pairs(at, rows, q);
+    if (call().normalise) normalise(at, q_start, state);
+    transpose_panels(s.d_out, count, columns(), s.d_out_t);
+    if (in.of_queries() || in.of_keys()) {
+      product(s.d_out_t, count, s.state_t, m, columns(), write_to(s.dq));
+      if (in.d_decay && at.pairs)
+        for (index t = 0; t < rows; ++t) s.gate_queries[t] += dot_rows(q, dq, t, m);
+      if (decayed) s.decay.from_start(dq, rows, dq);
+      if (at.pairs) {
+        pair_product(s.d_out_t, s.v_t, count, columns(), write_to(s.dp));
+        for (index t = 0; t < count && own; ++t) s.diagonal[t] = t < at.first ? T(0) : *s.dp.at(t, t);
+        if (in.d_decay) add_gate_pairs(rows, q, dp);
+        channel_decay_backward<T>{s.decay, s.pairs, q, s.k, dp, s.dp_t, dq, s.dk, rows, true, in.of_keys()}.run();
+        if (in.d_log_decay)
+          each_packet(
+              rows, m, [](index, index, const auto& sum, const auto& x, const auto& d) { return fma(x, d, sum); },
+              s.d_gamma, s.d_gamma, q, dq);
+        if (own) add_bonus(at);
+      }
+    }
+    if (to_v && at.pairs) triangle_product<triangle::from>(s.p, count, s.d_out, columns(), add_to(s.dv));
+    if (in.reverse())
+      product(q_start, m, s.d_out, columns(), count, [&](index row, index col, const packet<T>& sum) {
+        if (row < m) store<T>(d_state.at(row, col), add(load<T>(d_state.at(row, col)), sum));
+      });
+    if (const auto to_q = in.dq.head(b, at.head)) {
+      const packet<T> scale = broadcast<T>(in.scale);
+      each_packet(count, m, [&](index, index, const auto& x) { return mul(x, scale); }, s.dq, s.dq);
+      columns_of(s.dq, count, s.d_phi);
+      in.map.back_to({query_rows(at), b * call().heads + h, false, at.first, at.origin, s.q_phi, s.d_phi}, to_q, s.dx,
+                     nullptr, s.map);
+    }
+  }
+
+  /// P, with the bonus on its diagonal.
+  void weigh_pairs(const block& at, index rows, const panels<T>& q) const {
+    if (s.decay.kind != decay_kind::channel) transpose_panels(q, rows, features(), s.q_t);
+    pair_products(s.decay, s.pairs, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, from_row(s.p, at.count - rows));
+    for (index t = 0; t < at.count && in.bonus; ++t) {
+      T sum = T(0);
+      for (index r = 0; r < features(); ++r) sum += in.bonus(at.head, r) * *s.q.at(t, r) * *s.k.at(t, r);
+      *s.p.at(t, t) = sum;
+    }
+  }
+
+  /// d_out becomes that of the numerator and the denominator.
+  void normalise(const block& at, const panels<T>& q_start, const panels<T>& state) const {
+    transpose_panels(q_start, at.count, features(), s.q_start_t);
+    product(s.q_start_t, at.count, state, columns(), features(), write_to(s.out));
+    if (at.pairs) {
+      transpose_panels(s.p, at.count, at.count, s.p_t);
+      triangle_product<triangle::up_to>(s.p_t, at.count, s.v, columns(), add_to(s.out));
+    }
+    for (index t = at.first; t < at.count; ++t) {
+      const T whole = *s.out.at(t, dim_v()) + call().eps;
+      const T n = std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
+      const T d = n == T(0) ? T(0) : -n * n * dot_rows(s.out, s.d_out, t, dim_v());
+      for (index col = 0; col < dim_v(); col += width<T>)
+        store<T>(s.d_out.at(t, col), mul(load<T>(s.d_out.at(t, col)), broadcast<T>(n)));
+      *s.d_out.at(t, dim_v()) = d;
+    }
+  }
+
+  void add_bonus(const block& at) const {
+    T* const sums = d_bonus + (at.head - h * call().group()) * features();
+    for (index t = at.first; t < at.count; ++t) {
+      const T d = s.diagonal[t];
+      for (index r = 0; r < features(); ++r) {
+        const T q = *s.q.at(t, r), k = *s.k.at(t, r), u = in.bonus(at.head, r);
+        *s.dq.at(t, r) += d * u * k;
+        *s.dk_own.at(t, r) += d * u * q;
+        sums[r] += d * q * k;
+      }
+    }
+  }
+
+  /// dP times the pairs without decays.
+  void add_gate_pairs(index rows, const panels<T>& q, const panels<T>& dp) const {
+    transpose_panels(q, rows, features(), s.q_t);
+    pair_product(s.q_t, s.k_t, rows, features(), [&](index i, index j, const packet<T>& sum) {
+      T* const to = s.gate_pairs + i * kernel_chunk + j;
+      if (i < rows && j <= i) store<T>(to, fma(sum, load<T>(dp.at(i, j)), load<T>(to)));
+    });
+  }
+
+  // Keys --------------------------------------------------------------------------------------------------------------
+
+  /// Keys [begin, begin + count), which were not loaded yet, and the queries at their positions. d_state is the gradient
+  /// of the sums after them, and then of those before; not causal, of all of them.
+  void back(index begin, index count, const panels<T>& state, const panels<T>& d_state) const {
+    const index m = features();
+    load_keys(begin, count);
+    const bool pairs = call().causal;
+    if (in.of_queries() || in.of_keys()) {
+      transpose_panels(s.v, count, columns(), s.v_t);
+      if (pairs) transpose_panels(state, m, columns(), s.state_t);
+    }
+    if (pairs && s.decay.kind != decay_kind::channel) transpose_panels(s.k, count, m, s.k_t);
+    if (in.reverse()) from_later(count, state, d_state);
+    if (pairs) {
+      const index offset = call().lengths.keys(b) - call().lengths.queries(b);
+      const index first = std::max<index>(offset - begin, 0);
+      if (in.reverse() && decays())
+        for (index r = 0; r < m; ++r)
+          for (index col = 0; col < columns(); col += width<T>)
+            store<T>(d_state.at(r, col), mul(load<T>(d_state.at(r, col)), broadcast<T>(s.decay.whole(r, count))));
+      for (index g = 0; g < call().group() && first < count; ++g)
+        attend({h * call().group() + g, begin - offset, first, count, true}, state, d_state);
+    }
+    store_keys(begin, count);
+  }
+
+  /// What reaches the keys, values and decays of the chunk from after it.
+  void from_later(index count, const panels<T>& state, const panels<T>& d_state) const {
+    const index m = features();
+    if (in.d_log_decay) clear(s.d_gamma, count, m);
+    if (in.bonus && in.of_keys()) clear(s.dk_own, count, m);
+    if (in.d_decay) {
+      std::fill_n(s.gate_pairs, kernel_chunk * kernel_chunk, T(0));
+      std::fill_n(s.gate_queries, kernel_chunk, T(0));
+      s.d_last[0] = T(0);  // <S, R>
+      for (index r = 0; r < m; ++r) s.d_last[0] += dot_rows(state, d_state, r, columns());
+    }
+    if (in.of_keys()) {
+      transpose_panels(d_state, m, columns(), s.d_state_t);
+      product(s.v_t, count, s.d_state_t, m, columns(), write_to(s.dk));
+      for (index t = 0; t < count && in.d_decay; ++t) s.gate_keys[t] = dot_rows(s.k, s.dk, t, m);
+      if (decays()) s.decay.to_end(s.dk, count, s.dk);
+    }
+    if (in.d_log_decay)
+      for (index r = 0; r < m; ++r) {
+        T sum = s.decay.whole(r, count) * dot_rows(state, d_state, r, columns());
+        for (index t = 0; t < count; ++t) sum += *s.k.at(t, r) * *s.dk.at(t, r);
+        s.d_last[r] = sum;
+      }
+    if (!to_v) return;
+    transpose_panels(s.k_end, count, m, s.k_end_t);
+    product(s.k_end_t, count, d_state, columns(), m, write_to(s.dv));
+  }
+
+  void store_keys(index begin, index count) const {
+    if (in.d_decay)
+      gate_chunk<T>{count, false, s.decay.gates, s.decay.since_start, s.decay.pair, s.gate_pairs, s.gate_queries,
+                    s.gate_keys, s.d_last[0]}
+          .add_to(s.gates + begin);
+    if (in.d_log_decay) store_decays(begin, count);
+    if (to_k) {
+      if (in.bonus)
+        each_packet(
+            count, features(), [](index, index, const auto& x, const auto& y) { return add(x, y); }, s.dk, s.dk,
+            s.dk_own);
+      columns_of(s.dk, count, s.d_phi);
+      in.map.back_to({key_rows(begin, count), b * call().heads + h, true, 0, begin, s.k_phi, s.d_phi}, to_k, s.dx,
+                     nullptr, s.map);
+    }
+    if (!to_v) return;
+    for (index t = 0; t < count; ++t)
+      for (index col = 0; col < dim_v(); col += panel_width<T>)
+        std::copy_n(s.dv.at(t, col), std::min<index>(panel_width<T>, dim_v() - col), s.rows + t * dim_v() + col);
+    to_v.store_rows(s.rows, dim_v(), begin, count);
+  }
+
+  /// The sums of a chunk run backward over its tokens; of a decay of 0 nothing is left to differentiate.
+  void store_decays(index begin, index count) const {
+    const index m = features();
+    const bool channel = s.decay.kind == decay_kind::channel;
+    T sum = T(0);  // per token
+    for (index r = 0; r < m; ++r) sum += s.d_last[r];
+    for (index t = count - 1; t >= 0; --t) {
+      for (index r = 0; r < m; ++r) {
+        const T of_token = *s.d_gamma.at(t, r) - *s.k.at(t, r) * *s.dk.at(t, r);
+        sum += of_token, s.d_last[r] += of_token;
+        if (channel)
+          store_gradient(in.d_log_decay(b, h, begin + t, r), *s.decay.gate.at(t, r) > T(0) ? s.d_last[r] : T(0),
+                         in.accumulate);
+      }
+      if (!channel)
+        store_gradient(in.d_log_decay(b, h, begin + t, 0), s.decay.gates[t] > T(0) ? sum : T(0), in.accumulate);
+    }
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
