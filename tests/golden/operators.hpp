@@ -34,6 +34,7 @@ golden_operator golden_nystrom();
 golden_operator golden_linear();
 golden_operator golden_performer();
 golden_operator golden_rfa();
+golden_operator golden_delta_rule();
 golden_operator golden_fnet();
 golden_operator golden_reversible();
 golden_operator golden_aft_full();
@@ -55,6 +56,7 @@ inline std::vector<golden_operator> golden_operators() {
       golden_linear(),
       golden_performer(),
       golden_rfa(),
+      golden_delta_rule(),
       golden_fnet(),
       golden_reversible(),
       golden_aft_full(),

@@ -136,6 +136,8 @@ void add_performer(std::vector<law_operator<T>>&);
 template <class T>
 void add_rfa(std::vector<law_operator<T>>&);
 template <class T>
+void add_delta_rule(std::vector<law_operator<T>>&);
+template <class T>
 void add_fnet(std::vector<law_operator<T>>&);
 template <class T>
 void add_aft_full(std::vector<law_operator<T>>&);
@@ -164,6 +166,7 @@ const std::vector<law_operator<T>>& operators() {
     add_linear<T>(all);
     add_performer<T>(all);
     add_rfa<T>(all);
+    add_delta_rule<T>(all);
     add_fnet<T>(all);
     add_aft_full<T>(all);
     add_aft_local<T>(all);

@@ -1,0 +1,102 @@
+#include "laws/law.hpp"
+#include "support/call_delta_rule.hpp"
+
+namespace testing {
+namespace {
+
+struct delta_rule_entry {
+  std::string name;
+  int decays = 0;  // per token: 0, 1 or dim
+  bool beta = true, unit_norm = true;
+};
+
+// A head's own beta and decays wherever it stands in a larger batch.
+template <class T>
+struct delta_rule_parameters {
+  delta_rule_entry entry;
+  tensor<T> beta, log_decay, d_beta, d_log_decay;
+
+  delta_rule_parameters(const delta_rule_entry& e, const law_shape& s) : entry(e) {
+    const auto draw = [&](index dim, auto value) {
+      tensor<T> x(s.batch, s.heads, s.keys, dim);
+      for (index b = 0; b < s.batch; ++b)
+        for (index h = 0; h < s.heads; ++h) {
+          random_source random(static_cast<std::uint64_t>(16 * (s.first_batch + b) + s.first_head + h));
+          for (index i = 0; i < s.keys; ++i)
+            for (index d = 0; d < dim; ++d) x(b, h, i, d) = static_cast<T>(value(random.uniform()));
+        }
+      return x;
+    };
+    // beta |k|^2 stays below 2 for every key the laws draw; unit-normal ones have up to some 30 beyond their dim.
+    const double largest = e.unit_norm ? 1 : 1 / static_cast<double>(s.dim + 30);
+    if (e.beta) beta = d_beta = draw(1, [&](double u) { return u * largest; });
+    if (e.decays) log_decay = d_log_decay = draw(e.decays == 1 ? 1 : s.dim, [](double u) { return -0.3 * u; });
+  }
+  attn::delta_rule_options<T> options(const auto& call) const {
+    attn::delta_rule_options<T> o;
+    call.set_lengths(o);
+    o.beta = optional_rows(beta), o.log_decay = optional_view(log_decay);
+    if (entry.unit_norm) o.unit_norm_eps = T(1e-6);
+    return o;
+  }
+};
+
+template <class T>
+law_operator<T> operator_of(const delta_rule_entry& entry) {
+  law_operator<T> op;
+  op.name = entry.name;
+  op.causal = true;
+  op.averages = op.positive = op.grouped = op.cross = op.lse = false;
+  op.bind = [entry](const law_shape& shape) -> bound<T> {
+    return [p = std::make_shared<delta_rule_parameters<T>>(entry, shape)](const law_call<T>& call) {
+      compiled_delta_rule<T>::call(call.q, call.k, call.v, call.out, p->options(call), *call.execution);
+    };
+  };
+  op.backward = [entry](const law_shape& shape) {
+    return [p = std::make_shared<delta_rule_parameters<T>>(entry, shape)](const law_backward_call<T>& call) {
+      attn::delta_rule_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
+      if (given(p->d_beta)) g.beta = row_view(p->d_beta);
+      if (given(p->d_log_decay)) g.log_decay = view(p->d_log_decay);
+      compiled_delta_rule<T>::backward(call.q, call.k, call.v, call.d_out, g, p->options(call), *call.execution);
+      call.give(p->d_beta.data, p->d_log_decay.data);
+    };
+  };
+  op.stream = [entry](const law_shape& shape) -> bound<T> {
+    struct fed {
+      delta_rule_parameters<T> p;
+      attn::delta_rule_state<T> state;
+      index tokens = 0;
+    };
+    auto shared = std::make_shared<fed>(
+        fed{delta_rule_parameters<T>(entry, shape),
+            attn::delta_rule_state<T>(
+                {.batch = shape.batch, .heads = shape.heads, .dim = shape.dim, .value_dim = shape.value_dim})});
+    return [shared](const law_call<T>& call) {
+      const index count = call.k.extent(2);
+      attn::delta_rule_step_options<T> options;
+      if (const auto all = optional_rows(shared->p.beta)) options.beta = all.slice(2, shared->tokens, count);
+      if (const auto all = optional_view(shared->p.log_decay)) options.log_decay = all.slice(2, shared->tokens, count);
+      if (shared->p.entry.unit_norm) options.unit_norm_eps = T(1e-6);
+      compiled_delta_rule<T>::step(shared->state, call.q, call.k, call.v, call.out, options, *call.execution);
+      shared->tokens += count;
+    };
+  };
+  op.sees = [](const law_shape&, index, index, index i, index j) { return j <= i; };
+  return op;
+}
+
+}  // namespace
+
+template <class T>
+void add_delta_rule(std::vector<law_operator<T>>& all) {
+  for (const delta_rule_entry& entry : {delta_rule_entry{.name = "delta_rule", .beta = false},
+                                        {.name = "delta_rule with a decay per token", .decays = 1},
+                                        {.name = "delta_rule with decays per channel", .decays = 2}})
+    all.push_back(operator_of<T>(entry));
+}
+template void add_delta_rule(std::vector<law_operator<float>>&);
+#if !defined(ATTN_TEST_FEW_TYPES)
+template void add_delta_rule(std::vector<law_operator<double>>&);
+#endif
+
+}  // namespace testing
