@@ -2,7 +2,9 @@
 //
 //   out_i = phi(q_i)^T S / (phi(q_i)^T z + eps),  S = sum_j phi(k_j) v_j^T,  z = sum_j phi(k_j)
 //                                     Katharopoulos et al. 2020, "Transformers are RNNs", phi = elu + 1
-//   causal: the sums run over j <= i (+ Lk - Lq); with decay g: S_t = g_t S_(t-1) + phi(k_t) v_t^T, z likewise
+//   causal: the sums run over j <= i (+ Lk - Lq); with decay g: S_t = g_t S_(t-1) + phi(k_t) v_t^T, z likewise; with
+//   log_decay, S_t = Diag(e^g_t) S_(t-1) + phi(k_t) v_t^T; with bonus u, out_t reads S_(t-1) + Diag(u) phi(k_t) v_t^T
+//       RetNet, Sun 2023; GLA, Yang 2023; RWKV-6, Peng 2024; Mamba-2, Dao 2024: see the README on how each is written
 //
 //   attn::linear(q, k, v, out);                                 // Eigen matrices [length, dim]: one head
 //   attn::linear(q, k, v, out, {.causal = true}, threads);
@@ -10,9 +12,9 @@
 //   attn::linear(q, k, v, out, {.causal = true, .decay = g}, [](float x) { return x * x; });
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
-//          Eigen::half / Eigen::bfloat16 in memory with float arithmetic. No scale: put it into q and k.
+//          Eigen::half / Eigen::bfloat16 in memory with float arithmetic; decays, bonus and states are float or double.
 // Cost     2 B (H + Hkv) L D Dv operations, O(L); causal B H L 64 (D + Dv) more. Scratch: a few times (D + 64)(Dv + 64)
-//          numbers per thread, whatever the length.
+//          numbers per thread, whatever the length. With any option from `scale` on about half as much again.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A denominator of 0 (or less than 16 times the smallest normal number) gives zeros. Features are not rescaled: where
@@ -21,6 +23,7 @@
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
+#include <attn/kernel/detail/linear_checks.hpp>
 #include <attn/kernel/feature_maps.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -37,6 +40,16 @@ struct linear_options {
   real eps = real(1e-6);  // added to the denominator
   bool normalise = true;  // divide by phi(q).z + eps at all?
   tensor_view<const real, 3> decay{};  // of what came before, per token, from 0 to 1: [B, H or Hkv, Lk]; causal only
+  real scale = real(1);                // factor of phi(q)
+  /// In place of decay its logarithm, <= 0, -infinity included: per token [B, H or Hkv, Lk, 1], or per feature [.., D].
+  tensor_view<const real> log_decay{};
+  tensor_view<const real, 2> bonus{};  // u [H, D]; causal only
+  /// S [B, H or Hkv, D, Dv] and z [B, H or Hkv, D] before the first key, 0 unless given, and after the last one, written
+  /// if given: for query heads where decays, bonus or these are.
+  tensor_view<const real> initial_state{};
+  tensor_view<const real, 3> initial_weights{};
+  tensor_view<real> final_state{};
+  tensor_view<real, 3> final_weights{};
 };
 
 namespace detail {
@@ -51,6 +64,9 @@ void run_linear(const char* name, const kernel_views<S>& x, const linear_options
     call.normalise = options.normalise;
     const index count = features_of(map, call.shape.dim);
     check_feature_count(check, count, call.shape);
+    check_linear_extra(check, call, options, count,
+                       {{"out", x.out}, {"final_state", options.final_state}, {"final_weights", options.final_weights}},
+                       {{"q", x.q}, {"k", x.k}, {"v", x.v}, {"decay", options.decay}});
     mapped_features<S, F> features(map, call.shape.dim, count);
     run_kernel<T>(check, call, features, step, exec);
   }

@@ -21,6 +21,9 @@ struct linear_step_options {
   real eps = real(1e-6);
   bool normalise = true;
   tensor_view<const real, 3> decay{};  // [B, H or Hkv, n]
+  real scale = real(1);
+  tensor_view<const real> log_decay{};  // [B, H or Hkv, n, 1 or D]
+  tensor_view<const real, 2> bonus{};   // [H, D]
 };
 
 namespace detail {
@@ -29,8 +32,9 @@ template <class S, class F>
 void run_linear_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
                      const linear_step_options<S>& options, const F& map, execution& exec) {
   run_linear<S>(name, x,
-                {.causal = true, .eps = options.eps, .normalise = options.normalise, .decay = options.decay}, map, exec,
-                step_of(state));
+                {.causal = true, .eps = options.eps, .normalise = options.normalise, .decay = options.decay,
+                 .scale = options.scale, .log_decay = options.log_decay, .bonus = options.bonus},
+                map, exec, step_of(state));
 }
 
 }  // namespace detail

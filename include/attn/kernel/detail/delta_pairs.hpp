@@ -9,12 +9,10 @@
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
-#include <attn/kernel/detail/chunk.hpp>
+#include <attn/kernel/detail/engine.hpp>
 #include <attn/kernel/detail/panels.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
-
-enum class decay_kind { none, token, channel };
 
 inline constexpr index pair_block = 16;
 

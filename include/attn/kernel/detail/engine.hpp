@@ -15,6 +15,31 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index kernel_segment = 16 * kernel_chunk;
 
+template <class T>
+struct kernel_call;
+
+enum class decay_kind { none, token, channel };
+
+/// What a call of linear may have beyond the others of the family; linear_decayed.hpp runs those that have any of it.
+template <class T>
+struct linear_extra {
+  T scale = T(1);
+  tensor_view<const T> log_decay{};
+  tensor_view<const T, 2> bonus{};
+  tensor_view<const T> initial_state{};
+  tensor_view<const T, 3> initial_weights{};
+  tensor_view<T> final_state{};
+  tensor_view<T, 3> final_weights{};
+  void (*run)(const kernel_call<T>&, execution&) = nullptr;  // null: nothing of it
+
+  bool channels() const { return log_decay && log_decay.extent(3) != 1; }
+  /// With the decay per token that is given otherwise.
+  decay_kind kind(const tensor_view<const T, 3>& gate) const {
+    if (log_decay) return log_decay.extent(3) == 1 ? decay_kind::token : decay_kind::channel;
+    return gate ? decay_kind::token : decay_kind::none;
+  }
+};
+
 /// One call, after its checks.
 template <class T>
 struct kernel_call {
@@ -30,6 +55,7 @@ struct kernel_call {
   tensor_view<const T, 3> gate{};
   bool complement = false;  // keys enter with 1 - gate
   state_memory<T> state{};  // where given, what came before, and then what comes after
+  linear_extra<T> extra{};
 
   bool gated() const { return gate.data() != nullptr; }
   bool log_scaled() const { return map->scaling != nullptr; }

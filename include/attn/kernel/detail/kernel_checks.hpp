@@ -139,6 +139,8 @@ void run_kernel(const validator& check, kernel_call<T>& call, feature_map<T>& ma
   call.map = &map;
   if (step.state)
     step.run(check, call, *step.state, exec);
+  else if (call.extra.run)
+    call.extra.run(call, exec);
   else
     call.run(exec);
 }

@@ -6,7 +6,8 @@
 //   state.rollback(2);                    // the last two tokens were never fed, if the extents say .keep = 2 or more
 //
 // It has, for every batch item and head, S = sum_j phi(k_j) v_j^T [features, value dim], z = sum_j phi(k_j) [features],
-// for exponential features a log scale (a power of two) for each of them, and the product of all gates.
+// for exponential features a log scale (a power of two) for each of them, and the product of all gates,
+// not a number where those were per channel.
 //
 // Memory   about (value dim + 2) features numbers per head, value dim rounded up to two vectors, and that again for
 //          every token kept; bytes() is exact.
@@ -71,7 +72,8 @@ class kernel_state {
   }
 
   /// Takes in what followed: `later` was fed the tokens after those fed to *this. Without gates the order does not
-  /// matter. Throws std::invalid_argument for a state of another kind or shape.
+  /// matter. Throws std::invalid_argument for a state of another kind or shape, or a later one that was fed with decays per
+  /// channel: of decays it has one product per head.
   void merge(const kernel_state& later) {
     const detail::validator check(name_);
     if (later.kind_ != kind_) check.fail("a state of the same kind and feature kernel", "another");
@@ -79,6 +81,9 @@ class kernel_state {
                    {"heads of the other state =", heads(), later.heads()},
                    {"features of the other state =", features(), later.features()},
                    {"value dim of the other state =", value_dim(), later.value_dim()}});
+    for (index n = 0; n < pairs(); ++n)
+      if (std::isnan(const_cast<kernel_state&>(later).gates()[n]))
+        check.fail("a later state whose decays were per token", "one with decays per channel");
     std::vector<T> factors(static_cast<std::size_t>(2 * detail::kernel_sums<T>::lanes(features())));
     for (index n = 0; n < pairs(); ++n) {
       auto mine = sums(n);

@@ -55,10 +55,12 @@ struct recurrent_steps {
     const index group = call.group(), m = call.map->features;
     auto sums = call.state_sums(b, h);
     T *const key = x.keys + n * x.stride, *const queries = x.queries + n * group * x.stride;
-    const T g = call.gated() ? call.gate_at(b, h, t) : T(1);
+    T g = call.gated() ? call.gate_at(b, h, t) : T(1);
     if (call.complement && call.gated())
       for (index r = 0; r < m; ++r) key[r] *= T(1) - g;
-    std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), g);
+    if (call.extra.run) g = prepare_extra(b, h, t, queries, s.row_decay, x.stride);
+    if (!call.extra.channels()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), g);
+    if (call.extra.bonus) return step_with_bonus(b, h, t, g, key, queries, s, x);
     const log_scaling<T>* const scaling = call.map->scaling;
     if (scaling) scaling->step_key(key, s.k_shift[n], sums.log_scale, s.row_decay);
     for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
@@ -76,7 +78,48 @@ struct recurrent_steps {
       for (index d = 0; d < cols; ++d) sum[d] *= x.normal[i];
       to.access->write(sum, to.row(t) + col * to.col_stride * to.access->size, cols, to.col_stride);
     });
-    if (call.gated()) call.state.decay[b * call.heads + h] *= g;
+    if (call.gated() || call.extra.log_decay) call.state.decay[b * call.heads + h] *= g;
+  }
+
+  /// Scale and log decay; returns the decay of the token, not a number where it is per channel.
+  T prepare_extra(index b, index h, index t, T* queries, T* row_decay, index stride) const {
+    const linear_extra<T>& extra = call.extra;
+    const index m = call.map->features;
+    for (index i = 0; i < call.group(); ++i)
+      for (index r = 0; r < m; ++r) queries[i * stride + r] *= extra.scale;
+    if (!extra.log_decay) return call.gated() ? call.gate_at(b, h, t) : T(1);
+    const index heads = extra.log_decay.extent(1), own = heads == call.heads ? h : h / (call.heads / heads);
+    if (!extra.channels()) return std::exp(extra.log_decay(b, own, t, 0));
+    std::fill_n(row_decay, kernel_sums<T>::lanes(m), T(0));
+    for (index r = 0; r < m; ++r) row_decay[r] = extra.log_decay(b, own, t, r);
+    for (index r = 0; r < m; r += width<T>) store<T>(row_decay + r, exp_weight<T>(load<T>(row_decay + r)));
+    return std::numeric_limits<T>::quiet_NaN();
+  }
+
+  /// The queries read the sums before the token, and the token through the bonus.
+  void step_with_bonus(index b, index h, index t, T g, const T* key, const T* queries, const kernel_scratch<T>& s,
+                       const rows& x) const {
+    const index group = call.group(), m = call.map->features;
+    auto sums = call.state_sums(b, h);
+    call.v.head(b, call.kv_head(h)).read_row(t, s.values);
+    alignas(64) T row[panel_width<T>];
+    for (index i = 0; i < group; ++i) {
+      const T* const query = queries + i * x.stride;
+      T own = T(0);
+      for (index r = 0; r < m; ++r) own += query[r] * call.extra.bonus(h * group + i, r) * key[r];
+      const T whole = dot_rows(query, sums.weights, m) + own + call.eps;
+      const T normal = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
+      const auto to = call.out.head(b, h * group + i);
+      for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
+        step_panel<T, 1, false>(sums.panel(col), m, key, s.row_decay, nullptr, query, x.stride, row);
+        const index cols = std::min<index>(panel_width<T>, sums.dim_v - col);
+        for (index d = 0; d < cols; ++d) row[d] = (row[d] + own * s.values[col + d]) * normal;
+        to.access->write(row, to.row(t) + col * to.col_stride * to.access->size, cols, to.col_stride);
+      }
+    }
+    for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
+    step_head(sums, key, s.row_decay, s.values, queries, x.stride, 1, [](index, index, T*) {});
+    call.state.decay[b * call.heads + h] *= g;
   }
 
   void run(execution& exec) const {
@@ -114,6 +157,7 @@ kernel_call<T> tokens_of(const kernel_call<T>& call, index begin, index end) {
   some.shape.queries = some.shape.keys = end - begin;
   some.lengths = {end - begin, end - begin, {}, {}};
   if (call.gated()) some.gate = call.gate.slice(2, begin, end - begin);
+  if (call.extra.log_decay) some.extra.log_decay = call.extra.log_decay.slice(2, begin, end - begin);
   return some;
 }
 
@@ -129,7 +173,8 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
                  {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
   check.memory({{"the state", state.memory()}}, {{"q", call.q.layout()}, {"k", call.k.layout()}, {"v", call.v.layout()},
                                                  {"out", call.out.layout()}, {"features", call.projection.layout()},
-                                                 {call.complement ? "gate" : "decay", call.gate}});
+                                                 {call.complement ? "gate" : "decay", call.gate},
+                                                 {"log_decay", call.extra.log_decay}, {"bonus", call.extra.bonus}});
   call.heads = state.heads();
   const index tokens = s.keys, first = state.beyond_kept(tokens);
   try {
@@ -139,6 +184,8 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
       some.state = state.step_memory();
       if (end - begin <= few_tokens)
         recurrent_steps<T>{some}.run(exec);
+      else if (some.extra.run)
+        some.extra.run(some, exec);
       else
         some.run(exec);
       state.advance(end - begin);

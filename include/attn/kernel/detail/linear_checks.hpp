@@ -1,0 +1,77 @@
+// attn: the checks of what linear has beyond the others of its family.
+#pragma once
+
+#include <attn/kernel/detail/kernel_checks.hpp>
+#include <attn/kernel/detail/linear_decayed.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Log decays [B, H or Hkv, L, 1 or features], <= 0 for every real token.
+template <class T>
+void check_log_decay(const validator& check, const tensor_view<const T>& g, const attention_shape& s,
+                     const sequence_lengths& lengths, index features) {
+  check.equal("log_decay batch = query batch", s.batch, g.extent(0));
+  if (!fits_heads(g.extent(1), s))
+    check.fail(text({"log_decay heads = query heads ", s.heads, " or key heads ", s.kv_heads}), g.extent(1));
+  check.equal("log_decay length = key length", s.keys, g.extent(2));
+  check.broadcasts("log_decay channels", features, g.extent(3));
+  for (index b = 0; b < s.batch; ++b)
+    for (index h = 0; h < g.extent(1); ++h)
+      for (index t = 0; t < lengths.keys(b); ++t)
+        for (index r = 0; r < g.extent(3); ++r)
+          if (const T x = g(b, h, t, r); !(x <= T(0))) check.fail("log_decay <= 0", static_cast<double>(x));
+}
+
+/// A state [B, heads of sums, features(, value dim)].
+[[gnu::noinline]] inline void check_linear_state(const validator& check, const char* name, const memory_layout& x,
+                                                 const attention_shape& s, index features) {
+  if (!x.given()) return;
+  check.equal(text({name, " batch = query batch"}).c_str(), s.batch, x.extents[0]);
+  if (!fits_heads(x.extents[1], s))
+    check.fail(text({name, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}), x.extents[1]);
+  check.equal(text({name, " features ="}).c_str(), features, x.extents[2]);
+  if (x.rank == 4) check.equal(text({name, " value dim ="}).c_str(), s.dim_v, x.extents[3]);
+}
+
+/// Fills in call.extra, and call.heads where a parameter is per query head.
+template <class T, class Options>
+void check_linear_extra(const validator& check, kernel_call<T>& call, const Options& o, index features,
+                        std::initializer_list<validator::named_view> written,
+                        std::initializer_list<validator::named_view> read) {
+  const bool states = o.initial_state || o.initial_weights || o.final_state || o.final_weights;
+  if (!std::isfinite(o.scale)) check.fail("a finite scale", static_cast<double>(o.scale));
+  if (!o.log_decay && !o.bonus && !states && o.scale == T(1)) return;
+  if (o.log_decay && o.decay) check.fail("either decay or log_decay", "both");
+  if (o.log_decay && !call.causal) check.fail("causal with log_decay", "no causal");
+  if (o.bonus && !call.causal) check.fail("causal with a bonus", "no causal");
+  std::vector<validator::named_view> all(read);
+  all.insert(all.end(), {{"log_decay", o.log_decay}, {"bonus", o.bonus}, {"initial_state", o.initial_state},
+                         {"initial_weights", o.initial_weights}});
+  check.memory(std::span(written.begin(), written.size()), all);
+  attention_shape s = call.shape;
+  s.heads = call.query_heads;
+  if (o.log_decay) check_log_decay(check, o.log_decay, s, call.lengths, features);
+  if (o.bonus)
+    check.extents({{"bonus heads = query heads", s.heads, o.bonus.extent(0)},
+                   {"bonus columns = features", features, o.bonus.extent(1)}});
+  check_linear_state(check, "initial_state", o.initial_state, s, features);
+  check_linear_state(check, "initial_weights", o.initial_weights, s, features);
+  check_linear_state(check, "final_state", o.final_state, s, features);
+  check_linear_state(check, "final_weights", o.final_weights, s, features);
+  const auto per_query_head = [&](bool given, index heads) {
+    if (given && heads == s.heads && heads > s.kv_heads) call.heads = heads;
+  };
+  per_query_head(bool(o.log_decay), o.log_decay.extent(1));
+  per_query_head(bool(o.initial_state), o.initial_state.extent(1));
+  per_query_head(bool(o.initial_weights), o.initial_weights.extent(1));
+  per_query_head(bool(o.final_state), o.final_state.extent(1));
+  per_query_head(bool(o.final_weights), o.final_weights.extent(1));
+  for (const index heads : {o.final_state ? o.final_state.extent(1) : call.heads,
+                            o.final_weights ? o.final_weights.extent(1) : call.heads})
+    check.equal("heads of the final state = heads of sums", call.heads, heads);
+  call.extra = {.scale = o.scale, .log_decay = o.log_decay, .bonus = o.bonus, .initial_state = o.initial_state,
+                .initial_weights = o.initial_weights, .final_state = o.final_state, .final_weights = o.final_weights,
+                .run = &decayed_engine<T>::run_call};
+}
+
+}  // namespace attn::inline ATTN_ISA::detail
