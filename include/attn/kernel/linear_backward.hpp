@@ -2,6 +2,8 @@
 //
 //   attn::linear_backward(q, k, v, d_out, {.q = dq, .k = dk, .v = dv}, {.causal = true}, threads);
 //   attn::linear_backward(q, k, v, d_out, {.q = dq, .decay = dg}, {.causal = true, .decay = g});
+//   attn::linear_backward(q, k, v, d_out, {.log_decay = dg, .bonus = du, .initial_state = ds, .d_final_state = d_end},
+//                         {.causal = true, .normalise = false, .log_decay = g, .bonus = u, .initial_state = s});
 //   attn::linear_backward(q, k, v, d_out, {.q = dq}, {}, attn::feature_maps::relu{});
 //   attn::linear_backward(q, k, v, d_out, {.q = dq}, {}, [](float x) { return x * x; },
 //                         [](float x, float d) { return 2 * x * d; });                     // own map and its derivative
@@ -10,13 +12,17 @@
 //   d phi(q_i) = n_i (S d_out_i - D_i z),   R = sum_i phi(q_i) n_i d_out_i^T,   y = - sum_i phi(q_i) n_i D_i,
 //   d phi(k_j) = R v_j + y,   dv_j = R^T phi(k_j),   causal: R, y over i >= j;   d g_t = <dL/dS_t, S_(t-1)>
 //                                    Katharopoulos et al. 2020, appendix; decay: by the chain rule, nothing divided by it
+// d_final_state and d_final_weights, what the gradient is of final_state and final_weights, are what R and y start from;
+// what they are before the first key is the gradient of initial_state and initial_weights. Where log_decay is -infinity
+// its gradient is 0.
 //
 // A number map gives its derivative as map_backward(x, d) = d map'(x); a map of tokens as map_backward(token, d_phi,
 // d_token) on spans, which writes d_token. Those of feature_maps need none.
 //
 // Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor anything else of the forward
 //          call is needed. Gradients have the shapes of what they are of; dk and dv are summed over grouped queries.
-// Cost     2.5 times the forward call's operations, causal about 3 times. Scratch per thread: as the forward call's,
+// Cost     2.5 times the forward call's operations, causal about 3 times; heads with log_decay, a bonus, a scale or states
+//          are one thread's each. Scratch per thread: as the forward call's,
 //          causal one state of (D + 1) Dv numbers per 1024 tokens and 16 more, 8 more where threads share a head; where
 //          decay is per query head and keys are shared, Lk (D + Dv) numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
@@ -24,6 +30,7 @@
 #pragma once
 
 #include <attn/kernel/detail/kernel_backward_call.hpp>
+#include <attn/kernel/detail/linear_decayed_backward_engine.hpp>
 #include <attn/kernel/linear.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -34,7 +41,14 @@ struct linear_gradients {
   using real = compute_type<S>;
 
   tensor_view<S> q{}, k{}, v{};
-  tensor_view<real, 3> decay{};  // as decay: [B, H or Hkv, Lk]
+  tensor_view<real, 3> decay{};      // as decay: [B, H or Hkv, Lk]
+  tensor_view<real> log_decay{};     // as log_decay: [B, H or Hkv, Lk, 1 or D]
+  tensor_view<real, 2> bonus{};      // [H, D], the sum over the batch
+  tensor_view<real> initial_state{};
+  tensor_view<real, 3> initial_weights{};
+  /// Inputs, as final_state and final_weights: 0 unless given.
+  tensor_view<const real> d_final_state{};
+  tensor_view<const real, 3> d_final_weights{};
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };
@@ -146,18 +160,54 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
   }
 };
 
+/// Checks what linear has beyond the others of its family; call.extra.run then tells whether there is any of it.
+template <class S, class T = compute_type<S>>
+void check_linear_backward(const validator& check, kernel_call<T>& call, const kernel_backward_views<S>& a,
+                           const linear_gradients<S>& g, linear_options<S> options, index features) {
+  backward_views views;
+  views.gradient("the gradient of q", g.q, "q", a.x.q);
+  views.gradient("the gradient of k", g.k, "k", a.x.k);
+  views.gradient("the gradient of v", g.v, "v", a.x.v);
+  views.gradient("the gradient of decay", g.decay, "decay", options.decay);
+  views.gradient("the gradient of log_decay", g.log_decay, "log_decay", options.log_decay);
+  views.gradient("the gradient of bonus", g.bonus, "bonus", options.bonus);
+  views.gradient("the gradient of initial_state", g.initial_state, "initial_state", options.initial_state);
+  views.gradient("the gradient of initial_weights", g.initial_weights, "initial_weights", options.initial_weights);
+  views.read("d_out", a.d_out);
+  views.read("d_final_state", g.d_final_state);
+  views.read("d_final_weights", g.d_final_weights);
+  views.check(check);
+  options.final_state = {}, options.final_weights = {};  // are not computed
+  check_linear_extra(check, call, options, features, {}, {});
+  const attention_shape& s = call.shape;
+  check_linear_state(check, "d_final_state", g.d_final_state, s, features);
+  check_linear_state(check, "d_final_weights", g.d_final_weights, s, features);
+  for (const index heads : {g.d_final_state.extent(1), g.d_final_weights.extent(1)})
+    if (heads == s.heads && heads > s.kv_heads) call.heads = heads;
+  if (g.d_final_state || g.d_final_weights) call.extra.run = &decayed_engine<T>::run_call;
+}
+
 template <class S, class F, class B, class T = compute_type<S>>
-void run_linear_backward(const kernel_backward_views<S>& views, const linear_options<S>& options, const F& map,
-                         const B& map_backward, execution& exec) {
+void run_linear_backward(const kernel_backward_views<S>& views, const linear_gradients<S>& gradients,
+                         const linear_options<S>& options, const F& map, const B& map_backward, execution& exec) {
   if constexpr (require_feature_map<F, T>() && require_map_backward<F, B, T>()) {
     const validator check("linear_backward");
     kernel_call<T> call = check_kernel_backward<false>(check, views, options);
     call.normalise = options.normalise;
     const index count = features_of(map, call.shape.dim);
     check_feature_count(check, count, call.shape);
+    check_linear_backward(check, call, views, gradients, options, count);
     mapped_features<S, F> features(map, call.shape.dim, count);
     mapped_features_backward<S, F, B> back(map_backward, call.shape.dim, count);
-    run_kernel_backward(views, call, features, back, exec);
+    if (!call.extra.run) return run_kernel_backward(views, call, features, back, exec);
+    call.map = &features;
+    const auto& g = gradients;
+    const decayed_backward_call<T> one{
+        .call = call, .map = back, .d_out = views.d_out, .dq = {g.q, g.accumulate}, .dk = {g.k, g.accumulate},
+        .dv = {g.v, g.accumulate}, .d_final_state = g.d_final_state, .d_final_weights = g.d_final_weights,
+        .d_decay = g.decay, .d_log_decay = g.log_decay, .d_bonus = g.bonus, .d_initial_state = g.initial_state,
+        .d_initial_weights = g.initial_weights, .accumulate = g.accumulate};
+    if (one.of_queries() || one.reverse()) decayed_backward_engine<T>{one}.run(exec);
   }
 }
 
@@ -175,7 +225,7 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
   auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
   views.gate_name = "decay", views.of_gate = "the gradient of decay";
   views.gate = given.decay, views.d_gate = gradients.decay;
-  detail::run_linear_backward<S>(views, given, detail::callable_or_default<feature_maps::elu_plus_one>(map),
+  detail::run_linear_backward<S>(views, gradients, given, detail::callable_or_default<feature_maps::elu_plus_one>(map),
                                  detail::callable_or_default<detail::own_derivative>(map_backward),
                                  detail::execution_of(exec, options, map, map_backward));
 }

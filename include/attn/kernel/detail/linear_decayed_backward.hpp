@@ -30,12 +30,8 @@ struct decayed_backward_call {
   feature_map_backward<T>& map;
   stored_tensor<T> d_out;
   stored_gradient<T> dq, dk, dv;
-  T scale = T(1);
-  tensor_view<const T, 3> decay{};
-  tensor_view<const T> log_decay{};
-  tensor_view<const T, 2> bonus{};
-  tensor_view<const T> initial_state{}, d_final_state{};
-  tensor_view<const T, 3> initial_weights{}, d_final_weights{};
+  tensor_view<const T> d_final_state{};
+  tensor_view<const T, 3> d_final_weights{};
   tensor_view<T, 3> d_decay{};
   tensor_view<T> d_log_decay{};
   tensor_view<T, 2> d_bonus{};
@@ -43,8 +39,14 @@ struct decayed_backward_call {
   tensor_view<T, 3> d_initial_weights{};
   bool accumulate = false;
 
+  const linear_extra<T>& extra() const { return call.extra; }
   index features() const { return call.map->features; }
   index dim_v() const { return call.shape.dim_v; }
+  /// Which head of a parameter or of its gradient is that of the sums h, and do others come before it there?
+  template <class View>
+  index at(const View& x, index h) const { return h / (call.heads / x.extent(1)); }
+  template <class View>
+  bool adds(const View& x, index h) const { return accumulate || h % (call.heads / x.extent(1)) != 0; }
   /// Is there a column of ones?
   bool weights() const { return call.normalise || d_final_weights; }
   index columns() const { return dim_v() + (weights() ? 1 : 0); }
@@ -53,10 +55,7 @@ struct decayed_backward_call {
   bool of_keys() const { return dk || of_decays(); }
   /// Is anything asked for that depends on what comes later?
   bool reverse() const { return of_keys() || dv || d_initial_state || d_initial_weights; }
-  decay_kind kind() const {
-    if (decay || (log_decay && log_decay.extent(3) == 1)) return decay_kind::token;
-    return log_decay ? decay_kind::channel : decay_kind::none;
-  }
+  decay_kind kind() const { return call.extra.kind(call.gate); }
 };
 
 /// Scratch memory of one worker for a chunk.
@@ -75,7 +74,7 @@ struct decayed_backward_scratch {
   static decayed_backward_scratch layout(arena& memory, const decayed_backward_call<T>& call) {
     decayed_backward_scratch s;
     constexpr index chunk = kernel_chunk;
-    const index m = call.features(), dim_v = call.columns(), dim = call.call.shape.dim, own = call.bonus ? 1 : 0;
+    const index m = call.features(), dim_v = call.columns(), dim = call.call.shape.dim, own = call.extra().bonus ? 1 : 0;
     const decay_kind kind = call.kind();
     const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
       for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
@@ -93,7 +92,7 @@ struct decayed_backward_scratch {
       allocate(chunk, m, {&s.k_end});
     }
     if (call.d_log_decay) allocate(chunk, m, {&s.d_gamma});
-    if (call.bonus) allocate(chunk, m, {&s.dk_own});
+    if (call.extra().bonus) allocate(chunk, m, {&s.dk_own});
     allocate(chunk, dim_v, {&s.v, &s.d_out, &s.out, &s.dv});
     allocate(dim_v, chunk, {&s.v_t, &s.d_out_t});
     allocate(chunk + own, chunk, {&s.p, &s.dp});
@@ -121,6 +120,7 @@ struct decayed_backward_head {
   index b, h;
   stored_gradient_head<T> to_k, to_v;
   T* d_bonus;  // [group][features], sums over tokens
+  const linear_extra<T>& extra = in.extra();
 
   const kernel_call<T>& call() const { return in.call; }
   index features() const { return in.features(); }
@@ -174,10 +174,10 @@ struct decayed_backward_head {
     values.access->pack_panels(values, begin, count, s.v.data);
     for (index t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = T(1);
     if (!decays()) return;
-    if (in.log_decay) {
-      s.decay.load(in.log_decay, b, h, begin, count);
+    if (extra.log_decay) {
+      s.decay.load(extra.log_decay, b, in.at(extra.log_decay, h), begin, count);
     } else {
-      for (index t = 0; t < count; ++t) s.decay.gates[t] = in.decay(b, h, begin + t);
+      for (index t = 0; t < count; ++t) s.decay.gates[t] = call().gate_at(b, h, begin + t);
       gate_factors(s.decay.gates, count, false, s.decay.pair, s.decay.since_start);
     }
     s.decay.to_end(s.k, count, s.k_end);
@@ -207,7 +207,7 @@ struct decayed_backward_head {
   void load_queries(const block& at) const {
     call().map->queries(query_rows(at), b * call().heads + h, s.q_phi, s.shift, s.map);
     rows_of(s.q_phi, at.count, s.q);
-    const packet<T> scale = broadcast<T>(in.scale);
+    const packet<T> scale = broadcast<T>(extra.scale);
     each_packet(at.count, features(), [&](index, index, const auto& x) { return mul(x, scale); }, s.q, s.q);
     clear(s.q, at.first, features());
     const stored_matrix<T> d = in.d_out.head(b, at.head);
@@ -220,7 +220,7 @@ struct decayed_backward_head {
   /// s.dv what they give the keys at their positions.
   void attend(const block& at, const panels<T>& state, const panels<T>& d_state) const {
     load_queries(at);
-    const index count = at.count, m = features(), own = in.bonus && at.pairs ? 1 : 0, rows = count - own;
+    const index count = at.count, m = features(), own = extra.bonus && at.pairs ? 1 : 0, rows = count - own;
     const panels<T> q = from_row(s.q, own), dq = from_row(s.dq, own), dp = from_row(s.dp, own);
     const bool decayed = decays() && at.pairs;
     const panels<T>& q_start = decayed ? s.q_start : s.q;
@@ -254,7 +254,7 @@ struct decayed_backward_head {
         if (row < m) store<T>(d_state.at(row, col), add(load<T>(d_state.at(row, col)), sum));
       });
     if (const auto to_q = in.dq.head(b, at.head)) {
-      const packet<T> scale = broadcast<T>(in.scale);
+      const packet<T> scale = broadcast<T>(extra.scale);
       each_packet(count, m, [&](index, index, const auto& x) { return mul(x, scale); }, s.dq, s.dq);
       columns_of(s.dq, count, s.d_phi);
       in.map.back_to({query_rows(at), b * call().heads + h, false, at.first, at.origin, s.q_phi, s.d_phi}, to_q, s.dx,
@@ -266,9 +266,9 @@ struct decayed_backward_head {
   void weigh_pairs(const block& at, index rows, const panels<T>& q) const {
     if (s.decay.kind != decay_kind::channel) transpose_panels(q, rows, features(), s.q_t);
     pair_products(s.decay, s.pairs, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, from_row(s.p, at.count - rows));
-    for (index t = 0; t < at.count && in.bonus; ++t) {
+    for (index t = 0; t < at.count && extra.bonus; ++t) {
       T sum = T(0);
-      for (index r = 0; r < features(); ++r) sum += in.bonus(at.head, r) * *s.q.at(t, r) * *s.k.at(t, r);
+      for (index r = 0; r < features(); ++r) sum += extra.bonus(at.head, r) * *s.q.at(t, r) * *s.k.at(t, r);
       *s.p.at(t, t) = sum;
     }
   }
@@ -296,7 +296,7 @@ struct decayed_backward_head {
     for (index t = at.first; t < at.count; ++t) {
       const T d = s.diagonal[t];
       for (index r = 0; r < features(); ++r) {
-        const T q = *s.q.at(t, r), k = *s.k.at(t, r), u = in.bonus(at.head, r);
+        const T q = *s.q.at(t, r), k = *s.k.at(t, r), u = extra.bonus(at.head, r);
         *s.dq.at(t, r) += d * u * k;
         *s.dk_own.at(t, r) += d * u * q;
         sums[r] += d * q * k;
@@ -344,7 +344,7 @@ struct decayed_backward_head {
   void from_later(index count, const panels<T>& state, const panels<T>& d_state) const {
     const index m = features();
     if (in.d_log_decay) clear(s.d_gamma, count, m);
-    if (in.bonus && in.of_keys()) clear(s.dk_own, count, m);
+    if (extra.bonus && in.of_keys()) clear(s.dk_own, count, m);
     if (in.d_decay) {
       std::fill_n(s.gate_pairs, kernel_chunk * kernel_chunk, T(0));
       std::fill_n(s.gate_queries, kernel_chunk, T(0));
@@ -375,7 +375,7 @@ struct decayed_backward_head {
           .add_to(s.gates + begin);
     if (in.d_log_decay) store_decays(begin, count);
     if (to_k) {
-      if (in.bonus)
+      if (extra.bonus)
         each_packet(
             count, features(), [](index, index, const auto& x, const auto& y) { return add(x, y); }, s.dk, s.dk,
             s.dk_own);
@@ -393,7 +393,8 @@ struct decayed_backward_head {
   /// The sums of a chunk run backward over its tokens; of a decay of 0 nothing is left to differentiate.
   void store_decays(index begin, index count) const {
     const index m = features();
-    const bool channel = s.decay.kind == decay_kind::channel;
+    const bool channel = s.decay.kind == decay_kind::channel, add = in.adds(in.d_log_decay, h);
+    const index head = in.at(in.d_log_decay, h);
     T sum = T(0);  // per token
     for (index r = 0; r < m; ++r) sum += s.d_last[r];
     for (index t = count - 1; t >= 0; --t) {
@@ -401,11 +402,11 @@ struct decayed_backward_head {
         const T of_token = *s.d_gamma.at(t, r) - *s.k.at(t, r) * *s.dk.at(t, r);
         sum += of_token, s.d_last[r] += of_token;
         if (channel)
-          store_gradient(in.d_log_decay(b, h, begin + t, r), *s.decay.gate.at(t, r) > T(0) ? s.d_last[r] : T(0),
-                         in.accumulate);
+          store_gradient(in.d_log_decay(b, head, begin + t, r), *s.decay.gate.at(t, r) > T(0) ? s.d_last[r] : T(0),
+                         add);
       }
       if (!channel)
-        store_gradient(in.d_log_decay(b, h, begin + t, 0), s.decay.gates[t] > T(0) ? sum : T(0), in.accumulate);
+        store_gradient(in.d_log_decay(b, head, begin + t, 0), s.decay.gates[t] > T(0) ? sum : T(0), add);
     }
   }
 };

@@ -47,8 +47,8 @@ struct decayed_backward_engine {
                  const panels<T>& to) const {
     std::fill_n(to.data, to.capacity * round_up(in.columns(), panels<T>::wide), T(0));
     for (index r = 0; r < in.features(); ++r) {
-      for (index d = 0; values && d < in.dim_v(); ++d) *to.at(r, d) = values(b, h, r, d);
-      if (weights && in.weights()) *to.at(r, in.dim_v()) = weights(b, h, r);
+      for (index d = 0; values && d < in.dim_v(); ++d) *to.at(r, d) = values(b, in.at(values, h), r, d);
+      if (weights && in.weights()) *to.at(r, in.dim_v()) = weights(b, in.at(weights, h), r);
     }
   }
 
@@ -56,11 +56,11 @@ struct decayed_backward_engine {
   void run_head(index b, index h, const worker_scratch& w, const stored_gradient_head<T>& to_k,
                 const stored_gradient_head<T>& to_v) const {
     const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = call.group();
-    T* const d_bonus = in.bonus ? bonus_sums + (b * shape.heads + h * group) * in.features() : nullptr;
+    T* const d_bonus = in.extra().bonus ? bonus_sums + (b * shape.heads + h * group) * in.features() : nullptr;
     const decayed_backward_head<T> head{in, w.chunk, b, h, to_k, to_v, d_bonus};
     std::fill_n(w.chunk.gates, in.d_decay ? keys : 0, T(0));
-    if (in.bonus) std::fill_n(d_bonus, group * in.features(), T(0));
-    load_sums(in.initial_state, in.initial_weights, b, h, w.state);
+    if (in.extra().bonus) std::fill_n(d_bonus, group * in.features(), T(0));
+    load_sums(in.extra().initial_state, in.extra().initial_weights, b, h, w.state);
     load_sums(in.d_final_state, in.d_final_weights, b, h, w.d_state);
     const auto end_of = [&](index begin) { return std::min<index>(begin + kernel_chunk, keys); };
     const auto advance = [&](index begin) {
@@ -79,9 +79,11 @@ struct decayed_backward_engine {
     store_decay(b, h, w);
     for (index r = 0; r < in.features(); ++r) {
       for (index d = 0; in.d_initial_state && d < in.dim_v(); ++d)
-        store_gradient(in.d_initial_state(b, h, r, d), *w.d_state.at(r, d), in.accumulate);
+        store_gradient(in.d_initial_state(b, in.at(in.d_initial_state, h), r, d), *w.d_state.at(r, d),
+                       in.adds(in.d_initial_state, h));
       if (in.d_initial_weights)
-        store_gradient(in.d_initial_weights(b, h, r), in.weights() ? *w.d_state.at(r, in.dim_v()) : T(0), in.accumulate);
+        store_gradient(in.d_initial_weights(b, in.at(in.d_initial_weights, h), r),
+                       in.weights() ? *w.d_state.at(r, in.dim_v()) : T(0), in.adds(in.d_initial_weights, h));
     }
   }
 
@@ -123,9 +125,11 @@ struct decayed_backward_engine {
   void store_decay(index b, index h, const worker_scratch& w) const {
     const index keys = call.lengths.keys(b);
     for (index t = 0; t < shape.keys; ++t) {
-      if (in.d_decay) store_gradient(in.d_decay(b, h, t), t < keys ? w.chunk.gates[t] : T(0), in.accumulate);
-      if (t < keys || in.accumulate) continue;
-      for (index r = 0; in.d_log_decay && r < in.d_log_decay.extent(3); ++r) in.d_log_decay(b, h, t, r) = T(0);
+      if (in.d_decay)
+        store_gradient(in.d_decay(b, in.at(in.d_decay, h), t), t < keys ? w.chunk.gates[t] : T(0),
+                       in.adds(in.d_decay, h));
+      if (t < keys || in.accumulate || !in.d_log_decay) continue;
+      for (index r = 0; r < in.d_log_decay.extent(3); ++r) in.d_log_decay(b, in.at(in.d_log_decay, h), t, r) = T(0);
     }
   }
 
@@ -155,7 +159,7 @@ struct decayed_backward_engine {
     exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, pairs);
       in.map.layout(memory, pairs);
-      return bonus_sums = memory.allocate<T>(in.bonus ? shape.batch * shape.heads * m : 0);
+      return bonus_sums = memory.allocate<T>(in.extra().bonus ? shape.batch * shape.heads * m : 0);
     });
     call.map->prepare(exec);
     in.map.prepare(exec);
