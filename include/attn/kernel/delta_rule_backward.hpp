@@ -14,9 +14,9 @@
 // Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor the final state of the forward
 //          call is needed. Gradients have the shapes of what they are of; dq and dk are summed over the value heads that
 //          share a key head.
-// Cost     B Hv L (26 D Dv + 64 (14 D + 10 Dv)) operations. Scratch per thread: some 40 arrays of 64 x D numbers, one state
-//          of D x Dv numbers per 1024 tokens and 18 more; where value heads share key heads, 2 L D numbers. Threads share
-//          the key heads of a batch, not one head.
+// Cost     B Hv L (26 D Dv + 64 (12 D + 8 Dv)) operations. Scratch per thread: some 40 arrays of 64 x D numbers; for each
+//          64 tokens, up to 16384, one state of D x Dv numbers, and one for each 16384; where value heads share key heads,
+//          2 L D numbers. Threads share the key heads of a batch, not one head.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 #pragma once
@@ -59,7 +59,7 @@ delta_backward_call<T> check_delta_backward(const validator& check, const delta_
   views.check(check);
   delta_backward_call<T> call{.q = x.q, .k = x.k, .v = x.v, .d_out = d_out};
   const delta_shape s = call.shape = check_delta_extents(check, x.k, x.v);
-  check_delta_queries(check, s, x.q, "d_out", d_out);
+  check_delta_queries(check, s, x.q, d_out, true);
   check_length_list(check, "lengths", options.lengths, s.batch, s.length);
   call.lengths = {s.length, s.length, options.lengths, options.lengths};
   check_delta_parameters<T>(check, s, call.lengths, options.beta, options.log_decay);

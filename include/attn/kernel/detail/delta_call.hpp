@@ -119,16 +119,18 @@ struct delta_call {
   return s;
 }
 
+/// Of q, and of out or its gradient.
 [[gnu::noinline]] inline void check_delta_queries(const validator& check, const delta_shape& s,
-                                                  const memory_layout& q, const char* name, const memory_layout& out) {
+                                                  const memory_layout& q, const memory_layout& out,
+                                                  bool gradient = false) {
   check.extents({{"query batch = key batch", s.batch, q.extents[0]},
                  {"query heads = key heads", s.key_heads, q.extents[1]},
                  {"query length = key length", s.length, q.extents[2]},
                  {"query dim = key dim", s.dim, q.extents[3]},
-                 {text({name, " batch = key batch"}).c_str(), s.batch, out.extents[0]},
-                 {text({name, " heads = value heads"}).c_str(), s.heads, out.extents[1]},
-                 {text({name, " length = key length"}).c_str(), s.length, out.extents[2]},
-                 {text({name, " dim = value dim"}).c_str(), s.dim_v, out.extents[3]}});
+                 {gradient ? "d_out batch = key batch" : "out batch = key batch", s.batch, out.extents[0]},
+                 {gradient ? "d_out heads = value heads" : "out heads = value heads", s.heads, out.extents[1]},
+                 {gradient ? "d_out length = key length" : "out length = key length", s.length, out.extents[2]},
+                 {gradient ? "d_out dim = value dim" : "out dim = value dim", s.dim_v, out.extents[3]}});
 }
 
 /// beta, log decays and what is shaped like the state, of a call or its gradients.
@@ -191,7 +193,7 @@ delta_call<T> check_delta_rule(const validator& check, const delta_views<S>& x, 
   delta_call<T> call{.q = x.q, .k = x.k, .v = x.v, .out = x.out, .queries = x.queries, .beta = options.beta,
                      .log_decay = options.log_decay, .initial_state = initial_state, .final_state = final_state};
   const delta_shape s = call.shape = check_delta_extents(check, x.k, x.v);
-  if (x.queries) check_delta_queries(check, s, x.q, "out", x.out);
+  if (x.queries) check_delta_queries(check, s, x.q, x.out);
   check_length_list(check, "lengths", lengths, s.batch, s.length);
   call.lengths = {s.length, s.length, lengths, lengths};
   check_delta_parameters(check, s, call.lengths, options.beta, options.log_decay);
