@@ -147,13 +147,11 @@ void check_delta_parameters(const validator& check, const delta_shape& s, const 
                    {"log_decay length = key length", s.length, log_decay.extent(2)}});
     check.broadcasts("log_decay channels =", s.dim, log_decay.extent(3));
   }
-  for (index b = 0; b < s.batch; ++b)
+  for (index b = 0; beta && b < s.batch; ++b)
     for (index h = 0; h < s.heads; ++h)
-      for (index t = 0; t < lengths.keys(b); ++t) {
-        if (beta && !std::isfinite(beta(b, h, t))) check.fail("a finite beta", static_cast<double>(beta(b, h, t)));
-        for (index d = 0; log_decay && d < log_decay.extent(3); ++d)
-          if (const T g = log_decay(b, h, t, d); !(g <= T(0))) check.fail("log_decay <= 0", static_cast<double>(g));
-      }
+      for (index t = 0; t < lengths.keys(b); ++t)
+        if (!std::isfinite(beta(b, h, t))) check.fail("a finite beta", static_cast<double>(beta(b, h, t)));
+  if (log_decay) check_log_decays(check, log_decay, lengths);
 }
 
 [[gnu::noinline]] inline void check_delta_state(const validator& check, const char* name, const delta_shape& s,

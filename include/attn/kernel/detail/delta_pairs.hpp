@@ -16,6 +16,22 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index pair_block = 16;
 
+/// Log decays [batch, heads, length, 1 or channels] are <= 0 for every real token.
+template <class T>
+void check_log_decays(const validator& check, const tensor_view<const T>& g, const sequence_lengths& lengths) {
+  for (index b = 0; b < g.extent(0); ++b)
+    for (index h = 0; h < g.extent(1); ++h) {
+      const matrix_view<const T> rows = head_of(g, b, h);
+      for (index t = 0; t < lengths.keys(b); ++t) {
+        const T* const row = rows.row(t);
+        bool fits = true;
+        for (index r = 0; r < rows.cols; ++r) fits &= row[r * rows.col_stride] <= T(0);
+        for (index r = 0; !fits; ++r)
+          if (const T x = row[r * rows.col_stride]; !(x <= T(0))) check.fail("log_decay <= 0", static_cast<double>(x));
+      }
+    }
+}
+
 /// The decays of a chunk: each token's, from the start of the chunk (its own included) and to its end (its own not).
 template <class T>
 struct delta_decay {

@@ -15,11 +15,7 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
     check.fail(text({"log_decay heads = query heads ", s.heads, " or key heads ", s.kv_heads}), g.extent(1));
   check.equal("log_decay length = key length", s.keys, g.extent(2));
   check.broadcasts("log_decay channels", features, g.extent(3));
-  for (index b = 0; b < s.batch; ++b)
-    for (index h = 0; h < g.extent(1); ++h)
-      for (index t = 0; t < lengths.keys(b); ++t)
-        for (index r = 0; r < g.extent(3); ++r)
-          if (const T x = g(b, h, t, r); !(x <= T(0))) check.fail("log_decay <= 0", static_cast<double>(x));
+  check_log_decays(check, g, lengths);
 }
 
 /// A state [B, heads of sums, features(, value dim)].

@@ -76,7 +76,7 @@ struct decayed_engine {
     if (call.state) {
       const kernel_sums<T> from = call.state_sums(b, h);
       each([&](index r, index d, T& x) { x = d < dim_v() ? from.value(r, d) : from.weights[r]; }, to);
-    } else {
+    } else if (extra.initial_state || extra.initial_weights) {
       each(
           [&](index r, index d, T& x) {
             if (d < dim_v())
@@ -93,10 +93,12 @@ struct decayed_engine {
       each([&](index r, index d, T& x) { (d < dim_v() ? to.value(r, d) : to.weights[r]) = x; }, from);
       return;
     }
+    const bool values = bool(extra.final_state), weights = bool(extra.final_weights);
+    if (!values && !weights) return;
     each(
         [&](index r, index d, T& x) {
-          if (d < dim_v() && extra.final_state) extra.final_state(b, h, r, d) = x;
-          if (d == dim_v() && extra.final_weights) extra.final_weights(b, h, r) = x;
+          if (d < dim_v() && values) extra.final_state(b, h, r, d) = x;
+          if (d == dim_v() && weights) extra.final_weights(b, h, r) = x;
         },
         from);
   }
