@@ -221,7 +221,7 @@ class execution {
     void operator()(index task, int worker) const { call(body, task, worker); }
   };
 
-  void run(index tasks, const any_body& body) {
+  [[gnu::noinline]] void run(index tasks, const any_body& body) {
     const int helpers = static_cast<int>(std::min<index>(active_threads(), tasks)) - 1;
     if (helpers <= 0) {
       for (index task = 0; task < tasks; ++task) body(task, 0);

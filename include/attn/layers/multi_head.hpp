@@ -81,10 +81,10 @@ void check_multi_head(const layer_validator& check, const tensor_view<const S, 3
   check.at_least("heads", 1, options.heads);
   const index heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
   check.at_least("kv_heads", 1, kv_heads);
-  if (heads % kv_heads != 0) check.fail(text({"kv_heads that divide heads ", heads}), kv_heads);
+  if (heads % kv_heads != 0) check.fail({"kv_heads that divide heads ", heads}, kv_heads);
 
   const auto head_dim = [&](const char* what, index rows, index count) {
-    if (rows % count != 0) check.fail(text({what, " rows divisible by heads ", count}), rows);
+    if (rows % count != 0) check.fail({what, " rows divisible by heads ", count}, rows);
     return rows / count;
   };
   check.linear("query weight", w.query, "query bias", w.query_bias, x[2]);

@@ -59,7 +59,7 @@ template <class T>
 key_norm<T> check_norm(const validator& check, const char* gamma, std::span<const T> scales, const char* beta,
                        std::span<const T> shifts, T eps, const attention_shape& s, const memory_layout& out,
                        const memory_layout& lse) {
-  if (scales.empty() && !shifts.empty()) check.fail(text({gamma, " where ", beta, " is given"}), "none");
+  if (scales.empty() && !shifts.empty()) check.fail({gamma, " where ", beta, " is given"}, "none");
   if (scales.empty()) return {};
   check.equal("value dim = key dim where keys and values are normed,", s.dim, s.dim_v);
   check.one_per(gamma, "dim", s.dim, static_cast<index>(scales.size()));

@@ -87,7 +87,7 @@ inline void check_assignment(const validator& check, const attention_shape& s, c
     for (index h = 0; h < s.kv_heads; ++h)
       for (index j = 0; j < lengths.keys(b); ++j)
         if (const index c = assignment(b, h, j); c < 0 || c >= clusters)
-          check.fail(text({"assignment from 0 to ", clusters - 1}), c);
+          check.fail({"assignment from 0 to ", clusters - 1}, c);
 }
 
 /// A call without lse, from what is its own among the options; results lie in `out` and lse, if anywhere.

@@ -79,7 +79,7 @@ inline void check_bigbird(const validator& check, const attention_shape& shape, 
     for (index a = 0; a < blocks; ++a)
       for (index n = 0; n < table.extent(2); ++n)
         if (table(h, a, n) < -1 || table(h, a, n) >= blocks)
-          check.fail(text({"random blocks from -1 to ", blocks - 1}), table(h, a, n));
+          check.fail({"random blocks from -1 to ", blocks - 1}, table(h, a, n));
 }
 
 }  // namespace detail

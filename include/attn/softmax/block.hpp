@@ -83,7 +83,7 @@ inline void check_block(const validator& check, const attention_shape& shape, co
   for (index h = 0; h < table.extent(0); ++h)
     for (index a = 0; a < blocks; ++a)
       if (table(h, a) < -1 || table(h, a) >= blocks)
-        check.fail(text({"permutation entries from -1 to ", blocks - 1}), table(h, a));
+        check.fail({"permutation entries from -1 to ", blocks - 1}, table(h, a));
 }
 
 /// The pattern the options of a call describe. Throws std::invalid_argument for options that do not fit.

@@ -97,7 +97,7 @@ void with_strided_pattern(const validator& check, const Options& options, const 
   check.at_least("stride", 1, options.stride);
   if (options.kind == strided_kind::strided) return body(strided_pattern(options.stride));
   check.at_least("summary", 0, options.summary);
-  if (options.summary > options.stride) check.fail(text({"summary <= stride ", options.stride}), options.summary);
+  if (options.summary > options.stride) check.fail({"summary <= stride ", options.stride}, options.summary);
   body(fixed_pattern{.stride = options.stride, .summary = options.summary});
 }
 

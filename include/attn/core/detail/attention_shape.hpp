@@ -25,7 +25,7 @@ struct attention_shape {
   const attention_shape s{q.extents[0], q.extents[1], k.extents[1], q.extents[2],
                           k.extents[2], q.extents[3], v.extents[3]};
   if (s.heads > 0 && (s.kv_heads == 0 || s.heads % s.kv_heads != 0))
-    check.fail(text({"key heads that divide the query heads ", s.heads}), s.kv_heads);
+    check.fail({"key heads that divide the query heads ", s.heads}, s.kv_heads);
   check.extents({{"key batch = query batch", s.batch, k.extents[0]},
                  {"value batch = query batch", s.batch, v.extents[0]},
                  {"value heads = key heads", s.kv_heads, v.extents[1]},
@@ -75,7 +75,7 @@ inline void check_length_list(const validator& check, const char* what, std::spa
   if (list.empty()) return;
   check.one_per(what, "batch item", batch, static_cast<index>(list.size()));
   for (index n : list)
-    if (n < 0 || n > longest) check.fail(text({what, " from 0 to ", longest}), n);
+    if (n < 0 || n > longest) check.fail({what, " from 0 to ", longest}, n);
 }
 
 /// `lengths` holds for queries and keys alike; `query_lengths` and `key_lengths` for one side each.

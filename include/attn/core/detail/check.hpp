@@ -95,49 +95,52 @@ class validator {
  public:
   constexpr explicit validator(const char* name) : name_(name) {}
 
+  [[noreturn, gnu::cold, gnu::noinline]] void fail(std::initializer_list<word> expected, word found) const {
+    fail(text(expected), found);
+  }
   [[noreturn, gnu::cold, gnu::noinline]] void fail(word expected, word found) const {
     throw std::invalid_argument(text({"attn::", name_, ": expected ", expected, "; found ", found}));
   }
 
   /// "expected WHAT WANTED; found VALUE"
-  void equal(const char* what, index wanted, index value) const {
-    if (value != wanted) fail(text({what, " ", wanted}), value);
+  [[gnu::noinline]] void equal(const char* what, index wanted, index value) const {
+    if (value != wanted) fail({what, " ", wanted}, value);
   }
 
-  void at_least(const char* what, index least, index value) const {
-    if (value < least) fail(text({what, " >= ", least}), value);
+  [[gnu::noinline]] void at_least(const char* what, index least, index value) const {
+    if (value < least) fail({what, " >= ", least}, value);
   }
 
   /// Sizes whose product memory can hold; returns it.
-  index fits(const char* what, std::initializer_list<index> sizes) const {
+  [[gnu::noinline]] index fits(const char* what, std::initializer_list<index> sizes) const {
     const index product = checked_product(sizes);
-    if (product < 0) fail(text({what, " that memory can hold"}), "a size beyond it");
+    if (product < 0) fail({what, " that memory can hold"}, "a size beyond it");
     return product;
   }
 
   /// A list with one entry for each of `wanted` things.
-  void one_per(const char* what, const char* thing, index wanted, index value) const {
-    if (value != wanted) fail(text({what, ", one per ", thing, ": ", wanted}), value);
+  [[gnu::noinline]] void one_per(const char* what, const char* thing, index wanted, index value) const {
+    if (value != wanted) fail({what, ", one per ", thing, ": ", wanted}, value);
   }
 
   /// An extent that is `wanted`, or 1 for all.
-  void broadcasts(const char* what, index wanted, index value) const {
-    if (value != wanted && value != 1) fail(text({what, " 1 or ", wanted}), value);
+  [[gnu::noinline]] void broadcasts(const char* what, index wanted, index value) const {
+    if (value != wanted && value != 1) fail({what, " 1 or ", wanted}, value);
   }
 
   /// A view that can be read: no negative extent, memory behind it unless it is empty.
   [[gnu::noinline]] void readable(const char* what, const memory_layout& x) const {
     if (std::any_of(x.extents, x.extents + x.rank, [](index n) { return n < 0; }))
-      fail(text({what, " with extents >= 0"}), list_text(x.extents, x.rank));
+      fail({what, " with extents >= 0"}, list_text(x.extents, x.rank));
     if (!x.data && !x.empty())
-      fail(text({what, " with memory behind its extents"}), "a null view of shape " + list_text(x.extents, x.rank));
+      fail({what, " with memory behind its extents"}, "a null view of shape " + list_text(x.extents, x.rank));
   }
 
   /// A view that can be written: readable, and no two of its elements share memory.
   [[gnu::noinline]] void writable(const char* what, const memory_layout& x) const {
     readable(what, x);
     if (elements_overlap(x))
-      fail(text({what, " whose elements do not overlap"}), "strides " + list_text(x.strides, x.rank));
+      fail({what, " whose elements do not overlap"}, "strides " + list_text(x.strides, x.rank));
   }
 
   /// A table of extents: what, which it should be, which it is.
@@ -171,7 +174,7 @@ class validator {
   /// What is written and what is read share no memory.
   [[gnu::noinline]] void no_alias(const char* what, const memory_layout& x, const char* other,
                                const memory_layout& y) const {
-    if (may_share(x, y)) fail(text({what, " and ", other, " in separate memory"}), "an overlap");
+    if (may_share(x, y)) fail({what, " and ", other, " in separate memory"}, "an overlap");
   }
 
  private:

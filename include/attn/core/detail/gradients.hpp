@@ -12,7 +12,7 @@ namespace attn::inline ATTN_ISA::detail {
                                                const char* other, const memory_layout& like) {
   for (int axis = 0; axis < x.rank; ++axis)
     if (x.extents[axis] != like.extents[axis])
-      check.fail(text({what, " of the shape of ", other, " ", list_text(like.extents, like.rank)}),
+      check.fail({what, " of the shape of ", other, " ", list_text(like.extents, like.rank)},
                  list_text(x.extents, x.rank));
 }
 
@@ -20,7 +20,7 @@ namespace attn::inline ATTN_ISA::detail {
 [[gnu::noinline]] inline void check_gradient(const validator& check, const char* of, const memory_layout& gradient,
                                              const memory_layout& x) {
   if (!gradient.given()) return;
-  if (!x.given()) check.fail(text({of, ", since its gradient is asked for"}), "none");
+  if (!x.given()) check.fail({of, ", since its gradient is asked for"}, "none");
   if (!std::equal(x.extents, x.extents + x.rank, gradient.extents))  // no text, which allocates, unless it is needed
     check_same_shape(check, text({"the gradient of ", of}).c_str(), gradient, of, x);
 }

@@ -72,25 +72,31 @@ ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T
   transpose<T>(square);
 }
 
+/// Elements of width<T> rows of X, times `factor`, as [col][Stride]. Out of line: one copy for all that calls it.
+template <class T, int Stride, class S>
+[[gnu::noinline]] void pack_across(const row_pointers<T, S>& rows, index cols, index col_stride, T factor, T* to) {
+  constexpr int w = width<T>;
+  const packet<T> scale = broadcast<T>(factor);
+  for (index c = 0; c < cols; c += w, to += w * Stride) {
+    packet<T> square[w];
+    load_across(square, rows, c, cols, col_stride);
+    if (c + w <= cols)
+      unroll<w>([&](auto j) { store<T>(to + j * Stride, mul(square[j], scale)); });
+    else
+      for (int j = 0; j < cols - c; ++j) store<T>(to + j * Stride, mul(square[j], scale));
+  }
+}
+
 /// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width],
 /// the last row again to fill it. Takes round_up(rows, panel_width) * cols elements.
 template <class T, class Row>
 void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* panels) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
-  constexpr int w = width<T>, wide = panel_width<T>;
+  constexpr int wide = panel_width<T>;
   for (index r = 0; r < rows; r += wide, panels += cols * wide)
-    for (int half = 0; half < wide; half += w) {
-      const row_pointers<T, S> from(row, std::min(r + half, rows - 1), rows);
-      for (index c = 0; c < cols; c += w) {
-        packet<T> square[w];
-        load_across(square, from, c, cols, col_stride);
-        T* const to = panels + c * wide + half;
-        if (c + w <= cols)
-          unroll<w>([&](auto j) { store<T>(to + j * wide, square[j]); });
-        else
-          for (int j = 0; j < cols - c; ++j) store<T>(to + j * wide, square[j]);
-      }
-    }
+    for (int half = 0; half < wide; half += width<T>)
+      pack_across<T, wide>(row_pointers<T, S>(row, std::min(r + half, rows - 1), rows), cols, col_stride, T(1),
+                           panels + half);
 }
 
 /// Packs rows [first, first + rows) of X into panels [capacity][panel_width] whose rows are X's: panel p holds columns
@@ -117,22 +123,11 @@ bool pack_panels(Row&& row, index first, index rows, index cols, index col_strid
 /// tile_rows * cols elements and writes up to width<T> beyond them.
 template <class T, class Row>
 void pack_rows(Row&& row, index rows, index cols, index col_stride, T factor, T* packed) {
-  constexpr int w = width<T>;
   using S = std::remove_cvref_t<decltype(*row(0))>;
-  const packet<T> scale = broadcast<T>(factor);
   // Packets overlap the next column where tile_rows < w, and the packet before where w does not divide tile_rows.
-  for (int r = 0; r < tile_rows; r += w) {
-    const int r0 = r > 0 ? std::min(r, tile_rows - w) : 0;
-    const row_pointers<T, S> from(row, r0, rows);
-    for (index c = 0; c < cols; c += w) {
-      packet<T> square[w];
-      load_across(square, from, c, cols, col_stride);
-      T* const to = packed + c * tile_rows + r0;
-      if (c + w <= cols)
-        unroll<w>([&](auto j) { store<T>(to + j * tile_rows, mul(square[j], scale)); });
-      else
-        for (int j = 0; j < cols - c; ++j) store<T>(to + j * tile_rows, mul(square[j], scale));
-    }
+  for (int r = 0; r < tile_rows; r += width<T>) {
+    const int r0 = r > 0 ? std::min(r, tile_rows - width<T>) : 0;
+    pack_across<T, tile_rows>(row_pointers<T, S>(row, r0, rows), cols, col_stride, factor, packed + r0);
   }
 }
 

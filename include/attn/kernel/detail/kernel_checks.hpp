@@ -61,7 +61,7 @@ inline bool fits_heads(index parameter_heads, const attention_shape& s) {
                                              const memory_layout& out) {
   check.readable("features", w);
   if (w.extents[0] != 1 && !fits_heads(w.extents[0], s))
-    check.fail(text({"features for 1, ", s.heads, " or ", s.kv_heads, " heads"}), w.extents[0]);
+    check.fail({"features for 1, ", s.heads, " or ", s.kv_heads, " heads"}, w.extents[0]);
   check.at_least("features", 1, w.extents[1]);
   check_feature_count(check, w.extents[1], s);
   check.equal("feature columns = query dim", s.dim, w.extents[2]);
@@ -74,19 +74,19 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
                  const attention_shape& s, const sequence_lengths& lengths, const memory_layout& out) {
   check.no_alias("out", out, what, gate);
   check.readable(what, gate);
-  if (gate.extent(0) != s.batch) check.fail(text({what, " batch = query batch ", s.batch}), gate.extent(0));
+  if (gate.extent(0) != s.batch) check.fail({what, " batch = query batch ", s.batch}, gate.extent(0));
   if (!fits_heads(gate.extent(1), s))
-    check.fail(text({what, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}), gate.extent(1));
-  if (gate.extent(2) != s.keys) check.fail(text({what, " length = key length ", s.keys}), gate.extent(2));
+    check.fail({what, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}, gate.extent(1));
+  if (gate.extent(2) != s.keys) check.fail({what, " length = key length ", s.keys}, gate.extent(2));
   for (index b = 0; b < s.batch; ++b)
     for (index h = 0; h < gate.extent(1); ++h)
       for (index t = 0; t < lengths.keys(b); ++t)
         if (const T g = gate(b, h, t); !(g >= T(0) && g <= T(1)))
-          check.fail(text({what, " from 0 to 1"}), static_cast<double>(g));
+          check.fail({what, " from 0 to 1"}, static_cast<double>(g));
 }
 
 [[gnu::noinline]] inline void check_finite(const validator& check, const char* what, double x) {
-  if (!(x >= 0) || x == std::numeric_limits<double>::infinity()) check.fail(text({what, " >= 0, and finite"}), x);
+  if (!(x >= 0) || x == std::numeric_limits<double>::infinity()) check.fail({what, " >= 0, and finite"}, x);
 }
 
 /// Checks the options and parameters of a call of this shape, and fills in all of the call but its map. With

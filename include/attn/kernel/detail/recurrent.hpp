@@ -168,7 +168,7 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
   check.extents(
       {{"query length = key length", s.keys, s.queries}, {"query batch = batch of the state", state.batch(), s.batch}});
   if (state.heads() != call.heads && !(state.heads() == call.query_heads && call.heads == s.kv_heads))
-    check.fail(text({"a state of heads ", call.heads}), state.heads());
+    check.fail({"a state of heads ", call.heads}, state.heads());
   check.extents({{"features of keys = features of the state", state.features(), call.map->features},
                  {"value dim = value dim of the state", state.value_dim(), s.dim_v}});
   check.memory({{"the state", state.memory()}}, {{"q", call.q.layout()}, {"k", call.k.layout()}, {"v", call.v.layout()},

@@ -124,7 +124,7 @@ struct layer_validator : validator {
   void linear(const char* what, const memory_layout& weight, const char* bias_name, const memory_layout& bias,
               index inputs) const {
     separate_from_out(what, weight);
-    if (weight.extents[1] != inputs) fail(text({what, " columns = dim of its input ", inputs}), weight.extents[1]);
+    if (weight.extents[1] != inputs) fail({what, " columns = dim of its input ", inputs}, weight.extents[1]);
     fits("a packed weight", {round_up(weight.extents[0], panel_width<float>), inputs});
     optional(bias_name, bias, "row of its weight", weight.extents[0]);
   }

@@ -89,25 +89,22 @@ struct multipole_clustering {
       each_segment([&](index pair, const auto& c, index n, index segment, int worker) {
         if (iterates(n)) c.start(o, key(pair), n, segment, segment, scratch(worker));
       });
-      for (index step = 0; step < o.iterations; ++step) {
+      for (index step = 0; step <= o.iterations; ++step) {
+        const bool last = step == o.iterations;
         each_part([&](index pair, const auto& c, index n, index part, int worker) {
-          if (!iterates(n)) return;
-          c.assign(o, shape.dim, n, part, scratch(worker));
-          c.add_part(o, key(pair), static_cast<const matrix_view<const S>*>(nullptr), n, part);
+          if (iterates(n))
+            c.assign(o, shape.dim, n, part, scratch(worker));
+          else if (last)
+            take_assignment(c, pair, n, part);
+          else
+            return;
+          const auto value = head_of(v, item(pair), pair % shape.kv_heads);
+          c.add_part(o, key(pair), last ? &value : nullptr, n, part);
         });
         each_segment([&](index, const auto& c, index n, index segment, int) {
-          if (iterates(n)) c.merge(o, n, segment, false);
+          if (last || iterates(n)) c.merge(o, n, segment, last);
         });
       }
-      each_part([&](index pair, const auto& c, index n, index part, int worker) {
-        if (iterates(n))
-          c.assign(o, shape.dim, n, part, scratch(worker));
-        else
-          take_assignment(c, pair, n, part);
-        const auto value = head_of(v, item(pair), pair % shape.kv_heads);
-        c.add_part(o, key(pair), &value, n, part);
-      });
-      each_segment([&](index, const auto& c, index n, index segment, int) { c.merge(o, n, segment, true); });
     }
     pairs.for_each(1, [&](index pair, const Pair& whole, index, int) {
       const multipole_pair<T>& p = clustered_of(whole);

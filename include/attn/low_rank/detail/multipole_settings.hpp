@@ -40,7 +40,7 @@ inline void check_multipole_settings(const validator& check, const multipole_set
   check.at_least("segment", 1, o.segment);
   check.at_least("iterations", 0, o.iterations);
   constexpr index most = index(1) << 24;  // they are counted in the compute type: float holds these integers
-  if (o.clusters > most) check.fail(text({"clusters <= ", most}), o.clusters);
+  if (o.clusters > most) check.fail({"clusters <= ", most}, o.clusters);
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

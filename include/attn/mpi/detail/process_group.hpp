@@ -136,7 +136,7 @@ std::vector<process_shape> agree(const process_group& group, process_shape own, 
   for (std::size_t p = 1; p < all.size(); ++p) {
     const process_shape& one = all[p];
     const auto same = [&](const char* what, index wanted, index found) {
-      if (found != wanted) all_check.fail(text({what, " on all processes as on process 0: ", wanted}),
+      if (found != wanted) all_check.fail({what, " on all processes as on process 0: ", wanted},
                                           text({found, " on process ", static_cast<index>(p)}));
     };
     same("a batch", first.batch, one.batch);

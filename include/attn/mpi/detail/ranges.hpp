@@ -56,7 +56,7 @@ class sequence_split {
       const index wanted = zigzag_length(tokens_, p, processes());
       if (length(p) != wanted)
         validator(group.name())
-            .fail(text({what, " in zigzag order: ", wanted, " of ", tokens_, " tokens on process ", index(p)}),
+            .fail({what, " in zigzag order: ", wanted, " of ", tokens_, " tokens on process ", index(p)},
                   length(p));
     }
   }

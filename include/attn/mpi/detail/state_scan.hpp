@@ -140,8 +140,8 @@ class spread_sequence {
                     end_keys = first_key + true_length(keys_, whole_.keys(b), p);
         if (queries == 0 || (std::max<index>(end, 0) == end_keys && (first_key == 0 || first >= first_key))) continue;
         validator(group_.name())
-            .fail(text({"causal queries at the positions of the last keys of their process, ", first_key, " to ",
-                        end_keys}),
+            .fail({"causal queries at the positions of the last keys of their process, ", first_key, " to ",
+                        end_keys},
                   text({first, " to ", end, " on process ", index(p)}));
       }
   }

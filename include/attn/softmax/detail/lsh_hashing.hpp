@@ -13,7 +13,7 @@ inline void check_buckets(const validator& check, index buckets) {
   check.at_least("buckets", 2, buckets);
   if (buckets % 2 != 0) check.fail("an even number of buckets", buckets);
   constexpr index max_buckets = index(1) << 24;  // they are counted in the compute type: float holds these integers
-  if (buckets > max_buckets) check.fail(text({"buckets <= ", max_buckets}), buckets);
+  if (buckets > max_buckets) check.fail({"buckets <= ", max_buckets}, buckets);
 }
 
 /// Unit normal numbers of one head.

@@ -90,7 +90,7 @@ struct pattern_plan {
       not_in_place = std::max(not_in_place, others);
     }
     if (queries_found != s.queries)
-      check.fail(text({"query sets that contain each query once: ", s.queries, " in all"}), queries_found);
+      check.fail({"query sets that contain each query once: ", s.queries, " in all"}, queries_found);
   }
 };
 

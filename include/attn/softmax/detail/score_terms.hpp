@@ -206,7 +206,7 @@ void check_softmax_numbers(const validator& check, const attention_shape& s, con
   const auto check_list = [&](const char* what, const char* numbers, std::span<const T> list, T least) {
     check_per_head(check, what, list, s.heads);
     for (T x : list)
-      if (!(x >= least && x <= std::numeric_limits<T>::max())) check.fail(text({what, numbers}), x);
+      if (!(x >= least && x <= std::numeric_limits<T>::max())) check.fail({what, numbers}, x);
   };
   if constexpr (requires { options.alibi_slopes; })
     check_list("alibi_slopes", " that are finite", options.alibi_slopes, std::numeric_limits<T>::lowest());
