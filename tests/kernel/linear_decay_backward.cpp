@@ -1,0 +1,169 @@
+// The gradients of linear with decays per token and channel, bonus, scale and states, against the reverse pass of the
+// reference; what holds of them bit for bit; bad input.
+#include <functional>
+
+#include "support/linear_decay.hpp"
+#include "support/pairwise.hpp"
+#include "support/refusal.hpp"
+
+namespace testing {
+namespace {
+
+using reference::linear_feature;
+
+template <class S>
+void check_backward(const linear_decay_problem& problem) {
+  const linear_decay_problem p = rounded<S>(problem);
+  check_gradients(
+      case_of(p), 2 * gradient_tolerance<S>::value,
+      [&](const tensors&, const tensors& d_results) { return gradients_by<S>(p, d_results); },
+      [](tensors& d) { d = {rounded<S>(d[0]), rounded<real<S>>(d[1]), rounded<real<S>>(d[2])}; });
+}
+
+template <class S>
+tensors random_d_results(const linear_decay_problem& p) {
+  const auto &q = p.x.q, &v = p.x.v;
+  const index features = p.options.feature == linear_feature::pairs ? 2 * q.dim() : q.dim();
+  return {rounded<S>(random_normal(97, q.batch(), q.heads(), q.length(), v.dim())),
+          rounded<real<S>>(random_normal(98, q.batch(), p.x.sums_heads(), features, v.dim())),
+          rounded<real<S>>(random_normal(99, q.batch(), p.x.sums_heads(), 1, features))};
+}
+
+constexpr decays all_decays[] = {decays::none, decays::token, decays::channel, decays::factor};
+
+}  // namespace
+
+TEST_CASE("linear_decay_backward: the reverse pass agrees with central differences", "[linear_decay_backward]") {
+  for (decays kind : all_decays) {
+    linear_decay_problem p = random_linear_decay(
+        {.batch = 1, .queries = 7, .keys = 7, .dim = 4, .value_dim = 3, .kind = kind, .bonus = true, .states = true});
+    for (double& g : p.x.log_decay.data) g = std::max(g, -1.0);  // of minus infinity there is no difference
+    check_central_differences(case_of(p), 1e-5);
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("linear_decay_backward: every combination of options", "[linear_decay_backward]", exact_types) {
+  for (decays kind : all_decays)
+    for (auto feature : {linear_feature::identity, linear_feature::elu_plus_one, linear_feature::pairs})
+      for (int bits : selected_bits(5)) {
+        linear_decay_shape shape{.kind = kind, .feature = feature};
+        shape.bonus = bits & 1, shape.states = bits & 2;
+        if (bits & 4) shape.heads = 4, shape.decay_heads = 4;
+        if (bits & 8) shape.queries = 90;
+        linear_decay_problem p = random_linear_decay(shape);
+        if (bits & 16)
+          p.options.query_lengths = {shape.queries, 60}, p.options.key_lengths = {77, 66}, p.options.scale = 0.5;
+        CAPTURE(int(kind), int(feature), bits);
+        check_backward<TestType>(p);
+      }
+}
+
+TEMPLATE_LIST_TEST_CASE("linear_decay_backward: not causal, with states", "[linear_decay_backward]", exact_types) {
+  for (auto feature : {linear_feature::identity, linear_feature::elu_plus_one}) {
+    linear_decay_problem p = random_linear_decay(
+        {.heads = 4, .queries = 70, .keys = 131, .kind = decays::none, .states = true, .feature = feature});
+    p.options.causal = false, p.options.scale = 0.5;
+    p.options.query_lengths = {70, 65}, p.options.key_lengths = {64, 131};
+    check_backward<TestType>(p);
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("linear_decay_backward: 16-bit storage computes in float", "[linear_decay_backward]",
+                        storage_types) {
+  check_backward<TestType>(random_linear_decay({.queries = 130,
+                                                .keys = 130,
+                                                .dim = 33,
+                                                .value_dim = 7,
+                                                .bonus = true,
+                                                .states = true,
+                                                .feature = linear_feature::elu_plus_one}));
+}
+
+TEMPLATE_LIST_TEST_CASE("linear_decay_backward: odd lengths and dims", "[linear_decay_backward]", exact_types) {
+  const index lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+  for (std::size_t n = 0; n < std::size(lengths); ++n)
+    for (bool bonus : {false, true}) {
+      if (few_shapes && lengths[n] > 65 && bonus != (n % 2 == 0)) continue;
+      linear_decay_shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = lengths[n], .keys = lengths[n]};
+      shape.dim = dims[(n + 3) % 8], shape.value_dim = dims[(5 * n) % 8], shape.bonus = bonus, shape.states = true;
+      CAPTURE(shape.queries, shape.dim, shape.value_dim, bonus);
+      check_backward<TestType>(random_linear_decay(shape, n + 1));
+    }
+}
+
+TEMPLATE_LIST_TEST_CASE("linear_decay_backward: queries and keys of different lengths", "[linear_decay_backward]",
+                        exact_types) {
+  for (auto [queries, keys] : {std::pair<index, index>{1, 150}, {48, 49}, {65, 1}, {150, 1}, {129, 60}, {9, 0}, {0, 9}})
+    for (bool bonus : {false, true}) {
+      CAPTURE(queries, keys, bonus);
+      check_backward<TestType>(random_linear_decay({.queries = queries, .keys = keys, .bonus = bonus, .states = true}));
+    }
+}
+
+TEMPLATE_LIST_TEST_CASE("linear_decay_backward: several segments, on any number of threads", "[linear_decay_backward]",
+                        exact_types) {
+  for (decays kind : all_decays) {
+    linear_decay_problem p = random_linear_decay({.batch = 1,
+                                                  .heads = 2,
+                                                  .kv_heads = 1,
+                                                  .queries = 2200,
+                                                  .keys = 2200,
+                                                  .dim = 3,
+                                                  .value_dim = 2,
+                                                  .kind = kind,
+                                                  .decay_heads = 1,
+                                                  .bonus = true,
+                                                  .states = true});
+    for (double& g : p.x.log_decay.data) g = std::max(0.01 * g, -0.01);  // reaches over segments
+    for (double& g : p.x.decay.data) g = 1 - 0.01 * g;
+    if (kind == decays::none) p.options.scale = 0.01;
+    check_backward<TestType>(p);
+    p = rounded<TestType>(p);
+    attn::execution threads(3, 0);
+    const tensors d = random_d_results<TestType>(p);
+    CHECK(gradients_by<TestType>(p, d, threads) == gradients_by<TestType>(p, d));
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("linear_decay_backward: alone, added, padded", "[linear_decay_backward]", all_types) {
+  using S = TestType;
+  for (decays kind : all_decays) {
+    linear_decay_problem p = random_linear_decay({.heads = 4,
+                                                  .queries = 100,
+                                                  .keys = 100,
+                                                  .kind = kind,
+                                                  .decay_heads = 4,
+                                                  .bonus = true,
+                                                  .states = true,
+                                                  .feature = linear_feature::elu_plus_one});
+    p.options.lengths = {90, 100};
+    p = rounded<S>(p);
+    const tensors d = random_d_results<S>(p), all = gradients_by<S>(p, d);
+
+    for (std::size_t n = 0; n < linear_decay_count; ++n) {
+      linear_decay_asked alone{.of = {}};
+      alone.of[n] = true;
+      INFO("alone: " << linear_decay_names[n]);
+      CHECK(gradients_by<S>(p, d, alone)[n] == all[n]);
+    }
+
+    const tensors added = gradients_by<S>(p, d, {.accumulate = true, .before = 0.5});
+    for (std::size_t n = 0; n < linear_decay_count; ++n) {
+      tensor<double> sum = all[n];
+      for (double& x : sum.data) x += 0.5;
+      INFO("added to: " << linear_decay_names[n]);
+      CHECK(relative_error(added[n], sum) <= gradient_tolerance<S>::value);
+    }
+
+    linear_decay_problem padded = p;
+    tensors d_padded = d;
+    auto& x_in = padded.x;
+    for (tensor<double>* x : {&x_in.q, &x_in.k, &x_in.v, &x_in.decay, &x_in.log_decay, &d_padded[0]})
+      for (index h = 0; h < x->heads() && !x->empty(); ++h)
+        for (index t = 90; t < 100; ++t)
+          for (index c = 0; c < x->dim(); ++c) (*x)(0, h, t, c) = std::numeric_limits<double>::quiet_NaN();
+    CHECK(gradients_by<S>(padded, d_padded) == all);
+  }
+}
+
+}  // namespace testing
