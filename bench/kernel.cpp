@@ -1,4 +1,6 @@
 // Kernel attention: feature maps instead of softmax, a state of constant size.
+#include <attn/kernel/delta_rule_backward.hpp>
+#include <attn/kernel/delta_rule_step.hpp>
 #include <attn/kernel/linear_backward.hpp>
 #include <attn/kernel/linear_step.hpp>
 #include <attn/kernel/performer_backward.hpp>
@@ -118,6 +120,110 @@ training_runner train_rfa(const problem& p) {
           }};
 }
 
+// Rates and log decays ---------------------------------------------------------------------------------------------------
+
+/// beta, and the log decays of tokens or, with so many, of their channels.
+struct delta_numbers {
+  attn::tensor<float, 3> beta;
+  attn::tensor<float> log_decay;
+
+  delta_numbers(index heads, index length, index channels)
+      : beta({1, heads, length}), log_decay({1, heads, length, channels}) {
+    attn::random_numbers random(9, 0);
+    for (index h = 0; h < heads; ++h)
+      for (index t = 0; t < length; ++t) {
+        beta.view()(0, h, t) = static_cast<float>(random.below(1000)) / 1000;
+        for (index d = 0; d < channels; ++d)
+          log_decay.view()(0, h, t, d) = -0.1f * static_cast<float>(random.below(1000)) / 1000;
+      }
+  }
+};
+constexpr float unit_norm_eps = 1e-6f;
+
+/// Products of keys with keys and queries, the solve, and three products with the state: causal by nature.
+double delta_flops(const problem& p) {
+  const auto n = static_cast<double>(p.length), dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v);
+  return static_cast<double>(p.heads) * (6 * n * dim * dim_v + 2 * chunk_pairs(p) * (2 * dim + 2 * dim_v));
+}
+/// Each product twice on the way back, and the forward ones again.
+double delta_backward_flops(const problem& p) { return 3 * delta_flops(p); }
+
+template <bool Channels>
+runner run_delta_rule(const problem& p) {
+  return [x = delta_numbers(p.heads, p.length, Channels ? p.dim : 1)](input q, input k, input v, output out,
+                                                                      attn::execution& exec) {
+    attn::delta_rule(q, k, v, out,
+                     {.beta = x.beta.view(), .log_decay = x.log_decay.view(), .unit_norm_eps = unit_norm_eps}, exec);
+  };
+}
+template <bool Channels>
+training_runner train_delta_rule(const problem& p) {
+  return {{},
+          [x = delta_numbers(p.heads, p.length, Channels ? p.dim : 1)](const training_views& y, attn::execution& exec) {
+            attn::delta_rule_backward(
+                y.q, y.k, y.v, y.d_out, {.q = y.dq, .k = y.dk, .v = y.dv},
+                {.beta = x.beta.view(), .log_decay = x.log_decay.view(), .unit_norm_eps = unit_norm_eps}, exec);
+          }};
+}
+template <bool Channels>
+operator_entry delta_rule_entry(std::string name) {
+  return {.name = std::move(name),
+          .cost = growth::linear,
+          .has_causal = false,
+          .exact = false,
+          .uses = {},
+          .flops = delta_flops,
+          .prepare = run_delta_rule<Channels>,
+          .approximates = false,
+          .backward = {delta_backward_flops, train_delta_rule<Channels>}};
+}
+
+/// As many heads of queries as the state has: those of values.
+std::unique_ptr<stream> delta_rule_stream(const problem& p) {
+  const delta_numbers x(p.heads, 1, 1);
+  return make_stream(
+      attn::delta_rule_state<float>({.heads = p.heads, .dim = p.dim, .value_dim = p.dim_v}), [](auto&, input, input) {},
+      [x](auto& state, input q, input, input, output out, attn::execution& exec) {
+        attn::delta_rule_step(state, q, q, q, out,
+                              {.beta = x.beta.view(), .log_decay = x.log_decay.view(), .unit_norm_eps = unit_norm_eps},
+                              exec);
+      });
+}
+
+problem causal(problem p) {
+  p.causal = true;
+  return p;
+}
+
+template <bool Channels>
+operator_entry linear_decay_entry(std::string name) {
+  return {.name = std::move(name),
+          .cost = growth::linear,
+          .has_causal = false,
+          .exact = false,
+          .uses = {},
+          .flops = [](const problem& p) { return kernel_flops(causal(p), 0, static_cast<double>(p.dim)); },
+          .prepare = [](const problem& p) -> runner {
+            return [x = delta_numbers(p.heads, p.length, Channels ? p.dim : 1)](input q, input k, input v, output out,
+                                                                                attn::execution& exec) {
+              attn::linear(q, k, v, out, {.causal = true, .normalise = false, .log_decay = x.log_decay.view()},
+                           attn::feature_maps::identity{}, exec);
+            };
+          },
+          .approximates = false,
+          .backward = {[](const problem& p) { return kernel_backward_flops(causal(p), 0, static_cast<double>(p.dim)); },
+                       [](const problem& p) -> training_runner {
+                         return {{},
+                                 [x = delta_numbers(p.heads, p.length, Channels ? p.dim : 1)](const training_views& y,
+                                                                                              attn::execution& exec) {
+                                   attn::linear_backward(
+                                       y.q, y.k, y.v, y.d_out, {.q = y.dq, .k = y.dk, .v = y.dv},
+                                       {.causal = true, .normalise = false, .log_decay = x.log_decay.view()},
+                                       attn::feature_maps::identity{}, exec);
+                                 }};
+                       }}};
+}
+
 }  // namespace
 
 family kernel_family() {
@@ -164,7 +270,11 @@ family kernel_family() {
             },
             .parameter_bytes = feature_bytes,
             .approximates = false,
-            .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), 2 * rows(p)); }, train_rfa}}},
+            .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), 2 * rows(p)); }, train_rfa}},
+           linear_decay_entry<false>("linear_decay"),
+           linear_decay_entry<true>("linear_channel_decay"),
+           delta_rule_entry<false>("delta_rule"),
+           delta_rule_entry<true>("delta_rule_channel_decay")},
       .decoders = {{.name = "linear_decode",
                     .exact = false,
                     .uses = {},
@@ -186,6 +296,17 @@ family kernel_family() {
                     .flops = [](const problem& p) { return step_flops(p, rows(p), 2 * rows(p)); },
                     .cache_bytes = [](const problem& p) { return state_bytes(p, 2 * rows(p)); },
                     .prepare = rfa_stream,
+                    .approximates = false,
+                    .rewritten = true},
+                   {.name = "delta_rule_decode",
+                    .exact = false,
+                    .uses = {},
+                    .flops = [](const problem& p) { return 8.0 * static_cast<double>(p.heads * p.dim * p.dim_v); },
+                    .cache_bytes =
+                        [](const problem& p) {
+                          return 2.0 * sizeof(float) * static_cast<double>(p.heads * p.dim * p.dim_v);
+                        },
+                    .prepare = delta_rule_stream,
                     .approximates = false,
                     .rewritten = true}},
   };

@@ -21,6 +21,9 @@
 #include <attn/core/tensor_view.hpp>
 #include <attn/fourier/fnet.hpp>
 #include <attn/fourier/fnet_backward.hpp>
+#include <attn/kernel/delta_rule.hpp>
+#include <attn/kernel/delta_rule_backward.hpp>
+#include <attn/kernel/delta_rule_step.hpp>
 #include <attn/kernel/draw_features.hpp>
 #include <attn/kernel/feature_maps.hpp>
 #include <attn/kernel/linear.hpp>

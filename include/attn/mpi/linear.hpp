@@ -33,6 +33,7 @@ template <class S, class F, class T = compute_type<S>>
 void run_spread_linear(MPI_Comm communicator, const kernel_views<S>& x, const linear_options<S>& options, const F& map,
                        execution& exec) {
   if constexpr (require_feature_map<F, T>()) {
+    check_spread_linear(validator("mpi::linear"), options);
     spread_kernel_call<S> spread("mpi::linear", communicator, x);
     index count = 0;
     kernel_call<T> call = spread.check(

@@ -31,6 +31,7 @@ void run_spread_linear_backward(MPI_Comm communicator, const kernel_backward_vie
                                 const linear_options<S>& options, const F& map, const B& map_backward,
                                 execution& exec) {
   if constexpr (require_feature_map<F, T>() && require_map_backward<F, B, T>()) {
+    check_spread_linear(validator("mpi::linear_backward"), options);
     spread_kernel_call<S> spread("mpi::linear_backward", communicator, views.x);
     index count = 0;
     kernel_call<T> call = spread.check(

@@ -22,11 +22,14 @@ void check_log_decay(const validator& check, const tensor_view<const T>& g, cons
 [[gnu::noinline]] inline void check_linear_state(const validator& check, const char* name, const memory_layout& x,
                                                  const attention_shape& s, index features) {
   if (!x.given()) return;
-  check.equal(text({name, " batch = query batch"}).c_str(), s.batch, x.extents[0]);
+  const auto same = [&](const char* what, index wanted, index value) {
+    if (value != wanted) check.fail({name, what, wanted}, value);
+  };
+  same(" batch = query batch ", s.batch, x.extents[0]);
   if (!fits_heads(x.extents[1], s))
-    check.fail(text({name, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}), x.extents[1]);
-  check.equal(text({name, " features ="}).c_str(), features, x.extents[2]);
-  if (x.rank == 4) check.equal(text({name, " value dim ="}).c_str(), s.dim_v, x.extents[3]);
+    check.fail({name, " heads = query heads ", s.heads, " or key heads ", s.kv_heads}, x.extents[1]);
+  same(" features = ", features, x.extents[2]);
+  if (x.rank == 4) same(" value dim = ", s.dim_v, x.extents[3]);
 }
 
 /// Fills in call.extra, and call.heads where a parameter is per query head.
@@ -40,10 +43,9 @@ void check_linear_extra(const validator& check, kernel_call<T>& call, const Opti
   if (o.log_decay && o.decay) check.fail("either decay or log_decay", "both");
   if (o.log_decay && !call.causal) check.fail("causal with log_decay", "no causal");
   if (o.bonus && !call.causal) check.fail("causal with a bonus", "no causal");
-  std::vector<validator::named_view> all(read);
-  all.insert(all.end(), {{"log_decay", o.log_decay}, {"bonus", o.bonus}, {"initial_state", o.initial_state},
+  check.memory(written, read);
+  check.memory(written, {{"log_decay", o.log_decay}, {"bonus", o.bonus}, {"initial_state", o.initial_state},
                          {"initial_weights", o.initial_weights}});
-  check.memory(std::span(written.begin(), written.size()), all);
   attention_shape s = call.shape;
   s.heads = call.query_heads;
   if (o.log_decay) check_log_decay(check, o.log_decay, s, call.lengths, features);

@@ -262,4 +262,15 @@ class spread_kernel_call {
   kernel_views<S> x_;
 };
 
+/// Of the options of linear, those that processes do not share out.
+template <class Options>
+void check_spread_linear(const validator& check, const Options& o) {
+  using real = typename Options::real;
+  if (o.scale != real(1)) check.fail("scale 1 over processes", static_cast<double>(o.scale));
+  if (o.log_decay) check.fail("decay in place of log_decay over processes", "log_decay");
+  if (o.bonus) check.fail("no bonus over processes", "one");
+  if (o.initial_state || o.initial_weights || o.final_state || o.final_weights)
+    check.fail("no initial or final state over processes", "one");
+}
+
 }  // namespace attn::inline ATTN_ISA::detail
