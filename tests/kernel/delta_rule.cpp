@@ -140,15 +140,17 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: padding changes no bit", "[delta_rule]", al
     const reference::result padded = run_serially<TestType>(p);
     CHECK(padded.out == clean.out);
     CHECK(padded.final_state == clean.final_state);
-    for (index h = 0; h < 4; ++h) CHECK(head(clean.final_state, 0, h) == rounded<real<TestType>>(head(p.x.initial_state, 0, h)));
+    const tensor<double> before = rounded<real<TestType>>(p.x.initial_state);
+    for (index h = 0; h < 4; ++h) CHECK(head(clean.final_state, 0, h) == head(before, 0, h));
   }
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: a long head and many, on any number of threads", "[delta_rule]", exact_types) {
   for (index heads : {1, 3})
     for (int decays = 0; decays < 3; ++decays) {
-      const delta_rule_problem p = rounded<TestType>(random_delta_rule(
-          {.batch = 1, .key_heads = heads, .length = 9000, .dim = 24, .value_dim = 20, .state = true, .decays = decays}));
+      const delta_rule_shape shape{
+          .batch = 1, .key_heads = heads, .length = 9000, .dim = 24, .value_dim = 20, .state = true, .decays = decays};
+      const delta_rule_problem p = rounded<TestType>(random_delta_rule(shape));
       const reference::result serial = run_serially<TestType>(p);
       if (heads == 1) {
         const reference::result wanted = expected(p);
@@ -167,7 +169,8 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: a long head and many, on any number of thre
 TEMPLATE_LIST_TEST_CASE("delta_rule: token by token, in chunks and at once agree", "[delta_rule]", all_types) {
   for (int decays = 0; decays < 3; ++decays)
     for (index length : {1, 5, 70, 200}) {
-      delta_rule_problem p = random_delta_rule({.group = 2, .length = length, .dim = 20, .value_dim = 33, .decays = decays});
+      delta_rule_problem p =
+          random_delta_rule({.group = 2, .length = length, .dim = 20, .value_dim = 33, .decays = decays});
       if (decays == 1) p.options.unit_norm_eps = 1e-6, p.options.scale = 0.7;
       p = rounded<TestType>(p);
       const tensor<double> wanted = expected(p).out;
@@ -245,7 +248,8 @@ TEST_CASE("delta_rule refuses what does not fit", "[refusals][delta_rule]") {
       {"out that is v", "overlap", [](inputs& d) { d.v_view = view(std::as_const(d.out)); }},
       {"a final state that is out", "overlap",
        [](inputs& d) { d.options.final_state = {d.out.data.data(), {2, 4, 8, 5}}; }},
-      {"out whose rows are one", "overlap", [](inputs& d) { d.to = {d.out.data.data(), {2, 4, 9, 5}, {180, 45, 0, 1}}; }},
+      {"out whose rows are one", "overlap",
+       [](inputs& d) { d.to = {d.out.data.data(), {2, 4, 9, 5}, {180, 45, 0, 1}}; }},
       {"beta of another length", "beta length", [](inputs& d) { d.options.beta = d.options.beta.slice(2, 0, 8); }},
       {"beta of other heads", "beta heads", [](inputs& d) { d.options.beta = d.options.beta.slice(1, 0, 2); }},
       {"a beta that is not finite", "beta", [](inputs& d) { d.beta.data[5] = std::numeric_limits<float>::infinity(); }},

@@ -6,17 +6,17 @@
 //
 // With R_t the gradient of S_t by all that follows, R_(t-1) = Diag(e^g_t) (I - beta_t k_t k_t^T) R'_t,
 // R'_t = R_t + scale q_t d_out_t^T, and u_t = v_t - S'_t^T k_t (delta_rule.hpp):
-//   dq_t = scale S_t d_out_t,  dv_t = beta_t R'_t^T k_t,  dbeta_t = u_t.R'_t^T k_t,  dk_t = beta_t (R'_t u_t - S'_t R'_t^T k_t)
-//   dg_t = e^g_t times the rows of dL/dS'_t and S_(t-1), channel by channel or summed
-// by products within chunks, as in the forward call (detail/delta_backward.hpp).   Yang et al. 2024, appendix; by the chain
-//                                                             rule, nothing divided by a decay: that of a decay of 0 is 0
+//   dq_t = scale S_t d_out_t,   dv_t = beta_t R'_t^T k_t,   dbeta_t = u_t.R'_t^T k_t
+//   dk_t = beta_t (R'_t u_t - S'_t R'_t^T k_t),   dg_t = e^g_t times the rows of S_(t-1).dL/dS'_t
+// by products within chunks as in the forward call: detail/delta_backward.hpp. Nothing is divided by a decay; the gradient
+// of minus infinity is 0.                                                           Yang et al. 2024; by the chain rule
 //
 // Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor the final state of the forward
 //          call is needed. Gradients have the shapes of what they are of; dq and dk are summed over the value heads that
 //          share a key head.
-// Cost     B Hv L (26 D Dv + 64 (12 D + 8 Dv)) operations. Scratch per thread: some 40 arrays of 64 x D numbers; for each
-//          64 tokens, up to 16384, one state of D x Dv numbers, and one for each 16384; where value heads share key heads,
-//          2 L D numbers. Threads share the key heads of a batch, not one head.
+// Cost     B Hv L (18 D Dv + 64 (7 D + 6 Dv)) operations, some 3 times the forward call's. Scratch per thread: about 40
+//          arrays of 64 x D numbers, a state of D x Dv numbers for each 64 tokens up to 16384, and one for each 16384;
+//          where value heads share key heads, 2 L D numbers. Threads share the key heads of a batch, not one head.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 #pragma once
@@ -33,9 +33,9 @@ struct delta_rule_gradients {
   using real = compute_type<S>;
 
   tensor_view<S> q{}, k{}, v{};
-  tensor_view<real, 3> beta{};           // [B, Hv, L]
-  tensor_view<real> log_decay{};         // as log_decay: [B, Hv, L, 1 or D]
-  tensor_view<real> initial_state{};     // [B, Hv, D, Dv]
+  tensor_view<real, 3> beta{};              // [B, Hv, L]
+  tensor_view<real> log_decay{};            // as log_decay: [B, Hv, L, 1 or D]
+  tensor_view<real> initial_state{};        // [B, Hv, D, Dv]
   tensor_view<const real> d_final_state{};  // an input, as final_state; 0 unless given
   /// Add to what is there instead of writing it over.
   bool accumulate = false;

@@ -7,7 +7,8 @@
 //   backward  dU = P^T d_out + k_end dS1,                     X = dU - A^T Y,  Y = beta X
 //             dP = d_out U^T,  dA = -Y U^T,  dv = Y,          dbeta_i = X_i.R_i
 //             dS0 = diag(e^gamma_C) dS1 + q_start^T d_out - k_start^T Y
-//             dq and dk through the pairs (delta_pairs_backward.hpp), q_start = q e^gamma, k_start and k_end = k e^(gamma_C - gamma)
+//             dq and dk through the pairs (delta_pairs_backward.hpp), q_start, k_start = k e^gamma and
+//             k_end = k e^(gamma_C - gamma)
 //   decay     dgamma_i = q_i dq_i + k_i (dk_i of rows i - dk_i of columns i), and of the last token
 //             + sum_j k_j dk_end_j e^(..) + S0.dS1 e^gamma_C;  dg_t = sum of dgamma_i over i >= t of the chunk
 #pragma once
@@ -153,26 +154,12 @@ struct delta_backward_head {
     transpose_panels(s.d_out, count, dim_v(), s.d_out_t);
   }
 
-  /// The rows of the chunk before, a quarter at a time.
-  static constexpr index rows_at_once = kernel_chunk / 4;
-  row_prefetcher<> fetch_before(index begin) const {
-    row_prefetcher<> prefetch;
-    const auto add = [&](const stored_matrix<T>& x) {
-      prefetch.add(matrix_view<const std::byte>{x.data, x.rows, x.cols * x.access->size, x.row_stride, x.col_stride},
-                   std::max<index>(begin - kernel_chunk, 0), begin);
-    };
-    add(call.k.head(b, key_head)), add(call.v.head(b, h)), add(call.q.head(b, key_head)), add(call.d_out.head(b, h));
-    return prefetch;
-  }
-
   // The chunk ---------------------------------------------------------------------------------------------------------
 
   /// `state` is the one before the chunk, d_state the gradient of the one after it, and then of the one before.
   void back(index begin, index count, const panels<T>& state, const panels<T>& d_state) const {
     load_keys(begin, count, state);
     load_queries(begin, count);
-    row_prefetcher<> prefetch = fetch_before(begin);
-    prefetch.next(rows_at_once);
     transpose_panels(s.u, count, dim_v(), s.u_t);
     if (call.of_queries() || call.of_keys()) transpose_panels(state, dim(), dim_v(), s.s_t);
     if (call.of_queries() || call.of_keys())
@@ -182,13 +169,10 @@ struct delta_backward_head {
       product(s.d_out_t, count, s.s_t, dim(), dim_v(), [&](index row, index col, const packet<T>& sum) {
         store<T>(s.dq.at(row, col), mul(sum, s.decay.start(row, col)));
       });
-    prefetch.next(rows_at_once);
     if (call.reverse()) back_keys(count, d_state);
-    prefetch.next(rows_at_once);
     pair_gradients<T>{s.decay, s.pairs, s.q, s.k, s.dp, s.dp_t, s.da, s.da_t, s.dq, s.dk_row, s.dk_col, count,
                       call.of_queries(), call.of_keys()}
         .run();
-    prefetch.next(rows_at_once);
     if (call.d_log_decay) store_decays(begin, count, state, d_state);
     if (call.reverse()) back_state(count, d_state);
     if (to_q) store_rows(s.dq, s.q, s.q_norm, to_q, begin, count);

@@ -71,7 +71,8 @@ enum class triangle { before, up_to, after, from };
 
 /// One tile of the sum below, N packets wide.
 template <triangle Form, int N, class T, class Finish>
-ATTN_INLINE void triangle_tile(const panels<T>& a, index row, index rows, const T* panel, index count, Finish&& finish) {
+ATTN_INLINE void triangle_tile(const panels<T>& a, index row, index rows, const T* panel, index count,
+                               Finish&& finish) {
   constexpr index wide = panel_width<T>;
   constexpr bool before = Form == triangle::before || Form == triangle::up_to;
   constexpr index own = Form == triangle::up_to || Form == triangle::from ? 1 : 0;
@@ -94,8 +95,8 @@ ATTN_INLINE void triangle_tile(const panels<T>& a, index row, index rows, const 
   }
 }
 
-/// finish(row, col, sum) takes the sum over the k of the triangle of a[k][row] b[k][col], for `count` rows, from first to
-/// last or, of what is after a row, from last to first: where it writes that row of b, later rows sum what it wrote.
+/// finish(row, col, sum) takes the sum over the k of the triangle of a[k][row] b[k][col], for `count` rows, from first
+/// to last or, of what is after a row, from last to first: where it writes that row of b, later rows sum what it wrote.
 template <triangle Form, class T, class Finish>
 void triangle_product(const panels<T>& a, index count, const panels<T>& b, index cols, Finish&& finish) {
   constexpr index wide = panel_width<T>, tiles = (wide + tile_rows - 1) / tile_rows;
