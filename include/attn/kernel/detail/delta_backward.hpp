@@ -60,8 +60,8 @@ struct delta_backward_scratch {
   static delta_backward_scratch layout(arena& memory, index dim, index dim_v, decay_kind kind) {
     delta_backward_scratch s;
     constexpr index chunk = kernel_chunk;
-    const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
-      for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
+    const auto allocate = [&](index m, index n, std::initializer_list<panels<T>*> all) {
+      for (panels<T>* x : all) *x = panels<T>::layout(memory, m, n);
     };
     allocate(chunk, dim, {&s.q, &s.k, &s.dq, &s.dk_row, &s.dk_col});
     allocate(dim, chunk, {&s.q_t, &s.k_t});

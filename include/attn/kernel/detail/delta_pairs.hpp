@@ -26,7 +26,7 @@ void check_log_decays(const validator& check, const tensor_view<const T>& g, con
         const T* const row = rows.row(t);
         bool fits = true;
         for (index r = 0; r < rows.cols; ++r) fits &= row[r * rows.col_stride] <= T(0);
-        for (index r = 0; !fits; ++r)
+        for (index r = 0; !fits && r < rows.cols; ++r)
           if (const T x = row[r * rows.col_stride]; !(x <= T(0))) check.fail("log_decay <= 0", static_cast<double>(x));
       }
     }
