@@ -61,7 +61,7 @@ struct delta_backward_scratch {
     delta_backward_scratch s;
     constexpr index chunk = kernel_chunk;
     const auto allocate = [&](index m, index n, std::initializer_list<panels<T>*> all) {
-      for (panels<T>* x : all) *x = panels<T>::layout(memory, m, n);
+      for (panels<T>* each : all) *each = panels<T>::layout(memory, m, n);
     };
     allocate(chunk, dim, {&s.q, &s.k, &s.dq, &s.dk_row, &s.dk_col});
     allocate(dim, chunk, {&s.q_t, &s.k_t});
