@@ -1,0 +1,186 @@
+// delta_rule_state: fed with and without queries, copied, reset, written and read; bad input of steps.
+#include <functional>
+#include <sstream>
+
+#include "support/call_delta_rule.hpp"
+#include "support/catch.hpp"
+#include "support/refusal.hpp"
+
+namespace testing {
+namespace {
+
+constexpr attn::delta_rule_state_extents extents{.batch = 2, .heads = 4, .dim = 9, .value_dim = 5};
+
+// A stream of 80 tokens for states of these extents.
+template <class S>
+struct delta_rule_stream {
+  delta_rule_problem p =
+      rounded<S>(random_delta_rule({.group = 2, .length = 80, .dim = 9, .value_dim = 5, .decays = 2}));
+  delta_rule_memory<S> m{p};
+  tensor<S> out{2, 4, 80, 5};
+
+  void step(attn::delta_rule_state<S>& state, index begin, index count) {
+    attn::execution serial;
+    const auto part = [&](auto x) { return x.slice(2, begin, count); };
+    compiled_delta_rule<S>::step(state, part(view(m.q)), part(view(m.k)), part(view(m.v)), part(view(out)),
+                                 m.step_options(begin, count), serial);
+  }
+  void append(attn::delta_rule_state<S>& state, index begin, index count) {
+    attn::execution serial;
+    compiled_delta_rule<S>::append(state, view(m.k).slice(2, begin, count), view(m.v).slice(2, begin, count),
+                                   m.step_options(begin, count), serial);
+  }
+};
+
+template <class S>
+std::string bytes_of(const attn::delta_rule_state<S>& state) {
+  std::ostringstream stream;
+  state.write(stream);
+  return stream.str();
+}
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("delta_rule_state: its numbers are those of the final state", "[delta_rule]", all_types) {
+  delta_rule_stream<TestType> x;
+  attn::delta_rule_state<TestType> state(extents);
+  CHECK(state.tokens() == 0);
+  x.step(state, 0, 70);
+  x.step(state, 70, 10);
+  CHECK(state.tokens() == 80);
+  const tensor<double> wanted = expected(x.p).final_state;
+  tensor<double> actual(2, 4, 9, 5);
+  for (index b = 0; b < 2; ++b)
+    for (index h = 0; h < 4; ++h)
+      for (index d = 0; d < 9; ++d)
+        for (index e = 0; e < 5; ++e) actual(b, h, d, e) = static_cast<double>(state.value(b, h, d, e));
+  CHECK(relative_error(actual, wanted) <= tolerance<real<TestType>>::out);
+}
+
+TEMPLATE_LIST_TEST_CASE("delta_rule_state: append feeds as a step does, without queries", "[delta_rule]", all_types) {
+  delta_rule_stream<TestType> x;
+  attn::delta_rule_state<TestType> asked(extents), fed(extents);
+  for (const auto& [begin, count] : {std::pair<index, index>{0, 1}, {1, 70}, {71, 3}, {74, 0}, {74, 6}}) {
+    x.step(asked, begin, count), x.append(fed, begin, count);
+    CHECK(fed.tokens() == asked.tokens());
+    CHECK(bytes_of(fed) == bytes_of(asked));
+  }
+}
+
+TEST_CASE("delta_rule_state: a copy goes its own way, a reset starts anew", "[delta_rule]") {
+  delta_rule_stream<float> x;
+  attn::delta_rule_state<float> state(extents);
+  const std::string empty = bytes_of(state);
+  x.step(state, 0, 33);
+  const std::string before = bytes_of(state);
+  attn::delta_rule_state<float> branch = state;
+  x.step(branch, 33, 20);
+  CHECK(bytes_of(state) == before);
+  CHECK(bytes_of(branch) != before);
+  x.step(state, 33, 20);
+  CHECK(bytes_of(state) == bytes_of(branch));
+  state.reset();
+  CHECK(bytes_of(state) == empty);
+  x.step(state, 0, 33);
+  CHECK(bytes_of(state) == before);
+}
+
+TEST_CASE("delta_rule_state: what was written is read again, to the last bit; what does not fit is refused",
+          "[delta_rule]") {
+  delta_rule_stream<float> x;
+  attn::delta_rule_state<float> state(extents), reader(extents);
+  x.step(state, 0, 50);
+  const std::string good = bytes_of(state);
+  std::istringstream stream(good);
+  reader.read(stream);
+  CHECK(bytes_of(reader) == good);
+  CHECK(reader.tokens() == 50);
+
+  auto narrow_extents = extents;
+  narrow_extents.dim = 8;
+  attn::delta_rule_state<float> narrow(narrow_extents);
+  std::istringstream other(good);
+  CHECK(well_formed(refusal([&] { narrow.read(other); }), "delta_rule_state"));
+  for (std::size_t at : {std::size_t(0), std::size_t(9), good.size() / 2, good.size() - 1}) {
+    std::string damaged = good;
+    damaged[at] = static_cast<char>(damaged[at] ^ 1);
+    std::istringstream bad(damaged);
+    CHECK_THROWS(reader.read(bad));
+    CHECK(bytes_of(reader) == good);
+  }
+}
+
+TEST_CASE("delta_rule_state refuses extents that no state has", "[refusals][delta_rule]") {
+  using extents_type = attn::delta_rule_state_extents;
+  for (const extents_type& wrong :
+       {extents_type{.batch = -1, .dim = 4, .value_dim = 4}, extents_type{.heads = -1, .dim = 4, .value_dim = 4},
+        extents_type{.dim = -4, .value_dim = 4}, extents_type{.dim = 4, .value_dim = -4},
+        extents_type{.dim = index(1) << 40, .value_dim = index(1) << 40}})
+    CHECK(well_formed(refusal([&] { attn::delta_rule_state<float> state(wrong); }), "delta_rule_state"));
+}
+
+namespace {
+
+// A good step of 9 tokens, to be spoilt in one place.
+struct delta_rule_step_inputs {
+  tensor<float> q{2, 2, 9, 8, 0.1f}, k{2, 2, 9, 8, 0.1f}, v{2, 4, 9, 5, 1}, out{2, 4, 9, 5, 7};
+  tensor<float> beta{2, 4, 9, 1, 0.5f}, log_decay{2, 4, 9, 1, -0.5f}, other{2, 4, 30, 30, 1};
+  in_view<float> q_view = view(std::as_const(q)), k_view = view(std::as_const(k)), v_view = view(std::as_const(v));
+  out_view<float> to = view(out);
+  attn::delta_rule_step_options<float> options;
+  attn::delta_rule_state<float> state{{.batch = 2, .heads = 4, .dim = 8, .value_dim = 5}};
+
+  delta_rule_step_inputs() { options.beta = optional_rows(beta), options.log_decay = optional_view(log_decay); }
+  delta_rule_step_inputs(const delta_rule_step_inputs&) = delete;
+  in_view<float> shaped(index b, index h, index i, index d) const { return {other.data.data(), {b, h, i, d}}; }
+};
+
+}  // namespace
+
+TEST_CASE("delta_rule_step refuses what does not fit, and changes nothing", "[refusals][delta_rule]") {
+  using inputs = delta_rule_step_inputs;
+  struct refused {
+    const char* what;
+    const char* says;
+    std::function<void(inputs&)> alter;
+  };
+  const std::vector<refused> list = {
+      {"another length of q", "query length", [](inputs& d) { d.q_view = d.shaped(2, 2, 8, 8); }},
+      {"another dim of the state", "dim of the state",
+       [](inputs& d) { d.q_view = d.k_view = d.shaped(2, 2, 9, 7); }},
+      {"other heads of the state", "heads of the state",
+       [](inputs& d) { d.v_view = d.shaped(2, 2, 9, 5), d.to = d.to.slice(1, 0, 2), d.options = {}; }},
+      {"another value dim of the state", "value dim of the state",
+       [](inputs& d) { d.v_view = d.shaped(2, 4, 9, 4), d.to = d.to.slice(3, 0, 4); }},
+      {"another batch of the state", "batch of the state",
+       [](inputs& d) {
+         d.q_view = d.k_view = d.shaped(1, 2, 9, 8), d.v_view = d.shaped(1, 4, 9, 5), d.to = d.to.slice(0, 0, 1);
+         d.options = {};
+       }},
+      {"beta of another length", "beta length", [](inputs& d) { d.options.beta = d.options.beta.slice(2, 0, 8); }},
+      {"a log decay above 0", "log_decay <= 0", [](inputs& d) { d.log_decay.data[70] = 0.5f; }},
+      {"a negative unit_norm_eps", "unit_norm_eps", [](inputs& d) { d.options.unit_norm_eps = -1.0f; }},
+      {"out that is v", "overlap", [](inputs& d) { d.v_view = view(std::as_const(d.out)); }},
+      {"a null k", "null", [](inputs& d) { d.k_view = {nullptr, {2, 2, 9, 8}}; }}};
+  const auto run = [](inputs& d) {
+    attn::execution serial;
+    compiled_delta_rule<float>::step(d.state, d.q_view, d.k_view, d.v_view, d.to, d.options, serial);
+  };
+  {
+    inputs good;
+    CHECK(refusal([&] { run(good); }).empty());
+  }
+  for (const refused& wrong : list) {
+    inputs d;
+    const std::string before = bytes_of(d.state);
+    wrong.alter(d);
+    const std::string message = refusal([&] { run(d); });
+    INFO(wrong.what << ": " << message);
+    CHECK(well_formed(message, "delta_rule_step"));
+    CHECK(message.find(wrong.says) != std::string::npos);
+    CHECK(std::all_of(d.out.data.begin(), d.out.data.end(), [](float value) { return value == 7; }));
+    CHECK(bytes_of(d.state) == before);
+  }
+}
+
+}  // namespace testing
