@@ -184,6 +184,9 @@ void check_linear_backward(const validator& check, kernel_call<T>& call, const k
   check_linear_state(check, "d_final_weights", g.d_final_weights, s, features);
   for (const index heads : {g.d_final_state.extent(1), g.d_final_weights.extent(1)})
     if (heads == s.heads && heads > s.kv_heads) call.heads = heads;
+  if (g.d_final_state) check.equal("heads of d_final_state = heads of sums", call.heads, g.d_final_state.extent(1));
+  if (g.d_final_weights)
+    check.equal("heads of d_final_weights = heads of sums", call.heads, g.d_final_weights.extent(1));
   if (g.d_final_state || g.d_final_weights) call.extra.run = &decayed_engine<T>::run_call;
 }
 

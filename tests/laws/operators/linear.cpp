@@ -6,17 +6,27 @@ namespace {
 
 struct linear_entry {
   std::string name;
-  bool causal = false, gated = false, normalise = true;
+  bool causal = false, gated = false, normalise = true, channels = false;  // channels: log decays per channel, a bonus
   reference::linear_feature feature = reference::linear_feature::elu_plus_one;
 };
 
 template <class T>
 struct parameters {
   linear_entry entry;
-  tensor<T> gate, d_gate;
+  tensor<T> gate, d_gate, log_decay, d_log_decay, bonus, d_bonus;
 
   parameters(const linear_entry& e, const law_shape& s) : entry(e) {
-    if (e.gated) gate = d_gate = slow_gates<T>(s.batch, s.heads, s.keys, s.first_batch, s.first_head);
+    const tensor<T> gates = slow_gates<T>(s.batch, s.heads, s.keys, s.first_batch, s.first_head);
+    if (e.gated) gate = d_gate = gates;
+    if (!e.channels) return;
+    log_decay = tensor<T>(s.batch, s.heads, s.keys, s.dim);
+    for (index b = 0; b < s.batch; ++b)
+      for (index h = 0; h < s.heads; ++h)
+        for (index t = 0; t < s.keys; ++t)
+          for (index d = 0; d < s.dim; ++d)
+            log_decay(b, h, t, d) = std::log(gates(b, h, t, 0)) * static_cast<T>(1 + d % 3);
+    bonus = tensor<T>(1, s.heads, 1, s.dim, T(0.5));
+    d_log_decay = log_decay, d_bonus = bonus;
   }
   attn::linear_options<T> options(const auto& call) const {
     attn::linear_options<T> o;
@@ -25,6 +35,7 @@ struct parameters {
     call.set_lengths(o);
     o.eps = 0;  // a part of what the weights sum up to
     o.decay = gate_view(gate);
+    if (entry.channels) o.log_decay = view(log_decay), o.bonus = {bonus.data.data(), {bonus.heads(), bonus.dim()}};
     return o;
   }
 };
@@ -45,9 +56,13 @@ law_operator<T> operator_of(const linear_entry& entry) {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_backward_call<T>& call) {
       attn::linear_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
       if (p->entry.gated) g.decay = row_view(p->d_gate);
+      if (p->entry.channels) {
+        g.log_decay = view(p->d_log_decay);
+        g.bonus = {p->d_bonus.data.data(), {p->d_bonus.heads(), p->d_bonus.dim()}};
+      }
       compiled_linear<T>::backward(call.q, call.k, call.v, call.d_out, g, p->options(call), p->entry.feature,
                                    *call.execution);
-      call.give(p->d_gate.data);
+      call.give(p->d_gate.data), call.give(p->d_log_decay.data);
     };
   };
   if (entry.causal)
@@ -61,7 +76,7 @@ law_operator<T> operator_of(const linear_entry& entry) {
       auto shared = std::make_shared<fed>(fed{
           parameters<T>(entry, shape),
           attn::linear_state<T>({.batch = shape.batch,
-                                 .heads = entry.gated ? shape.heads : shape.kv_heads,
+                                 .heads = entry.gated || entry.channels ? shape.heads : shape.kv_heads,
                                  .features = features,
                                  .value_dim = shape.value_dim})});
       return [shared](const law_call<T>& call) {
@@ -69,6 +84,10 @@ law_operator<T> operator_of(const linear_entry& entry) {
         options.eps = 0;
         options.normalise = shared->p.entry.normalise;
         if (shared->p.entry.gated) options.decay = gate_view(shared->p.gate).slice(2, shared->tokens, call.k.extent(2));
+        if (const auto whole = shared->p.options(call); whole.log_decay) {
+          options.log_decay = whole.log_decay.slice(2, shared->tokens, call.k.extent(2));
+          options.bonus = whole.bonus;
+        }
         compiled_linear<T>::step(shared->state, call.q, call.k, call.v, call.out, options, shared->p.entry.feature,
                                  *call.execution);
         shared->tokens += call.k.extent(2);
@@ -88,6 +107,7 @@ void add_linear(std::vector<law_operator<T>>& all) {
        {linear_entry{.name = "linear"},
         {.name = "linear causal", .causal = true},
         {.name = "linear causal with decay", .causal = true, .gated = true},
+        {.name = "linear causal with decays per channel, bonus", .causal = true, .channels = true},
         {.name = "linear causal, unnormalised", .causal = true, .normalise = false},
         {.name = "linear unnormalised", .normalise = false, .feature = reference::linear_feature::square},
         {.name = "linear of token features, causal", .causal = true, .feature = reference::linear_feature::pairs}})

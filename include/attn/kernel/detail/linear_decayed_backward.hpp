@@ -17,100 +17,10 @@
 #pragma once
 
 #include <attn/kernel/detail/channel_decay_backward.hpp>
-#include <attn/kernel/detail/engine.hpp>
-#include <attn/kernel/detail/features_backward.hpp>
 #include <attn/kernel/detail/gate_gradients.hpp>
+#include <attn/kernel/detail/linear_decayed_backward_call.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
-
-/// A backward call, after its checks; `call` is the forward call without out. What is not asked for is null.
-template <class T>
-struct decayed_backward_call {
-  kernel_call<T>& call;
-  feature_map_backward<T>& map;
-  stored_tensor<T> d_out;
-  stored_gradient<T> dq, dk, dv;
-  tensor_view<const T> d_final_state{};
-  tensor_view<const T, 3> d_final_weights{};
-  tensor_view<T, 3> d_decay{};
-  tensor_view<T> d_log_decay{};
-  tensor_view<T, 2> d_bonus{};
-  tensor_view<T> d_initial_state{};
-  tensor_view<T, 3> d_initial_weights{};
-  bool accumulate = false;
-
-  const linear_extra<T>& extra() const { return call.extra; }
-  index features() const { return call.map->features; }
-  index dim_v() const { return call.shape.dim_v; }
-  /// Which head of a parameter or of its gradient is that of the sums h, and do others come before it there?
-  template <class View>
-  index at(const View& x, index h) const { return h / (call.heads / x.extent(1)); }
-  template <class View>
-  bool adds(const View& x, index h) const { return accumulate || h % (call.heads / x.extent(1)) != 0; }
-  /// Is there a column of ones?
-  bool weights() const { return call.normalise || d_final_weights; }
-  index columns() const { return dim_v() + (weights() ? 1 : 0); }
-  bool of_decays() const { return d_decay || d_log_decay; }
-  bool of_queries() const { return dq || d_bonus || of_decays(); }
-  bool of_keys() const { return dk || of_decays(); }
-  /// Is anything asked for that depends on what comes later?
-  bool reverse() const { return of_keys() || dv || d_initial_state || d_initial_weights; }
-  decay_kind kind() const { return call.extra.kind(call.gate); }
-};
-
-/// Scratch memory of one worker for a chunk.
-template <class T>
-struct decayed_backward_scratch {
-  panels<T> q, q_start, q_start_t, q_t, k, k_t, k_end, k_end_t, dq, dk, dk_own, d_gamma;  // [token][feature]
-  panels<T> v, v_t, d_out, d_out_t, out, dv;                                               // [token][value dim]
-  panels<T> p, p_t, dp, dp_t;                                                              // [token][token]
-  panels<T> state_t, d_state_t;                                                            // [value dim][feature]
-  delta_decay<T> decay;
-  delta_pair_scratch<T> pairs;
-  T *q_phi, *k_phi, *d_phi, *dx;  // [feature][chunk]; [dim][chunk]
-  T *shift, *map, *d_last, *diagonal, *rows;
-  T *gate_pairs, *gate_queries, *gate_keys, *gates;  // for the gradient of decay: see gate_gradients.hpp
-
-  static decayed_backward_scratch layout(arena& memory, const decayed_backward_call<T>& call) {
-    decayed_backward_scratch s;
-    constexpr index chunk = kernel_chunk;
-    const index m = call.features(), dim_v = call.columns(), dim = call.call.shape.dim, own = call.extra().bonus ? 1 : 0;
-    const decay_kind kind = call.kind();
-    const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
-      for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
-    };
-    const auto numbers = [&](index count, std::initializer_list<T**> all) {
-      for (T** x : all) *x = memory.allocate<T>(count);
-    };
-    allocate(chunk + own, m, {&s.q, &s.dq});  // with a bonus, rows are also read from the second one on
-    allocate(m, chunk + own, {&s.q_t, &s.q_start_t});
-    allocate(chunk, m, {&s.k, &s.dk});
-    allocate(m, chunk, {&s.k_t, &s.k_end_t});
-    s.q_start = s.q, s.k_end = s.k;
-    if (kind != decay_kind::none) {
-      allocate(chunk + own, m, {&s.q_start});
-      allocate(chunk, m, {&s.k_end});
-    }
-    if (call.d_log_decay) allocate(chunk, m, {&s.d_gamma});
-    if (call.extra().bonus) allocate(chunk, m, {&s.dk_own});
-    allocate(chunk, dim_v, {&s.v, &s.d_out, &s.out, &s.dv});
-    allocate(dim_v, chunk, {&s.v_t, &s.d_out_t});
-    allocate(chunk + own, chunk, {&s.p, &s.dp});
-    allocate(chunk, chunk + own, {&s.p_t, &s.dp_t});
-    allocate(dim_v, m, {&s.state_t, &s.d_state_t});
-    s.decay = delta_decay<T>::layout(memory, m, kind);
-    s.pairs = delta_pair_scratch<T>::layout(memory, m, kind);
-    numbers(round_up(m, panel_width<T>) * chunk, {&s.q_phi, &s.k_phi, &s.d_phi});
-    numbers((dim + tile_rows) * chunk, {&s.dx});
-    numbers(std::max(call.call.map->scratch_size, call.map.scratch_size), {&s.map});
-    numbers(round_up(m, panel_width<T>), {&s.d_last});
-    numbers(chunk, {&s.shift, &s.diagonal, &s.gate_queries, &s.gate_keys});
-    numbers(chunk * dim_v, {&s.rows});
-    numbers(call.d_decay ? chunk * chunk : 0, {&s.gate_pairs});
-    numbers(call.d_decay ? call.call.shape.keys : 0, {&s.gates});
-    return s;
-  }
-};
 
 /// One head of sums: its chunks, forward to the sums and backward to the gradients.
 template <class T>
@@ -119,7 +29,7 @@ struct decayed_backward_head {
   const decayed_backward_scratch<T>& s;
   index b, h;
   stored_gradient_head<T> to_k, to_v;
-  T* d_bonus;  // [group][features], sums over tokens
+  T* d_bonus;  // [group][whole vectors of features], sums over tokens
   const linear_extra<T>& extra = in.extra();
 
   const kernel_call<T>& call() const { return in.call; }
@@ -210,14 +120,17 @@ struct decayed_backward_head {
     const packet<T> scale = broadcast<T>(extra.scale);
     each_packet(at.count, features(), [&](index, index, const auto& x) { return mul(x, scale); }, s.q, s.q);
     clear(s.q, at.first, features());
+    if (extra.bonus)
+      for (index r = 0; r < round_up(features(), width<T>); ++r)
+        s.bonus[r] = r < features() ? extra.bonus(at.head, r) : T(0);
     const stored_matrix<T> d = in.d_out.head(b, at.head);
     d.access->pack_panels(d, at.origin + at.first, at.count - at.first, s.d_out.data + at.first * panels<T>::wide);
     clear(s.d_out, at.first, columns());
     for (index t = 0; t < at.count && in.weights(); ++t) *s.d_out.at(t, dim_v()) = T(0);
   }
 
-  /// The gradients of a block of queries, after the sums `state`; d_state takes what they give those, s.dk, s.dk_own and
-  /// s.dv what they give the keys at their positions.
+  /// The gradients of a block of queries, after the sums `state`; d_state takes what they give those, s.dk, s.dk_own
+  /// and s.dv what they give the keys at their positions.
   void attend(const block& at, const panels<T>& state, const panels<T>& d_state) const {
     load_queries(at);
     const index count = at.count, m = features(), own = extra.bonus && at.pairs ? 1 : 0, rows = count - own;
@@ -267,8 +180,10 @@ struct decayed_backward_head {
     if (s.decay.kind != decay_kind::channel) transpose_panels(q, rows, features(), s.q_t);
     pair_products(s.decay, s.pairs, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, from_row(s.p, at.count - rows));
     for (index t = 0; t < at.count && extra.bonus; ++t) {
-      T sum = T(0);
-      for (index r = 0; r < features(); ++r) sum += extra.bonus(at.head, r) * *s.q.at(t, r) * *s.k.at(t, r);
+      packet<T> sums = zero<T>();
+      for (index r = 0; r < features(); r += width<T>)
+        sums = fma(mul(load<T>(s.bonus + r), load<T>(s.q.at(t, r))), load<T>(s.k.at(t, r)), sums);
+      const T sum = sum_lanes(sums);
       *s.p.at(t, t) = sum;
     }
   }
@@ -292,15 +207,18 @@ struct decayed_backward_head {
   }
 
   void add_bonus(const block& at) const {
-    T* const sums = d_bonus + (at.head - h * call().group()) * features();
-    for (index t = at.first; t < at.count; ++t) {
-      const T d = s.diagonal[t];
-      for (index r = 0; r < features(); ++r) {
-        const T q = *s.q.at(t, r), k = *s.k.at(t, r), u = extra.bonus(at.head, r);
-        *s.dq.at(t, r) += d * u * k;
-        *s.dk_own.at(t, r) += d * u * q;
-        sums[r] += d * q * k;
+    T* const sums = d_bonus + (at.head - h * call().group()) * round_up(features(), width<T>);
+    for (index r = 0; r < features(); r += width<T>) {
+      const packet<T> u = load<T>(s.bonus + r);
+      packet<T> du = load<T>(sums + r);
+      for (index t = at.first; t < at.count; ++t) {
+        const packet<T> q = load<T>(s.q.at(t, r)), k = load<T>(s.k.at(t, r)), d = broadcast<T>(s.diagonal[t]);
+        T *const dq = s.dq.at(t, r), *const dk = s.dk_own.at(t, r);
+        store<T>(dq, fma(mul(d, u), k, load<T>(dq)));
+        if (in.of_keys()) store<T>(dk, fma(mul(d, u), q, load<T>(dk)));
+        du = fma(mul(d, q), k, du);
       }
+      store<T>(sums + r, du);
     }
   }
 
@@ -315,8 +233,8 @@ struct decayed_backward_head {
 
   // Keys --------------------------------------------------------------------------------------------------------------
 
-  /// Keys [begin, begin + count), which were not loaded yet, and the queries at their positions. d_state is the gradient
-  /// of the sums after them, and then of those before; not causal, of all of them.
+  /// Keys [begin, begin + count), which were not loaded yet, and the queries at their positions. d_state is the
+  /// gradient of the sums after them, and then of those before; not causal, of all of them.
   void back(index begin, index count, const panels<T>& state, const panels<T>& d_state) const {
     const index m = features();
     load_keys(begin, count);

@@ -1,8 +1,9 @@
 // attn: the gradients of linear attention with decays per channel, a bonus or states, over whole heads.
 //
 // Causal: the sums before each segment of 1024 tokens are computed forward; then, from the last segment to the first,
-// those before each of its chunks, and back through the chunks. Otherwise all keys are summed up, all queries read them,
-// and all keys read the gradient of the sums. One task is one key head: what its query heads add to it is summed in order.
+// those before each of its chunks, and back through the chunks. Otherwise all keys are summed up, all queries read
+// them, and all keys read the gradient of the sums. One task is one key head: what its query heads add to it is summed
+// in order.
 #pragma once
 
 #include <attn/kernel/detail/linear_decayed_backward.hpp>
@@ -14,7 +15,7 @@ struct decayed_backward_engine {
   const decayed_backward_call<T>& in;
   const kernel_call<T>& call = in.call;
   const attention_shape& shape = call.shape;
-  T* bonus_sums = nullptr;  // [batch][query head][features]
+  T* bonus_sums = nullptr;  // [batch][query head][bonus_lanes()]
 
   struct worker_scratch {
     decayed_backward_scratch<T> chunk;
@@ -23,6 +24,7 @@ struct decayed_backward_engine {
     T *dk, *dv;               // over the heads of sums of a key head
   };
 
+  index bonus_lanes() const { return round_up(in.features(), width<T>); }
   index heads_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
 
   worker_scratch layout(arena& memory) const {
@@ -56,10 +58,10 @@ struct decayed_backward_engine {
   void run_head(index b, index h, const worker_scratch& w, const stored_gradient_head<T>& to_k,
                 const stored_gradient_head<T>& to_v) const {
     const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = call.group();
-    T* const d_bonus = in.extra().bonus ? bonus_sums + (b * shape.heads + h * group) * in.features() : nullptr;
+    T* const d_bonus = in.extra().bonus ? bonus_sums + (b * shape.heads + h * group) * bonus_lanes() : nullptr;
     const decayed_backward_head<T> head{in, w.chunk, b, h, to_k, to_v, d_bonus};
     std::fill_n(w.chunk.gates, in.d_decay ? keys : 0, T(0));
-    if (in.extra().bonus) std::fill_n(d_bonus, group * in.features(), T(0));
+    if (in.extra().bonus) std::fill_n(d_bonus, group * bonus_lanes(), T(0));
     load_sums(in.extra().initial_state, in.extra().initial_weights, b, h, w.state);
     load_sums(in.d_final_state, in.d_final_weights, b, h, w.d_state);
     const auto end_of = [&](index begin) { return std::min<index>(begin + kernel_chunk, keys); };
@@ -159,7 +161,7 @@ struct decayed_backward_engine {
     exec.shared_scratch([&](arena& memory) {
       call.map->layout(memory, pairs);
       in.map.layout(memory, pairs);
-      return bonus_sums = memory.allocate<T>(in.extra().bonus ? shape.batch * shape.heads * m : 0);
+      return bonus_sums = memory.allocate<T>(in.extra().bonus ? shape.batch * shape.heads * bonus_lanes() : 0);
     });
     call.map->prepare(exec);
     in.map.prepare(exec);
@@ -170,7 +172,7 @@ struct decayed_backward_engine {
     for (index h = 0; in.d_bonus && h < shape.heads; ++h)
       for (index r = 0; r < m; ++r) {
         T sum = T(0);
-        for (index b = 0; b < shape.batch; ++b) sum += bonus_sums[(b * shape.heads + h) * m + r];
+        for (index b = 0; b < shape.batch; ++b) sum += bonus_sums[(b * shape.heads + h) * bonus_lanes() + r];
         store_gradient(in.d_bonus(h, r), sum, in.accumulate);
       }
   }
