@@ -199,7 +199,7 @@ struct decayed_backward_head {
     for (index t = at.first; t < at.count; ++t) {
       const T whole = *s.out.at(t, dim_v()) + call().eps;
       const T n = std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
-      const T d = n == T(0) ? T(0) : -n * n * dot_rows(s.out, s.d_out, t, dim_v());
+      const T d = n == T(0) ? T(0) : -n * (n * dot_rows(s.out, s.d_out, t, dim_v()));  // n^2 could overflow
       for (index col = 0; col < dim_v(); col += width<T>)
         store<T>(s.d_out.at(t, col), mul(load<T>(s.d_out.at(t, col)), broadcast<T>(n)));
       *s.d_out.at(t, dim_v()) = d;
