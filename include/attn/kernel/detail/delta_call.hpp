@@ -86,8 +86,36 @@ struct delta_call {
       delta_chunk<T>{x, s.chunk, first, std::min<index>(kernel_chunk, length - first)}.run(sums, empty);
       empty = false;
     }
-    if (!state) end(b, h, sums, empty);
-    if (queries && !state) x.out.clear_rows(length, shape.length);
+    finish_head(x, sums, empty);
+  }
+  void finish_head(const delta_head<T>& x, const panels<T>& sums, bool empty) const {
+    if (state) return;
+    end(x.b, x.h, sums, empty);
+    if (queries) x.out.clear_rows(lengths.keys(x.b), shape.length);
+  }
+
+  /// One head by all threads, to the same bits: what does not need the state chunk by chunk, then each panel of value
+  /// columns, which know nothing of one another, through all chunks of the wave.
+  void share_head(index b, index h, execution& exec, const delta_scratch<T>* list, const panels<T>& own) const {
+    const delta_head<T> x = head(b, h);
+    const index length = lengths.keys(b), wide = panel_width<T>;
+    const panels<T> sums = state ? state_of(state, b * shape.heads + h) : own;
+    bool empty = state ? state_empty : begin(b, h, sums);
+    for (index first = 0; first < length; first += wave_chunks * kernel_chunk) {
+      const index chunks = std::min(wave_chunks, ceil_div(length - first, kernel_chunk));
+      const auto chunk = [&](index n, index col, index cols) {
+        const index at = first + n * kernel_chunk;
+        return delta_chunk<T>{x, list[n], at, std::min<index>(kernel_chunk, length - at), col, cols};
+      };
+      exec.for_each(chunks, [&](index n, int) { chunk(n, 0, shape.dim_v).load(); });
+      exec.for_each(ceil_div(shape.dim_v, wide), [&](index panel, int) {
+        const index col = panel * wide, cols = std::min(wide, shape.dim_v - col);
+        const panels<T> part{sums.panel(col), sums.capacity};
+        for (index n = 0; n < chunks; ++n) chunk(n, col, cols).run_columns(part, empty && n == 0);
+      });
+      empty = false;
+    }
+    finish_head(x, sums, empty);
   }
 
   work_estimate work() const {
@@ -102,11 +130,26 @@ struct delta_call {
     run_heads(exec);
   }
   void run_heads(execution& exec) const {
-    exec.for_each(shape.batch * shape.heads, [&](index pair, int worker) {
+    const index pairs = shape.batch * shape.heads, threads = exec.active_threads();
+    if (threads > 1 && pairs < 2 * threads && pairs % threads != 0 && shape.length >= 4 * kernel_chunk) {
+      panels<T> own;
+      const delta_scratch<T>* const list = exec.shared_scratch([&](arena& memory) {
+        own = panels<T>::layout(memory, shape.dim, shape.dim_v);
+        return memory.allocate_list(std::min(wave_chunks, ceil_div(shape.length, kernel_chunk)), [&](arena& one) {
+          return delta_scratch<T>::layout(one, shape.dim, shape.dim_v, decay());
+        });
+      });
+      for (index pair = 0; pair < pairs; ++pair) share_head(pair / shape.heads, pair % shape.heads, exec, list, own);
+      return;
+    }
+    exec.for_each(pairs, [&](index pair, int worker) {
       const scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
       run_head(pair / shape.heads, pair % shape.heads, s);
     });
   }
+
+  /// Chunks that threads sharing a head prepare at once: long enough that meeting at the ends costs little.
+  static constexpr index wave_chunks = 16;
 };
 
 /// Checks the views of a call, without memory that is written.

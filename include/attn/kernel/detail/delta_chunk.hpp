@@ -64,15 +64,18 @@ struct delta_scratch {
   }
 };
 
-/// One chunk, tokens [begin, begin + count), of which the caller calls what it needs, in this order.
+/// One chunk, tokens [begin, begin + count), of which the caller calls what it needs, in this order. All but load() may be
+/// called for some of the value columns, from `col` on; states are those of these columns.
 template <class T>
 struct delta_chunk {
   const delta_head<T>& head;
   const delta_scratch<T>& s;
   index begin, count;
+  index col = 0, cols = head.v.cols;
 
   index dim() const { return head.k.cols; }
-  index dim_v() const { return head.v.cols; }
+  panels<T> values() const { return {s.values.panel(col), s.values.capacity}; }
+  panels<T> out() const { return {s.out.panel(col), s.out.capacity}; }
 
   /// All that does not need the state.
   void load() const {
@@ -99,50 +102,56 @@ struct delta_chunk {
 
   /// values = U after the state `before`; null: 0.
   void solve(const panels<T>* before) const {
-    const auto write = [&](index i, index col, const packet<T>& read) {
-      T* const at = s.values.at(i, col);
+    const panels<T> u = values();
+    const auto write = [&](index i, index c, const packet<T>& read) {
+      T* const at = u.at(i, c);
       store<T>(at, mul(sub(load_packet(at), read), broadcast<T>(s.beta[i])));
     };
     if (before)
-      product(s.k_start_t, count, *before, dim_v(), dim(), [&](index i, index col, const packet<T>& sum) {
-        if (i < count) write(i, col, sum);
+      product(s.k_start_t, count, *before, cols, dim(), [&](index i, index c, const packet<T>& sum) {
+        if (i < count) write(i, c, sum);
       });
     else
-      for (index col = 0; col < dim_v(); col += width<T>)
-        for (index i = 0; i < count; ++i) write(i, col, zero<T>());
-    triangle_product<triangle::before>(s.a_t, count, s.values, dim_v(),
-                                       [&](index i, index col, const packet<T>& sum) {
-                                         T* const at = s.values.at(i, col);
+      for (index c = 0; c < cols; c += width<T>)
+        for (index i = 0; i < count; ++i) write(i, c, zero<T>());
+    triangle_product<triangle::before>(s.a_t, count, u, cols,
+                                       [&](index i, index c, const packet<T>& sum) {
+                                         T* const at = u.at(i, c);
                                          store<T>(at, sub(load_packet(at), mul(sum, broadcast<T>(s.beta[i]))));
                                        });
   }
 
   /// The rows of out.
   void answer(const panels<T>* before) const {
+    const panels<T> to = out();
     if (before)
-      product(s.q_start_t, count, *before, dim_v(), dim(),
-              [&](index i, index col, const packet<T>& sum) { store<T>(s.out.at(i, col), sum); });
+      product(s.q_start_t, count, *before, cols, dim(),
+              [&](index i, index c, const packet<T>& sum) { store<T>(to.at(i, c), sum); });
     const packet<T> scale = broadcast<T>(head.scale);
-    triangle_product<triangle::up_to>(s.p_t, count, s.values, dim_v(),
-                                      [&](index i, index col, const packet<T>& sum) {
-                                        T* const at = s.out.at(i, col);
+    triangle_product<triangle::up_to>(s.p_t, count, values(), cols,
+                                      [&](index i, index c, const packet<T>& sum) {
+                                        T* const at = to.at(i, c);
                                         store<T>(at, mul(before ? add(load_packet(at), sum) : sum, scale));
                                       });
-    write_rows(s.out, head.out, begin, count);
+    write_rows(to);
   }
 
   /// The state becomes that after the chunk; `empty`: it was 0, whatever lies in its memory.
   void update(const panels<T>& state, bool empty) const {
-    product(s.k_end, dim(), s.values, dim_v(), count, [&](index d, index col, const packet<T>& sum) {
+    product(s.k_end, dim(), values(), cols, count, [&](index d, index c, const packet<T>& sum) {
       if (d >= dim()) return;
-      T* const at = state.at(d, col);
+      T* const at = state.at(d, c);
       store<T>(at, empty ? sum : fma(load_packet(at), broadcast<T>(s.decay.whole(d, count)), sum));
     });
   }
 
   void run(const panels<T>& state, bool empty) const {
-    const panels<T>* const before = empty ? nullptr : &state;
     load();
+    run_columns(state, empty);
+  }
+  /// All that comes after load().
+  void run_columns(const panels<T>& state, bool empty) const {
+    const panels<T>* const before = empty ? nullptr : &state;
     solve(before);
     if (head.queries()) answer(before);
     update(state, empty);
@@ -157,19 +166,20 @@ struct delta_chunk {
     if (head.unit_norm_eps >= T(0))
       for (index t = 0; t < count; ++t) {
         const packet<T> norm = broadcast<T>(T(1) / std::sqrt(dot_rows(to, to, t, dim()) + head.unit_norm_eps));
-        for (index col = 0; col < dim(); col += width<T>) {
-          T* const at = to.at(t, col);
+        for (index c = 0; c < dim(); c += width<T>) {
+          T* const at = to.at(t, c);
           store<T>(at, mul(load_packet(at), norm));
         }
       }
     transpose_panels(to, count, dim(), to_t);
   }
 
-  static void write_rows(const panels<T>& from, const stored_matrix<T>& to, index begin, index count) {
+  void write_rows(const panels<T>& from) const {
+    const stored_matrix<T>& to = head.out;
     for (index i = 0; i < count; ++i)
-      for (index col = 0; col < to.cols; col += panel_width<T>)
-        to.access->write(from.at(i, col), to.row(begin + i) + col * to.col_stride * to.access->size,
-                         std::min<index>(panel_width<T>, to.cols - col), to.col_stride);
+      for (index c = 0; c < cols; c += panel_width<T>)
+        to.access->write(from.at(i, c), to.row(begin + i) + (col + c) * to.col_stride * to.access->size,
+                         std::min<index>(panel_width<T>, cols - c), to.col_stride);
   }
 };
 
