@@ -47,11 +47,11 @@ struct delta_backward_call {
 /// Scratch memory of one worker for a chunk. `_t` is transposed.
 template <class T>
 struct delta_backward_scratch {
-  panels<T> q, k, k_t, q_t, q_start, k_start, k_start_t, k_end, k_end_t;          // [token][dim]
-  panels<T> v, u, u_t, d_out, d_out_t, x, y, y_t;                                 // [token][value dim]
-  panels<T> a, a_t, p, da, da_t, dp, dp_t;                                        // [token][token]
-  panels<T> s_t, ds_t;                                                            // [value dim][dim]
-  panels<T> dq, dk_row, dk_col, d_gamma;                                          // [token][dim]
+  panels<T> q, k, q_t, k_t, q_start, k_start, k_start_t, k_end, k_end_t;  // [token][dim]
+  panels<T> v, u, u_t, d_out, d_out_t, x, y, y_t;                         // [token][value dim]; v becomes R
+  panels<T> a, a_t, p, da, da_t, dp, dp_t;                                // [token][token]
+  panels<T> s_t, ds_t;                                                    // [value dim][dim]
+  panels<T> dq, dk_row, dk_col, d_gamma;                                  // [token][dim]
   delta_decay<T> decay;
   delta_pair_scratch<T> pairs;
   T *beta, *q_norm, *k_norm, *d_last;
