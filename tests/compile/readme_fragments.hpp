@@ -16,8 +16,9 @@ attn::index batch = 1, heads = 8, key_heads = 8, length = 512, dim = 64, sb = 1,
 float *pointer = nullptr, *qkv = nullptr;
 std::uint16_t* bits = nullptr;
 
-attn::tensor_view<float> q, k, v, out, x, part_out, logits, q_t, k_t, v_t, out_t, bias, d_out, dq, dk, dv;
-attn::tensor_view<float, 3> w, band, kernel, lse, part_lse;
+attn::tensor_view<float> q, k, v, out, x, part_out, logits, q_t, k_t, v_t, out_t, bias, d_out, dq, dk, dv,
+    log_decay;
+attn::tensor_view<float, 3> w, band, kernel, lse, part_lse, beta;
 matrix_type q_matrix, k_matrix, v_matrix, out_matrix, matrix, x_matrix, wq, wk, wv, wo, up, down;
 auto features = attn::draw_features<float>(256, 64, {.seed = 7});
 std::vector<float> slope;
