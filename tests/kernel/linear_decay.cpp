@@ -1,10 +1,7 @@
-// linear with decays per token and channel, bonus, scale and states, against its reference and against the recurrences of
-// the models that are made of it; in one call and in steps; bad input.
-#include <functional>
-
+// linear with decays per token and channel, bonus, scale and states, against its reference and against the recurrences
+// of the models that are made of it; in one call and in steps.
 #include "support/linear_decay.hpp"
 #include "support/pairwise.hpp"
-#include "support/refusal.hpp"
 
 namespace testing {
 namespace {
@@ -65,6 +62,11 @@ TEMPLATE_LIST_TEST_CASE("linear_decay: every combination of options", "[linear_d
         CAPTURE(int(kind), int(feature), bits);
         check<TestType>(p);
       }
+}
+
+TEMPLATE_LIST_TEST_CASE("linear_decay: decays for key heads, states for query heads", "[linear_decay]", exact_types) {
+  for (decays kind : all_decays)
+    check<TestType>(random_linear_decay({.heads = 4, .kind = kind, .state_heads = 4, .bonus = true, .states = true}));
 }
 
 TEMPLATE_LIST_TEST_CASE("linear_decay: not causal, with states", "[linear_decay]", exact_types) {
@@ -203,7 +205,9 @@ TEST_CASE("linear_decay: RetNet, Lightning, Mamba-2, GLA, HGRN2 and RWKV-6", "[l
   {  // alpha_t per channel, a sigmoid to the power 1 / 16
     linear_decay_problem p = random_linear_decay(shape);
     const tensor<double> logits = random_normal(40, 1, heads, length, dim);
-    const auto alpha = [&](index h, index t, index d) { return std::pow(1 / (1 + std::exp(-logits(0, h, t, d))), 1 / 16.0); };
+    const auto alpha = [&](index h, index t, index d) {
+      return std::pow(1 / (1 + std::exp(-logits(0, h, t, d))), 1 / 16.0);
+    };
     for (index h = 0; h < heads; ++h)
       for (index t = 0; t < length; ++t)
         for (index d = 0; d < dim; ++d) p.x.log_decay(0, h, t, d) = std::log(alpha(h, t, d));

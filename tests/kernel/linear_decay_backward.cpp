@@ -1,10 +1,7 @@
 // The gradients of linear with decays per token and channel, bonus, scale and states, against the reverse pass of the
-// reference; what holds of them bit for bit; bad input.
-#include <functional>
-
+// reference; what holds of them bit for bit.
 #include "support/linear_decay.hpp"
 #include "support/pairwise.hpp"
-#include "support/refusal.hpp"
 
 namespace testing {
 namespace {
@@ -56,6 +53,13 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: every combination of options", "
         CAPTURE(int(kind), int(feature), bits);
         check_backward<TestType>(p);
       }
+}
+
+TEMPLATE_LIST_TEST_CASE("linear_decay_backward: decays for key heads, states for query heads",
+                        "[linear_decay_backward]", exact_types) {
+  for (decays kind : all_decays)
+    check_backward<TestType>(
+        random_linear_decay({.heads = 4, .kind = kind, .state_heads = 4, .bonus = true, .states = true}));
 }
 
 TEMPLATE_LIST_TEST_CASE("linear_decay_backward: not causal, with states", "[linear_decay_backward]", exact_types) {

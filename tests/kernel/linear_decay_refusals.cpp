@@ -12,7 +12,8 @@ namespace {
 
 // A good call, to be spoilt in one place: batch 2, heads 4 over 2, length 9, dims 8 and 5; sums per query head.
 struct inputs {
-  tensor<float> q{2, 4, 9, 8, 0.5f}, k{2, 2, 9, 8, 0.25f}, v{2, 2, 9, 5, 2}, d_out{2, 4, 9, 5, 1}, other{2, 4, 30, 30, 1};
+  tensor<float> q{2, 4, 9, 8, 0.5f}, k{2, 2, 9, 8, 0.25f}, v{2, 2, 9, 5, 2}, d_out{2, 4, 9, 5, 1};
+  tensor<float> other{2, 4, 30, 30, 1};  // more memory to point to
   tensor<float> log_decay{2, 4, 9, 8, -0.5f}, bonus{1, 4, 1, 8, 0.5f}, state{2, 4, 8, 5, 1}, weights{2, 4, 1, 8, 1};
   tensor<float> decay{2, 4, 9, 1, 0.5f};
   // What is written, all of it 7.

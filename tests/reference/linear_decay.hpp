@@ -10,7 +10,8 @@ struct linear_decay_options : linear_options {
   double scale = 1;
 };
 
-// Those not given are empty. H of sums: as many heads as queries have, where a decay has as many, else those of keys.
+// Those not given are empty. H of sums: as many heads as queries have, where a decay or an initial state has as many,
+// else those of keys.
 template <class N>
 struct linear_inputs {
   tensor<N> q, k, v;          // [B, H, Lq, D], [B, Hkv, Lk, D], [B, Hkv, Lk, Dv]
@@ -20,7 +21,7 @@ struct linear_inputs {
   tensor<N> initial_state;    // [B, H of sums, features, Dv]
   tensor<N> initial_weights;  // [B, H of sums, 1, features]
 
-  index sums_heads() const { return std::max({k.heads(), decay.heads(), log_decay.heads()}); }
+  index sums_heads() const { return std::max({k.heads(), decay.heads(), log_decay.heads(), initial_state.heads()}); }
 };
 
 template <class N>

@@ -19,7 +19,7 @@ enum class decays { none, token, channel, factor };  // factor: `decay` in the p
 struct linear_decay_shape {
   index batch = 2, heads = 2, kv_heads = 2, queries = 77, keys = 77, dim = 9, value_dim = 5;
   decays kind = decays::channel;
-  index decay_heads = 2;
+  index decay_heads = 2, state_heads = 0;  // 0: as many as there are sums
   bool bonus = false, states = false;
   reference::linear_feature feature = reference::linear_feature::identity;  // elu_plus_one: normalised
 };
@@ -48,7 +48,7 @@ inline linear_decay_problem random_linear_decay(const linear_decay_shape& s, std
   };
   if (s.bonus) p.x.bonus = positive(random_normal(9 * seed + 4, 1, s.heads, 1, features));
   if (s.states) {
-    const index heads = p.x.sums_heads();
+    const index heads = s.state_heads ? s.state_heads : p.x.sums_heads();
     p.x.initial_state = random_normal(9 * seed + 5, s.batch, heads, features, s.value_dim);
     p.x.initial_weights = positive(random_normal(9 * seed + 6, s.batch, heads, 1, features));
   }

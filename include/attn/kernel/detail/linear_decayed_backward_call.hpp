@@ -61,8 +61,8 @@ struct decayed_backward_scratch {
     const index m = call.features(), dim_v = call.columns(), dim = call.call.shape.dim;
     const index own = call.extra().bonus ? 1 : 0;
     const decay_kind kind = call.kind();
-    const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
-      for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
+    const auto allocate = [&](index count, index cols, std::initializer_list<panels<T>*> all) {
+      for (panels<T>* x : all) *x = panels<T>::layout(memory, count, cols);
     };
     const auto numbers = [&](index count, std::initializer_list<T**> all) {
       for (T** x : all) *x = memory.allocate<T>(count);
