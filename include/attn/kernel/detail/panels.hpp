@@ -48,70 +48,76 @@ void transpose_panels(const panels<T>& a, index rows, index cols, const panels<T
     }
 }
 
+/// One tile of a product, `rows` <= tile_rows by one or two packets, into sums [tile_rows][panel_width]. Out of line: all
+/// products share it, at the price of a tile that is stored and loaded once more.
+template <class T>
+[[gnu::noinline]] void panel_tile(const T* a, index rows, const T* panel, index packets, index depth, T* sums) {
+  const auto tile = [&](auto M, auto N) {
+    tile_product<T, M.value, N.value>(left_operand<T, 1, panel_width<T>>{a}, panel, depth,
+                                      [&](auto m, auto n, const auto& sum) {
+                                        store<T>(sums + m * panel_width<T> + n * width<T>, sum);
+                                      });
+  };
+  with_tile_height(rows, [&](auto M) {
+    if (packets == 2)
+      tile(M, std::integral_constant<int, 2>{});
+    else
+      tile(M, std::integral_constant<int, 1>{});
+  });
+}
+
+/// How many packets of the panel that begins at column col are in use.
+template <class T>
+index packets_from(index col, index cols) {
+  return col + width<T> < cols ? 2 : 1;
+}
+
 /// done(row, col, sum) takes the sum over k < depth of a[k][row] b[k][col] for every packet of columns < cols and every
-/// row < rows, and some beyond, up to a whole panel.
+/// row < rows.
 template <class T, class Done>
-ATTN_INLINE void product(const panels<T>& a, index rows, const panels<T>& b, index cols, index depth, Done&& done) {
+void product(const panels<T>& a, index rows, const panels<T>& b, index cols, index depth, Done&& done) {
   constexpr index wide = panel_width<T>;
+  alignas(64) T sums[tile_rows * panel_width<T>];
   for (index col = 0; col < cols; col += wide)
     for (index first = 0; first < rows; first += wide)
-      for (index row = first; row < std::min(first + wide, rows); row += tile_rows)
-        with_tile_height(std::min<index>(tile_rows, std::min(first + wide, rows) - row), [&](auto M) {
-          const left_operand<T, 1, panel_width<T>> left{a.at(0, row)};
-          const auto take = [&](auto m, auto half, const auto& sum) { done(row + m, col + half * width<T>, sum); };
-          if (col + width<T> < cols)
-            tile_product<T, M.value, 2>(left, b.panel(col), depth, take);
-          else
-            tile_product<T, M.value, 1>(left, b.panel(col), depth, take);
-        });
+      for (index row = first; row < std::min(first + wide, rows); row += tile_rows) {
+        const index some = std::min<index>(tile_rows, std::min(first + wide, rows) - row);
+        const index packets = packets_from<T>(col, cols);
+        panel_tile(a.at(0, row), some, b.panel(col), packets, depth, sums);
+        for (index m = 0; m < some; ++m)
+          for (index n = 0; n < packets; ++n)
+            done(row + m, col + n * width<T>, load<T>(sums + m * wide + n * width<T>));
+      }
 }
 
 /// The k a row of a triangle sums over: those before it, or those after it; with itself, or without.
 enum class triangle { before, up_to, after, from };
 
-/// One tile of the sum below, N packets wide.
-template <triangle Form, int N, class T, class Finish>
-ATTN_INLINE void triangle_tile(const panels<T>& a, index row, index rows, const T* panel, index count,
-                               Finish&& finish) {
-  constexpr index wide = panel_width<T>;
-  constexpr bool before = Form == triangle::before || Form == triangle::up_to;
-  constexpr index own = Form == triangle::up_to || Form == triangle::from ? 1 : 0;
-  const index first = before ? 0 : row + rows, last = before ? row : count;
-  packet<T> sums[tile_rows][N];
-  with_tile_height(rows, [&](auto M) {
-    tile_product<T, M.value, N>(left_operand<T, 1, panel_width<T>>{a.at(std::min(first, count - 1), row)},
-                                panel + first * wide, last - first,
-                                [&](auto m, auto n, const auto& sum) { sums[m][n] = sum; });
-  });
-  for (index m = before ? 0 : rows - 1; before ? m < rows : m >= 0; m += before ? 1 : -1) {
-    const index begin = before ? row : row + m + 1 - own, end = before ? row + m + own : row + rows;
-    packet<T> sum[N];
-    unroll<N>([&](auto n) { sum[n] = sums[m][n]; });
-    for (index k = begin; k < end; ++k) {
-      const packet<T> x = broadcast<T>(*a.at(k, row + m));
-      unroll<N>([&](auto n) { sum[n] = fma(x, load<T>(panel + k * wide + n * width<T>), sum[n]); });
-    }
-    unroll<N>([&](auto n) { finish(row + m, n * width<T>, sum[n]); });
-  }
-}
-
-/// finish(row, col, sum) takes the sum over the k of the triangle of a[k][row] b[k][col], for `count` rows, from first
-/// to last or, of what is after a row, from last to first: where it writes that row of b, later rows sum what it wrote.
+/// finish(row, col, sum) takes the sum over the k of the triangle of a[k][row] b[k][col], for `count` rows, from first to
+/// last or, of what is after a row, from last to first: where it writes that row of b, later rows sum what it wrote.
 template <triangle Form, class T, class Finish>
 void triangle_product(const panels<T>& a, index count, const panels<T>& b, index cols, Finish&& finish) {
   constexpr index wide = panel_width<T>, tiles = (wide + tile_rows - 1) / tile_rows;
   constexpr bool before = Form == triangle::before || Form == triangle::up_to;
+  constexpr index own = Form == triangle::up_to || Form == triangle::from ? 1 : 0;
   const index all = ceil_div(count, wide) * tiles;
+  alignas(64) T sums[tile_rows * panel_width<T>];
   for (index col = 0; col < cols; col += wide)
     for (index n = 0; n < all; ++n) {
       const index tile = before ? n : all - 1 - n, row = tile / tiles * wide + tile % tiles * tile_rows;
       if (row >= count) continue;
       const index rows = std::min({index(tile_rows), wide - row % wide, count - row});
-      const auto take = [&](index r, index c, const packet<T>& sum) { finish(r, col + c, sum); };
-      if (col + width<T> < cols)
-        triangle_tile<Form, 2>(a, row, rows, b.panel(col), count, take);
-      else
-        triangle_tile<Form, 1>(a, row, rows, b.panel(col), count, take);
+      const index first = before ? 0 : row + rows, last = before ? row : count, packets = packets_from<T>(col, cols);
+      panel_tile(a.at(std::min(first, count - 1), row), rows, b.panel(col) + first * wide, packets, last - first, sums);
+      for (index m = before ? 0 : rows - 1; before ? m < rows : m >= 0; m += before ? 1 : -1) {
+        const index begin = before ? row : row + m + 1 - own, end = before ? row + m + own : row + rows;
+        packet<T> sum[2] = {load<T>(sums + m * wide), load<T>(sums + m * wide + width<T>)};
+        for (index k = begin; k < end; ++k) {
+          const packet<T> x = broadcast<T>(*a.at(k, row + m));
+          unroll<2>([&](auto half) { sum[half] = fma(x, load<T>(b.at(k, col) + half * width<T>), sum[half]); });
+        }
+        for (index half = 0; half < packets; ++half) finish(row + m, col + half * width<T>, sum[half]);
+      }
     }
 }
 

@@ -12,8 +12,12 @@ namespace attn::inline ATTN_ISA::detail {
 
 class step_ring {
  public:
-  /// Throws std::invalid_argument for keep < 0.
-  step_ring(const char* name, index keep) : keep_(keep) { validator(name).at_least("keep", 0, keep); }
+  /// Throws std::invalid_argument for keep < 0 or more than any memory can hold.
+  step_ring(const char* name, index keep) : keep_(keep) {
+    const validator check(name);
+    check.at_least("keep", 0, keep);
+    check.fits("kept tokens", {keep, 1});
+  }
 
   index places() const { return keep_ + 1; }
   /// Of the state.
