@@ -40,7 +40,6 @@ template <class State, class Feed>
 void check_rollback(const State& fresh, const State& without, Feed&& feed) {
   State state = fresh, plain = without;
   index at = 0;
-  std::vector<std::string> before{content(state)};  // after each token, as far as known
   for (index n : {1, 2, 1, 3, 4, 7, 1, 40, 6, 1}) {
     const index kept_before = state.kept();
     feed(state, at, n);

@@ -62,7 +62,7 @@ struct memory_layout {
 
   memory_layout() = default;
   template <class T, int Rank>
-  memory_layout(const tensor_view<T, Rank>& x)
+  [[gnu::noinline]] memory_layout(const tensor_view<T, Rank>& x)
       : data(reinterpret_cast<const char*>(x.data())), item(sizeof(T)), rank(Rank) {
     std::copy(x.extents().begin(), x.extents().end(), extents);
     std::copy(x.strides().begin(), x.strides().end(), strides);

@@ -73,39 +73,24 @@ struct decayed_engine {
 
   void begin(index b, index h, const panels<T>& to) const {
     std::fill_n(to.data, to.capacity * round_up(columns(), panels<T>::wide), T(0));
-    if (call.state) {
-      const kernel_sums<T> from = call.state_sums(b, h);
-      each([&](index r, index d, T& x) { x = d < dim_v() ? from.value(r, d) : from.weights[r]; }, to);
-    } else if (extra.initial_state || extra.initial_weights) {
-      each(
-          [&](index r, index d, T& x) {
-            if (d < dim_v())
-              x = extra.initial_state ? extra.initial_state(b, at(extra.initial_state, h), r, d) : T(0);
-            else
-              x = extra.initial_weights ? extra.initial_weights(b, at(extra.initial_weights, h), r) : T(0);
-          },
-          to);
-    }
+    each_number(b, h, to, extra.initial_state, extra.initial_weights, [](T& own, const T& given) { own = given; });
   }
   void end(index b, index h, const panels<T>& from) const {
-    if (call.state) {
-      const kernel_sums<T> to = call.state_sums(b, h);
-      each([&](index r, index d, T& x) { (d < dim_v() ? to.value(r, d) : to.weights[r]) = x; }, from);
-      return;
-    }
-    const bool values = bool(extra.final_state), weights = bool(extra.final_weights);
-    if (!values && !weights) return;
-    each(
-        [&](index r, index d, T& x) {
-          if (d < dim_v() && values) extra.final_state(b, h, r, d) = x;
-          if (d == dim_v() && weights) extra.final_weights(b, h, r) = x;
-        },
-        from);
+    each_number(b, h, from, extra.final_state, extra.final_weights, [](const T& own, T& given) { given = own; });
   }
-  template <class F>
-  void each(F&& f, const panels<T>& of) const {
-    for (index r = 0; r < features(); ++r)
-      for (index d = 0; d < columns(); ++d) f(r, d, *of.at(r, d));
+  /// f(own, given) for every number of S and z, and that of the state or of the views, if given.
+  template <class Values, class Weights, class F>
+  void each_number(index b, index h, const panels<T>& own, const Values& values, const Weights& weights, F&& f) const {
+    const kernel_sums<T> sums = call.state ? call.state_sums(b, h) : kernel_sums<T>();
+    for (index r = 0; r < features(); ++r) {
+      if (call.state) {
+        for (index d = 0; d < dim_v(); ++d) f(*own.at(r, d), sums.value(r, d));
+        f(*own.at(r, dim_v()), sums.weights[r]);
+        continue;
+      }
+      for (index d = 0; values.data() && d < dim_v(); ++d) f(*own.at(r, d), values(b, at(values, h), r, d));
+      if (weights.data() && this->weights()) f(*own.at(r, dim_v()), weights(b, at(weights, h), r));
+    }
   }
   template <class View>
   index at(const View& x, index h) const {
