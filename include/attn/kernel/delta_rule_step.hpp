@@ -63,7 +63,7 @@ class delta_rule_state {
     check.at_least("value dim", 0, e.value_dim);
     // More than the numbers of one, whose paddings at most double the larger of an extent and 64.
     const index most = check.fits("the state of a head", {std::max<index>(e.dim, 64), std::max<index>(e.value_dim, 64), 4});
-    check.fits("states", {check.fits("kept tokens", {e.keep, 1}) + 1, e.batch, e.heads, most});
+    check.fits("states", {ring_.places(), e.batch, e.heads, most});
     memory_.assign(static_cast<std::size_t>(ring_.places() * place_size()), T(0));
   }
 
@@ -142,9 +142,9 @@ class delta_rule_state {
   void run(detail::delta_call<T>& call, execution& exec) {
     const auto limit = exec.limit_threads(call.work());
     const index count = call.shape.length, first = ring_.beyond(count);
-    const auto steps = [&](index begin, index end) {
+    const auto steps = [&](T* before, index begin, index end) {
       call.state = current();
-      detail::delta_steps(call, begin, end, exec);
+      detail::delta_steps(call, before, begin, end, exec);
     };
     if (first > 0) ring_.forget();
     if (first > few) {
@@ -152,11 +152,12 @@ class delta_rule_state {
       call.lengths.full_keys = first;
       call.run_heads(exec);
     } else {
-      steps(0, first);
+      steps(current(), 0, first);
     }
     for (index t = first; t < count; ++t) {
-      ring_.advance(memory_.data(), place_size());
-      steps(t, t + 1);
+      T* const before = current();
+      ring_.advance();
+      steps(before, t, t + 1);
     }
     tokens_ += count;
   }

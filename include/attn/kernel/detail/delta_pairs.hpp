@@ -132,6 +132,22 @@ struct delta_pair_scratch {
       }
     }
   }
+  /// columns_t, which has the tokens before `block`, gets those of the block; all are times the decays until it ends.
+  void add_columns(const delta_decay<T>& decay, const panels<T>& k, index block) const {
+    for (index col = 0; col < decay.dim; col += width<T>) {
+      packet<T> factor = broadcast<T>(T(1));
+      for (index j = block + pair_block - 1; j >= block; --j) {
+        store<T>(columns.at(j, col), mul(factor, load<T>(k.at(j, col))));
+        factor = mul(factor, load<T>(decay.gate.at(j, col)));
+      }
+      store<T>(row + col, factor);
+    }
+    for (index d = 0; d < decay.dim; ++d)
+      for (index j = 0; j < block; j += width<T>)
+        store<T>(columns_t.at(d, j), mul(load<T>(columns_t.at(d, j)), broadcast<T>(row[d])));
+    transpose_panels(panels<T>{columns.at(block, 0), columns.capacity}, pair_block, decay.dim,
+                     panels<T>{columns_t.at(0, block), columns_t.capacity});
+  }
   /// The decays since the block began, which are factors of its rows.
   void load_factors(const delta_decay<T>& decay, index block, index count) const {
     for (index col = 0; col < decay.dim; col += width<T>) {
@@ -173,10 +189,9 @@ void pair_products(const delta_decay<T>& decay, const delta_pair_scratch<T>& s, 
   for (index block = 0; block < count; block += pair_block) {
     const index rows = std::min(pair_block, count - block), end = block + rows;
     if (block > 0) {
-      s.load_columns(decay, k, block);
+      s.add_columns(decay, k, block - pair_block);
       s.load_factors(decay, block, rows);
       s.load_rows(x, block, rows, decay.dim, s.q_rows);
-      transpose_panels(s.columns, block, decay.dim, s.columns_t);
       transpose_panels(s.q_rows, rows, decay.dim, s.rows_t);
       product(s.rows_t, rows, s.columns_t, block, decay.dim,
               [&](index row, index col, const packet<T>& sum) { store<T>(to.at(block + row, col), sum); });

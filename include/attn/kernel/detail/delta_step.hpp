@@ -18,38 +18,40 @@ struct delta_step_scratch {
   }
 };
 
-/// S = diag(decay) S;  S += beta k (v - S^T k)^T;  out = S^T q, for one panel of S [dim][panel_width].
+/// to = diag(decay) from;  to += beta k (v - to^T k)^T;  out = to^T q, for one panel of S [dim][panel_width]. Both may be the
+/// same.
 template <class T, bool Queries>
-void delta_step_panel(T* state, index dim, const delta_step_scratch<T>& x, T beta, const T* value) {
+void delta_step_panel(const T* from, T* to, index dim, const delta_step_scratch<T>& x, T beta, const T* value) {
   constexpr int w = width<T>;
   packet<T> read[2] = {zero<T>(), zero<T>()}, written[2], out[2] = {zero<T>(), zero<T>()};
   for (index d = 0; d < dim; ++d)
     unroll<2>([&](auto half) {
-      T* const at = state + d * panel_width<T> + half * w;
-      const packet<T> decayed = mul(load<T>(at), broadcast<T>(x.decay[d]));
-      store<T>(at, decayed);
+      const index at = d * panel_width<T> + half * w;
+      const packet<T> decayed = mul(load<T>(from + at), broadcast<T>(x.decay[d]));
+      store<T>(to + at, decayed);
       read[half] = fma(broadcast<T>(x.k[d]), decayed, read[half]);
     });
   unroll<2>([&](auto half) { written[half] = mul(sub(load<T>(value + half * w), read[half]), broadcast<T>(beta)); });
   for (index d = 0; d < dim; ++d)
     unroll<2>([&](auto half) {
-      T* const at = state + d * panel_width<T> + half * w;
-      const packet<T> sum = fma(broadcast<T>(x.k[d]), written[half], load<T>(at));
-      store<T>(at, sum);
+      const index at = d * panel_width<T> + half * w;
+      const packet<T> sum = fma(broadcast<T>(x.k[d]), written[half], load<T>(to + at));
+      store<T>(to + at, sum);
       if constexpr (Queries) out[half] = fma(broadcast<T>(x.q[d]), sum, out[half]);
     });
   if constexpr (Queries) unroll<2>([&](auto half) { store<T>(x.out + half * w, out[half]); });
 }
 
-/// Tokens [begin, end) one by one.
+/// Tokens [begin, end) one by one. The states are read from `before` and written to call.state, which may be the same; after
+/// the first token they are.
 template <class T>
-void delta_steps(const delta_call<T>& call, index begin, index end, execution& exec) {
+void delta_steps(const delta_call<T>& call, T* before, index begin, index end, execution& exec) {
   const index dim = call.shape.dim, dim_v = call.shape.dim_v;
   exec.for_each(call.shape.batch * call.shape.heads, [&](index pair, int worker) {
     const auto s =
         exec.scratch(worker, [&](arena& memory) { return delta_step_scratch<T>::layout(memory, dim, dim_v); });
     const delta_head<T> x = call.head(pair / call.shape.heads, pair % call.shape.heads);
-    const panels<T> state = call.state_of(call.state, pair);
+    const panels<T> first = call.state_of(before, pair), state = call.state_of(call.state, pair);
     const auto load_row = [&](const stored_matrix<T>& from, index t, T factor, T* to) {
       from.read_row(t, to);
       if (x.unit_norm_eps >= T(0)) {
@@ -70,11 +72,12 @@ void delta_steps(const delta_call<T>& call, index begin, index end, execution& e
       if (channels != dim) std::fill_n(s.decay, dim, channels ? s.decay[0] : T(1));
       const T beta = x.beta ? x.beta(x.b, x.h, t) : T(1);
       for (index col = 0; col < dim_v; col += panel_width<T>) {
+        const T* const from = (t == begin ? first : state).panel(col);
         if (!x.queries()) {
-          delta_step_panel<T, false>(state.panel(col), dim, s, beta, s.value + col);
+          delta_step_panel<T, false>(from, state.panel(col), dim, s, beta, s.value + col);
           continue;
         }
-        delta_step_panel<T, true>(state.panel(col), dim, s, beta, s.value + col);
+        delta_step_panel<T, true>(from, state.panel(col), dim, s, beta, s.value + col);
         x.out.access->write(s.out, x.out.row(t) + col * x.out.col_stride * x.out.access->size,
                             std::min<index>(panel_width<T>, dim_v - col), x.out.col_stride);
       }

@@ -30,14 +30,10 @@ struct linear_extra {
   tensor_view<const T, 3> initial_weights{};
   tensor_view<T> final_state{};
   tensor_view<T, 3> final_weights{};
-  void (*run)(const kernel_call<T>&, execution&) = nullptr;  // null: nothing of it
+  void (*run)(const kernel_call<T>&, execution&) = nullptr;  // null: nothing but, perhaps, log decays per token
 
-  bool channels() const { return log_decay && log_decay.extent(3) != 1; }
-  /// With the decay per token that is given otherwise.
-  decay_kind kind(const tensor_view<const T, 3>& gate) const {
-    if (log_decay) return log_decay.extent(3) == 1 ? decay_kind::token : decay_kind::channel;
-    return gate ? decay_kind::token : decay_kind::none;
-  }
+  bool per_token() const { return log_decay.data() != nullptr && log_decay.extent(3) == 1; }
+  bool per_channel() const { return log_decay.data() != nullptr && log_decay.extent(3) != 1; }
 };
 
 /// One call, after its checks.
@@ -57,12 +53,18 @@ struct kernel_call {
   state_memory<T> state{};  // where given, what came before, and then what comes after
   linear_extra<T> extra{};
 
-  bool gated() const { return gate.data() != nullptr; }
+  /// Is there a decay or gate per token, as it is or as its logarithm?
+  bool gated() const { return gate.data() != nullptr || extra.per_token(); }
+  decay_kind decays() const {
+    return extra.per_channel() ? decay_kind::channel : gated() ? decay_kind::token : decay_kind::none;
+  }
   bool log_scaled() const { return map->scaling != nullptr; }
   index group() const { return heads > 0 ? shape.heads / heads : 0; }
   index kv_head(index h) const { return h / (heads / shape.kv_heads); }
   T gate_at(index b, index h, index t) const {
-    return gate(b, gate.extent(1) == heads ? h : h / (heads / gate.extent(1)), t);
+    const auto of = [&](index given) { return given == heads ? h : h / (heads / given); };
+    if (extra.per_token()) return std::exp(extra.log_decay(b, of(extra.log_decay.extent(1)), t, 0));
+    return gate(b, of(gate.extent(1)), t);
   }
   /// The lanes of a block that must be filled: features with log scales are compared across all of them.
   index filled_lanes() const { return log_scaled() ? kernel_chunk : 1; }

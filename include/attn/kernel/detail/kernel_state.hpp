@@ -125,9 +125,11 @@ class kernel_state {
   /// How many of n tokens cannot be undone; the others are fed one by one, each after keep_before().
   index beyond_kept(index n) const { return ring_.beyond(n); }
   void keep_before() {
-    const index from = ring_.place();
-    ring_.advance(memory_.data(), each_);
-    if (ring_.place() != from) std::copy_n(gates_.data() + from * pairs(), pairs(), gates());
+    const T *const sums = step_memory().sums, *const decays = gates();
+    ring_.advance();
+    if (gates() == decays) return;
+    std::copy_n(sums, each_, step_memory().sums);
+    std::copy_n(decays, pairs(), gates());
   }
   void forget_kept() { ring_.forget(); }
   void advance(index tokens) { tokens_ += tokens; }

@@ -69,7 +69,10 @@ void check_linear_extra(const validator& check, kernel_call<T>& call, const Opti
     check.equal("heads of the final state = heads of sums", call.heads, heads);
   call.extra = {.scale = o.scale, .log_decay = o.log_decay, .bonus = o.bonus, .initial_state = o.initial_state,
                 .initial_weights = o.initial_weights, .final_state = o.final_state, .final_weights = o.final_weights,
-                .run = &decayed_engine<T>::run_call};
+                .run = nullptr};
+  // Decays per token alone are factors of pairs, which the engine of the family has anyway.
+  const bool per_token = call.extra.per_token() && !o.bonus && !states && o.scale == T(1);
+  if (!per_token) call.extra.run = &decayed_engine<T>::run_call;
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

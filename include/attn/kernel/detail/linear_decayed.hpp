@@ -29,7 +29,7 @@ struct decayed_scratch {
   static decayed_scratch layout(arena& memory, const kernel_call<T>& call, index columns) {
     decayed_scratch s;
     constexpr index chunk = kernel_chunk;
-    const decay_kind kind = call.extra.kind(call.gate);
+    const decay_kind kind = call.decays();
     const index m = call.map->features, own = call.extra.bonus ? 1 : 0;
     const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
       for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
@@ -66,7 +66,7 @@ struct decayed_engine {
   /// Is there a column of ones?
   bool weights() const { return call.normalise || extra.final_weights || call.state; }
   index columns() const { return dim_v() + (weights() ? 1 : 0); }
-  decay_kind kind() const { return extra.kind(call.gate); }
+  decay_kind kind() const { return call.decays(); }
   static panels<T> from_row(const panels<T>& x, index row) { return {x.data + row * panels<T>::wide, x.capacity}; }
 
   // States ------------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ struct decayed_engine {
     values.access->pack_panels(values, begin, count, s.v.data);
     for (index t = 0; weights() && t < count; ++t) *s.v.at(t, dim_v()) = T(1);
     if (kind() == decay_kind::none) return;
-    if (extra.log_decay) {
+    if (extra.log_decay.data()) {
       s.decay.load(extra.log_decay, b, at(extra.log_decay, h), begin, count);
     } else {
       for (index t = 0; t < count; ++t) s.decay.gates[t] = call.gate_at(b, h, begin + t);
@@ -215,8 +215,7 @@ struct decayed_engine {
     if (kind() == decay_kind::none) return T(1);
     if (kind() == decay_kind::channel) return std::numeric_limits<T>::quiet_NaN();
     T whole = T(1);
-    for (index t = 0; t < keys; ++t)
-      whole *= extra.log_decay ? std::exp(extra.log_decay(b, at(extra.log_decay, h), t, 0)) : call.gate_at(b, h, t);
+    for (index t = 0; t < keys; ++t) whole *= call.gate_at(b, h, t);
     return whole;
   }
 

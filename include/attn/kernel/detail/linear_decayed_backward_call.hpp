@@ -39,7 +39,7 @@ struct decayed_backward_call {
   bool of_keys() const { return dk || of_decays(); }
   /// Is anything asked for that depends on what comes later?
   bool reverse() const { return of_keys() || dv || d_initial_state || d_initial_weights; }
-  decay_kind kind() const { return call.extra.kind(call.gate); }
+  decay_kind kind() const { return call.decays(); }
 };
 
 /// Scratch memory of one worker for a chunk.

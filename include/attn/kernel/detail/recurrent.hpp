@@ -59,7 +59,7 @@ struct recurrent_steps {
     if (call.complement && call.gated())
       for (index r = 0; r < m; ++r) key[r] *= T(1) - g;
     if (call.extra.run) g = prepare_extra(b, h, t, queries, s.row_decay, x.stride);
-    if (!call.extra.channels()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), g);
+    if (!call.extra.per_channel()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), g);
     if (call.extra.bonus) return step_with_bonus(b, h, t, g, key, queries, s, x);
     const log_scaling<T>* const scaling = call.map->scaling;
     if (scaling) scaling->step_key(key, s.k_shift[n], sums.log_scale, s.row_decay);
@@ -78,7 +78,7 @@ struct recurrent_steps {
       for (index d = 0; d < cols; ++d) sum[d] *= x.normal[i];
       to.access->write(sum, to.row(t) + col * to.col_stride * to.access->size, cols, to.col_stride);
     });
-    if (call.gated() || call.extra.log_decay) call.state.decay[b * call.heads + h] *= g;
+    if (call.gated() || call.extra.per_channel()) call.state.decay[b * call.heads + h] *= g;
   }
 
   /// Scale and log decay; returns the decay of the token, not a number where it is per channel.
@@ -87,9 +87,8 @@ struct recurrent_steps {
     const index m = call.map->features;
     for (index i = 0; i < call.group(); ++i)
       for (index r = 0; r < m; ++r) queries[i * stride + r] *= extra.scale;
-    if (!extra.log_decay) return call.gated() ? call.gate_at(b, h, t) : T(1);
+    if (!extra.per_channel()) return call.gated() ? call.gate_at(b, h, t) : T(1);
     const index heads = extra.log_decay.extent(1), own = heads == call.heads ? h : h / (call.heads / heads);
-    if (!extra.channels()) return std::exp(extra.log_decay(b, own, t, 0));
     std::fill_n(row_decay, kernel_sums<T>::lanes(m), T(0));
     for (index r = 0; r < m; ++r) row_decay[r] = extra.log_decay(b, own, t, r);
     for (index r = 0; r < m; r += width<T>) store<T>(row_decay + r, exp_weight<T>(load<T>(row_decay + r)));
@@ -156,7 +155,7 @@ kernel_call<T> tokens_of(const kernel_call<T>& call, index begin, index end) {
   }
   some.shape.queries = some.shape.keys = end - begin;
   some.lengths = {end - begin, end - begin, {}, {}};
-  if (call.gated()) some.gate = call.gate.slice(2, begin, end - begin);
+  if (call.gate.data()) some.gate = call.gate.slice(2, begin, end - begin);
   if (call.extra.log_decay) some.extra.log_decay = call.extra.log_decay.slice(2, begin, end - begin);
   return some;
 }

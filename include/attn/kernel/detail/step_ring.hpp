@@ -1,7 +1,7 @@
 // attn: the last states of a sequence, to go back to: speculative decoding feeds tokens that may be rejected.
 //
-// Memory is a ring of keep + 1 places, each with the state after one token. A token that can be undone begins with a
-// copy of the state at the next place; going back only changes which place is the state's.
+// Memory is a ring of keep + 1 places, each with the state after one token; going back only changes which place is the
+// state's.
 #pragma once
 
 #include <attn/core/detail/check.hpp>
@@ -29,12 +29,9 @@ class step_ring {
   index beyond(index n) const { return std::max<index>(0, n - keep_); }
   /// No token before now can be undone.
   void forget() { kept_ = 0; }
-  /// Moves on by one token; `memory` is that of all places, `each` numbers a place.
-  template <class T>
-  void advance(T* memory, index each) {
-    const index next = (place_ + 1) % places();
-    if (next != place_) std::copy_n(memory + place_ * each, each, memory + next * each);
-    place_ = next;
+  /// Moves on by one token; what it makes of the state before goes to the new place.
+  void advance() {
+    place_ = (place_ + 1) % places();
     kept_ = std::min(kept_ + 1, keep_);
   }
   /// Throws std::invalid_argument for m < 0 or more than kept().
