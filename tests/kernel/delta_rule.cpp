@@ -264,7 +264,8 @@ TEST_CASE("delta_rule refuses what does not fit", "[refusals][delta_rule]") {
        [](inputs& d) { d.options.final_state = d.options.final_state.slice(1, 0, 2); }},
       {"a length beyond the extent", "lengths", [](inputs& d) { d.lengths = {9, 10}, d.options.lengths = d.lengths; }},
       {"another number of lengths", "lengths", [](inputs& d) { d.lengths = {9}, d.options.lengths = d.lengths; }},
-      {"a negative unit_norm_eps", "unit_norm_eps", [](inputs& d) { d.options.unit_norm_eps = -1.0f; }},
+      {"a negative unit_norm_eps", "unit_norm_eps > 0", [](inputs& d) { d.options.unit_norm_eps = -1.0f; }},
+      {"a unit_norm_eps of 0", "unit_norm_eps > 0", [](inputs& d) { d.options.unit_norm_eps = 0.0f; }},
       {"a scale that is not finite", "scale",
        [](inputs& d) { d.options.scale = std::numeric_limits<float>::infinity(); }}};
   const auto run = [](inputs& d) {

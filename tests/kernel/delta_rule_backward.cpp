@@ -76,10 +76,22 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: odd lengths and dims", "[delta_rul
     CAPTURE(none);
     const delta_rule_problem p = random_delta_rule(shape);
     const tensors all = gradients_by<TestType>(p, random_d_results(p));
+    const auto zeros = [](const tensor<double>& x) {
+      return std::all_of(x.data.begin(), x.data.end(), [](double each) { return each == 0; });
+    };
+    if (none == 3) CHECK((zeros(all[0]) && zeros(all[1])));
     if (none == 2)
-      CHECK(std::all_of(all[2].data.begin(), all[2].data.end(), [](double x) { return x == 0; }));
+      CHECK(zeros(all[2]));
     if (none == 4) CHECK(relative_error(all[5], random_d_results(p)[1]) <= gradient_tolerance<TestType>::value);
   }
+}
+
+TEST_CASE("delta_rule_backward: no value heads, no gradients", "[delta_rule_backward]") {
+  const tensor<float> q(1, 2, 9, 4, 1), none(1, 0, 9, 3);
+  tensor<float> dq(1, 2, 9, 4, 7), dk = dq;
+  attn::delta_rule_backward(view(q), view(q), view(none), view(none), {.q = view(dq), .k = view(dk)});
+  CHECK(dq == tensor<float>(1, 2, 9, 4, 0));
+  CHECK(dk == dq);
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule_backward: several segments, on any number of threads", "[delta_rule_backward]",

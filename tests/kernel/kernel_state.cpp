@@ -412,6 +412,11 @@ TEST_CASE("append feeds as a step does, without queries", "[kernel_state]") {
           attn::linear_step(s, view(q), view(k), view(v), view(out), {.decay = gate_view(gate)},
                             attn::feature_maps::relu{});
         });
+    const auto bonus = cast<float>(random_normal(3, 1, 1, 4, 4));  // which queries read
+    const attn::linear_step_options<float> with_bonus{.bonus = {bonus.data.data(), {4, 4}}};
+    check(
+        attn::linear_state<float>(key_heads), [&](auto& s) { s.append(view(k), view(v), with_bonus); },
+        [&](auto& s) { attn::linear_step(s, view(q), view(k), view(v), view(out), with_bonus); });
     check(
         attn::performer_state<float>(rows, {.kernel = attn::performer_kernel::hyperbolic}),
         [&](auto& s) { s.append(view(k), view(v), w, {.scale = 0.3f}); },

@@ -64,6 +64,44 @@ TEMPLATE_LIST_TEST_CASE("linear_decay: every combination of options", "[linear_d
       }
 }
 
+TEMPLATE_LIST_TEST_CASE("linear_decay: without the final sums", "[linear_decay]", exact_types) {
+  for (decays kind : all_decays)  // decays per token alone need nothing beyond the family's engine
+    for (int bits = 0; bits < 8; ++bits) {
+      linear_decay_problem p = random_linear_decay(
+          {.heads = 4, .kind = kind, .decay_heads = bits & 1 ? 4 : 2, .feature = linear_feature::elu_plus_one});
+      if (bits & 2) p.options.scale = 0.5;
+      if (bits & 4) p.options.lengths = {77, 66};
+      p = rounded<TestType>(p);
+      const linear_decay_memory<TestType> m(p);
+      tensor<TestType> out(2, 4, 77, 5, TestType(7));
+      attn::execution serial;
+      compiled_linear<TestType>::call(view(m.q), view(m.k), view(m.v), view(out), m.options, p.options.feature, serial);
+      CAPTURE(int(kind), bits);
+      CHECK(relative_error(cast<double>(out), expected(p).out) <= tolerance<TestType>::out);
+    }
+}
+
+TEST_CASE("linear_decay: queries that see no key give zeros, whatever they are", "[linear_decay]") {
+  for (bool causal : {true, false}) {
+    linear_decay_problem p = random_linear_decay(
+        {.queries = 9, .keys = causal ? 4 : 0, .kind = causal ? decays::channel : decays::none});
+    p.options.causal = causal, p.options.scale = 0.5;
+    const index alone = causal ? 5 : 9;
+    for (index h : {0, 1})
+      for (index i = 0; i < alone; ++i) p.x.q(0, h, i, 1) = std::numeric_limits<double>::quiet_NaN();
+    CAPTURE(causal);
+    const tensor<double> out = run_serially<float>(p).out;
+    const tensors d_results = {random_normal(5, 2, 2, 9, 5)};
+    const tensor<double> dq = gradients_by<float>(p, d_results)[0];
+    for (index b : {0, 1})
+      for (index h : {0, 1})
+        for (index i = 0; i < alone; ++i) {
+          for (index c = 0; c < 5; ++c) CHECK(out(b, h, i, c) == 0);
+          for (index c = 0; c < 9; ++c) CHECK(dq(b, h, i, c) == 0);
+        }
+  }
+}
+
 TEMPLATE_LIST_TEST_CASE("linear_decay: decays for key heads, states for query heads", "[linear_decay]", exact_types) {
   for (decays kind : all_decays)
     check<TestType>(random_linear_decay({.heads = 4, .kind = kind, .state_heads = 4, .bonus = true, .states = true}));

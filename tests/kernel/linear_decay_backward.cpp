@@ -55,6 +55,26 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: every combination of options", "
       }
 }
 
+TEMPLATE_LIST_TEST_CASE("linear_decay_backward: without gradients of the final sums", "[linear_decay_backward]",
+                        exact_types) {
+  for (decays kind : all_decays)
+    for (int bits = 0; bits < 8; ++bits) {
+      linear_decay_problem p = random_linear_decay(
+          {.heads = 4, .kind = kind, .decay_heads = bits & 1 ? 4 : 2, .feature = linear_feature::elu_plus_one});
+      if (bits & 2) p.options.scale = 0.5;
+      if (bits & 4) p.options.lengths = {77, 66};
+      p = rounded<TestType>(p);
+      tensors d = random_d_results<TestType>(p);
+      for (std::size_t n : {1u, 2u}) std::fill(d[n].data.begin(), d[n].data.end(), 0.0);
+      const tensors with = gradients_by<TestType>(p, d), without = gradients_by<TestType>(p, {d[0]});
+      CAPTURE(int(kind), bits);
+      for (std::size_t n = 0; n < linear_decay_count; ++n) {
+        CAPTURE(linear_decay_names[n]);
+        CHECK(relative_error(without[n], with[n]) <= 2 * gradient_tolerance<TestType>::value);
+      }
+    }
+}
+
 TEMPLATE_LIST_TEST_CASE("linear_decay_backward: decays for key heads, states for query heads",
                         "[linear_decay_backward]", exact_types) {
   for (decays kind : all_decays)

@@ -176,6 +176,18 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
   if (last) decay.data[7] = 1.5f;  // on one process alone
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.causal = true, .decay = row_view(decay)}), "decay from 0 to 1"));
   if (last) decay.data[7] = 0.5f;
+  tensor<float> state(2, 2, 8, 8), logs(2, 2, 10, 1, -1), bonus(1, 1, 4, 8, 1);
+  const auto alone = [&](auto set) {  // on the last process
+    attn::linear_options<float> options{.causal = true};
+    if (last) set(options);
+    return refused(2, 4, 2, 8, 8, 10, 10, options);
+  };
+  CHECK(contains(alone([&](auto& o) { o.scale = 0.5f; }), "scale 1 over processes"));
+  CHECK(contains(alone([&](auto& o) { o.log_decay = view(logs); }), "decay in place of log_decay"));
+  CHECK(contains(alone([&](auto& o) { o.bonus = {bonus.data.data(), {4, 8}}; }), "no bonus over processes"));
+  CHECK(contains(alone([&](auto& o) { o.initial_state = view(state); }), "no initial or final state"));
+  CHECK(contains(alone([&](auto& o) { o.final_state = view(state); }), "no initial or final state"));
+  CHECK(contains(alone([&](auto& o) { o.final_weights = row_view(decay); }), "no initial or final state"));
   if (process_count() == 1) return;
   CHECK(contains(refused(last ? 3 : 2, 4, 2, 8, 8, 10, 10, {}), "a batch on all processes"));
   CHECK(contains(refused(2, last ? 2 : 4, 2, 8, 8, 10, 10, {}), "heads on all processes"));

@@ -155,6 +155,19 @@ TEST_CASE("mpi linear_backward: what is refused, is refused by all", "[linear_ba
   CHECK(contains(refused({.q = view(dq), .k = view(last ? dq : dk)}, {}), "in separate memory"));
   tensor<float> decay(1, 2, 10, 1);
   CHECK(contains(refused({.q = view(dq), .decay = row_view(decay)}, {}), "decay"));
+  tensor<float> state(1, 2, 4, 4);
+  const auto alone = [&](auto set) {  // on the last process
+    attn::linear_gradients<float> wanted{.q = view(dq)};
+    if (last) set(wanted);
+    return refused(wanted, {.causal = true});
+  };
+  for (const std::string& message :
+       {alone([&](auto& g) { g.log_decay = view(state); }), alone([&](auto& g) { g.initial_state = view(state); }),
+        alone([&](auto& g) { g.bonus = {state.data.data(), {2, 4}}; }),
+        alone([&](auto& g) { g.initial_weights = row_view(decay); }),
+        alone([&](auto& g) { g.d_final_state = view(std::as_const(state)); }),
+        alone([&](auto& g) { g.d_final_weights = row_view(std::as_const(decay)); })})
+    CHECK(contains(message, "gradients of q, k, v and decay over processes"));
   if (process_count() > 1) {
     attn::linear_gradients<float> some{.q = view(dq)};
     if (last) some.k = view(dk);

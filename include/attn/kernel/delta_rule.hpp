@@ -1,8 +1,8 @@
 // attn: the delta rule: linear attention whose state corrects what it has for a key, instead of adding to it.
 //
 //   S'_t = Diag(e^g_t) S_(t-1),   S_t = S'_t + beta_t k_t (v_t - S'_t^T k_t)^T,   out_t = scale S_t^T q_t
-//                                  DeltaNet, Yang et al. 2024; Gated DeltaNet, Yang et al. 2025 (one decay per token, as
-//                                  in Qwen3-Next); KDA, Kimi Linear 2025 (one per channel). No normaliser, no feature map
+//       DeltaNet, Yang et al. 2024; Gated DeltaNet, Yang et al. 2025 (a decay per token, as in Qwen3-Next); KDA, Kimi
+//       Linear 2025 (one per channel). No normaliser, no feature map
 //
 //   attn::delta_rule(q, k, v, out, {.beta = beta}, threads);
 //   attn::delta_rule(q, k, v, out, {.beta = beta, .log_decay = g, .unit_norm_eps = 1e-6f});
@@ -13,7 +13,7 @@
 //          or double. Causal by nature.
 // Cost     B Hv L (6 D Dv + 64 (4 D + 2 Dv)) operations, O(L): products within chunks of 64 tokens, a triangular solve,
 //          one state between chunks. Scratch per thread: some 20 arrays of 64 x D numbers and a state, whatever the
-//          length.
+//          length; where threads share a head, 16 times that for all of them.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A step keeps the state bounded where beta |k|^2 is from 0 to 2; beyond, it grows from token to token, as the formula
@@ -37,7 +37,7 @@ struct delta_rule_options {
   tensor_view<const real> log_decay{};       // g <= 0, -infinity included: per token [B, Hv, L, 1] or channel [.., D]
   tensor_view<const real> initial_state{};   // S_0 [B, Hv, D, Dv]; 0 unless given
   tensor_view<real> final_state{};           // written if given: the state after the true length
-  /// If given, q and k are first divided by sqrt(|row|^2 + unit_norm_eps).
+  /// If given, q and k are first divided by sqrt(|row|^2 + unit_norm_eps); > 0.
   std::optional<real> unit_norm_eps{};
 };
 

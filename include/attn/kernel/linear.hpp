@@ -14,8 +14,8 @@
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
 //          Eigen::half / Eigen::bfloat16 in memory with float arithmetic; decays, bonus and states are float or double.
 // Cost     2 B (H + Hkv) L D Dv operations, O(L); causal B H L 64 (D + Dv) more. Scratch: a few times (D + 64)(Dv + 64)
-//          numbers per thread, whatever the length. Decays per channel, a scale, a bonus or states take 1.5 to 1.8 times as
-//          long.
+//          numbers per thread, whatever the length. With decays per channel, a scale, a bonus or states a call takes 1.5
+//          to 1.8 times as long, and a head is one thread's.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A denominator of 0 (or less than 16 times the smallest normal number) gives zeros. Features are not rescaled: where
@@ -46,7 +46,8 @@ struct linear_options {
   tensor_view<const real> log_decay{};
   tensor_view<const real, 2> bonus{};  // u [H, D]; causal only
   /// S [B, H or Hkv, D, Dv] and z [B, H or Hkv, D] before the first key, 0 unless given, and after the last one, written
-  /// if given: for query heads where decays, bonus or these are.
+  /// if given, in memory of their own. There are sums for query heads where decays or one of these are per query head:
+  /// final ones must then be, too, and initial ones of key heads begin all of theirs.
   tensor_view<const real> initial_state{};
   tensor_view<const real, 3> initial_weights{};
   tensor_view<real> final_state{};

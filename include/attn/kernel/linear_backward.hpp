@@ -20,11 +20,12 @@
 // d_token) on spans, which writes d_token. Those of feature_maps need none.
 //
 // Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor anything else of the forward
-//          call is needed. Gradients have the shapes of what they are of; dk and dv are summed over grouped queries.
+//          call is needed: final_state and final_weights are not read. Gradients have the shapes of what they are of;
+//          dk and dv are summed over grouped queries.
 // Cost     2.5 times the forward call's operations, causal about 3 times; heads with log_decay, a bonus, a scale or states
-//          are one thread's each. Scratch per thread: as the forward call's,
-//          causal one state of (D + 1) Dv numbers per 1024 tokens and 16 more, 8 more where threads share a head; where
-//          decay is per query head and keys are shared, Lk (D + Dv) numbers.
+//          are one thread's each. Scratch per thread: as the forward call's, causal one state of (D + 1) Dv numbers per
+//          1024 tokens and 16 more, 8 more where threads share a head; where decay is per query head and keys are
+//          shared, Lk (D + Dv) numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 #pragma once
@@ -187,7 +188,8 @@ void check_linear_backward(const validator& check, kernel_call<T>& call, const k
   if (g.d_final_state) check.equal("heads of d_final_state = heads of sums", call.heads, g.d_final_state.extent(1));
   if (g.d_final_weights)
     check.equal("heads of d_final_weights = heads of sums", call.heads, g.d_final_weights.extent(1));
-  if (g.d_final_state || g.d_final_weights) call.extra.run = &decayed_engine<T>::run_call;
+  // The family's way back has no gradients of log decays and states.
+  if (options.log_decay || g.d_final_state || g.d_final_weights) call.extra.run = &decayed_engine<T>::run_call;
 }
 
 template <class S, class F, class B, class T = compute_type<S>>

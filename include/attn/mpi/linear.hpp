@@ -9,8 +9,8 @@
 //          of 1024 tokens; elsewhere the same to rounding.
 // Ranges   may differ in length and be empty. Queries may be split otherwise than keys; causal ones must be those of
 //          their process's last keys, as they are where each process has q, k and v of the same tokens.
-// Options  as of linear. Lengths are those of the whole sequence, the same list on every process; decay is of this
-//          process's tokens.
+// Options  as of linear, without log_decay, bonus, states and a scale other than 1, which are refused. Lengths are those
+//          of the whole sequence, the same list on every process; decay is of this process's tokens.
 // Shapes   as for linear, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of linear, shared; causal, P - 1 of the B Hkv heads are summed up twice.
 // Sent     A state, which is B Hkv (D + 1) Dv numbers of the compute type, D and Dv rounded up to vectors (H for Hkv
@@ -33,12 +33,12 @@ template <class S, class F, class T = compute_type<S>>
 void run_spread_linear(MPI_Comm communicator, const kernel_views<S>& x, const linear_options<S>& options, const F& map,
                        execution& exec) {
   if constexpr (require_feature_map<F, T>()) {
-    check_spread_linear(validator("mpi::linear"), options);
     spread_kernel_call<S> spread("mpi::linear", communicator, x);
     index count = 0;
     kernel_call<T> call = spread.check(
         options, options.decay,
         [&](const validator& check, const linear_options<S>& own, common_settings& settings) {
+          check_spread_linear(check, own);
           kernel_call<T> checked = check_kernel<false>(check, x, own, state_step<T>{}, own.decay);
           checked.normalise = options.normalise;
           count = features_of(map, checked.shape.dim);

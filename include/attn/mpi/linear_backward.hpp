@@ -17,7 +17,8 @@
 //          causal of P - 1 heads twice, a head a thread.
 // Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. Threads do not share a head.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/linear.hpp does,
-//          and for gradients of what was not given or that share memory with an input or one another.
+//          for gradients other than those of q, k, v and decay, of what was not given, or that share memory with an
+//          input or one another.
 #pragma once
 
 #include <attn/kernel/linear_backward.hpp>
@@ -28,15 +29,18 @@ namespace detail {
 
 template <class S, class F, class B, class T = compute_type<S>>
 void run_spread_linear_backward(MPI_Comm communicator, const kernel_backward_views<S>& views,
-                                const linear_options<S>& options, const F& map, const B& map_backward,
-                                execution& exec) {
+                                const linear_gradients<S>& gradients, const linear_options<S>& options, const F& map,
+                                const B& map_backward, execution& exec) {
   if constexpr (require_feature_map<F, T>() && require_map_backward<F, B, T>()) {
-    check_spread_linear(validator("mpi::linear_backward"), options);
     spread_kernel_call<S> spread("mpi::linear_backward", communicator, views.x);
     index count = 0;
     kernel_call<T> call = spread.check(
         options, options.decay,
         [&](const validator& check, const linear_options<S>& own, common_settings& settings) {
+          check_spread_linear(check, own);
+          if (gradients.log_decay || gradients.bonus || gradients.initial_state || gradients.initial_weights ||
+              gradients.d_final_state || gradients.d_final_weights)
+            check.fail("gradients of q, k, v and decay over processes", "another");
           kernel_call<T> checked = check_kernel_backward<false>(check, views, own);
           checked.normalise = options.normalise;
           count = features_of(map, checked.shape.dim);
@@ -68,7 +72,7 @@ void linear_backward(const Q& q, const K& k, const V& v, const D& d_out,
   auto views = detail::backward_views_of<S>(q, k, v, d_out, gradients);
   views.gate_name = "decay", views.of_gate = "the gradient of decay";
   views.gate = given.decay, views.d_gate = gradients.decay;
-  detail::run_spread_linear_backward<S>(communicator, views, given,
+  detail::run_spread_linear_backward<S>(communicator, views, gradients, given,
                                         detail::callable_or_default<feature_maps::elu_plus_one>(map),
                                         detail::callable_or_default<detail::own_derivative>(map_backward),
                                         detail::execution_of(exec, options, map, map_backward));

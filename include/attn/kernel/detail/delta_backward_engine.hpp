@@ -106,7 +106,7 @@ struct delta_backward_engine {
     for (const auto& [to, sums] : {std::pair{&to_q, w.dq}, std::pair{&to_k, w.dk}})
       if (*to) {
         if (group > 1) to->store_rows(sums, call.shape.dim, 0, tokens);
-        to->clear_rows(tokens, call.shape.length);
+        to->clear_rows(group > 0 ? tokens : 0, call.shape.length);
       }
   }
 

@@ -206,14 +206,13 @@ void check_delta_parameters(const validator& check, const delta_shape& s, const 
                list_text(state.extents, 4));
 }
 
-/// The number of a setting that must be finite, and with `at_least_zero` not negative.
+/// The number of a setting that must be finite, and with `positive` greater than 0.
 template <class T>
 T check_delta_number(const validator& check, const char* name, const std::optional<T>& given, T otherwise,
-                     bool at_least_zero = false) {
+                     bool positive = false) {
   if (!given) return otherwise;
-  if (!std::isfinite(*given) || (at_least_zero && *given < T(0)))
-    check.fail(text({at_least_zero ? "a finite " : "a finite ", name, at_least_zero ? " >= 0" : ""}),
-               static_cast<double>(*given));
+  if (!std::isfinite(*given) || (positive && *given <= T(0)))
+    check.fail(text({"a finite ", name, positive ? " > 0" : ""}), static_cast<double>(*given));
   return *given;
 }
 

@@ -49,8 +49,8 @@ void check_linear_extra(const validator& check, kernel_call<T>& call, const Opti
   attention_shape s = call.shape;
   s.heads = call.query_heads;
   if (o.log_decay) check_log_decay(check, o.log_decay, s, call.lengths, features);
-  if (o.bonus)
-    check.extents({{"bonus heads = query heads", s.heads, o.bonus.extent(0)},
+  if (o.bonus)  // append has no query heads to compare them with
+    check.extents({{"bonus heads = query heads", call.shape.heads > 0 ? s.heads : o.bonus.extent(0), o.bonus.extent(0)},
                    {"bonus columns = features", features, o.bonus.extent(1)}});
   check_linear_state(check, "initial_state", o.initial_state, s, features);
   check_linear_state(check, "initial_weights", o.initial_weights, s, features);

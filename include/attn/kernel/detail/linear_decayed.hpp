@@ -1,4 +1,4 @@
-// attn: one chunk of linear attention with decays per token or channel, a bonus, a scale, and states.
+// attn: linear attention with decays per channel, a bonus, a scale, or states.
 //
 // With gamma the sum of the log decays in the chunk up to a token and S the sums before the chunk; where denominators
 // are wanted, values have a further column of ones, and so S has z:
@@ -78,6 +78,7 @@ struct decayed_engine {
   void end(index b, index h, const panels<T>& from) const {
     each_number(b, h, from, extra.final_state, extra.final_weights, [](const T& own, T& given) { given = own; });
   }
+  bool starts_with_sums() const { return call.state || extra.initial_state || extra.initial_weights; }
   /// f(own, given) for every number of S and z, and that of the state or of the views, if given.
   template <class Values, class Weights, class F>
   void each_number(index b, index h, const panels<T>& own, const Values& values, const Weights& weights, F&& f) const {
@@ -193,7 +194,10 @@ struct decayed_engine {
           attend(b, h, h * group + g, i, 0, std::min<index>(kernel_chunk, last - i), false, s);
     };
     begin(b, h, s.state);
-    if (call.causal) attend_rows(0, std::min(queries, -offset));  // before the first key
+    const index alone = call.causal ? std::min(queries, -offset) : keys == 0 ? queries : 0;  // see no key
+    if (starts_with_sums()) attend_rows(0, alone);
+    for (index g = h * group; alone > 0 && !starts_with_sums() && g < (h + 1) * group; ++g)
+      call.out.head(b, g).clear_rows(0, alone);
     for (index c = 0; c < keys; c += kernel_chunk) {
       const index count = std::min<index>(kernel_chunk, keys - c), first = std::max<index>(offset - c, 0);
       load_keys(b, h, c, count, s);
@@ -203,7 +207,7 @@ struct decayed_engine {
       }
       advance(count, s);
     }
-    if (!call.causal) attend_rows(0, queries);
+    if (!call.causal && keys > 0) attend_rows(0, queries);
     end(b, h, s.state);
     for (index g = h * group; g < (h + 1) * group && !call.state; ++g)
       call.out.head(b, g).clear_rows(queries, call.shape.queries);

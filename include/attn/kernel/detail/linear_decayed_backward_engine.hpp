@@ -71,12 +71,12 @@ struct decayed_backward_engine {
     };
     if (!call.causal) {
       for (index begin = 0; begin < keys; begin += kernel_chunk) advance(begin);
-      attend_rows(head, 0, queries, w);
+      attend_rows(head, 0, queries, keys > 0, w);
       for (index begin = 0; begin < keys; begin += kernel_chunk)
         head.back(begin, end_of(begin) - begin, w.state, w.d_state);
     } else {
       run_causal(head, keys, w, advance);
-      attend_rows(head, 0, std::max<index>(queries - keys, 0), w);
+      attend_rows(head, 0, std::max<index>(queries - keys, 0), false, w);
     }
     store_decay(b, h, w);
     for (index r = 0; r < in.features(); ++r) {
@@ -113,9 +113,15 @@ struct decayed_backward_engine {
     if (keys > 0) copy(w.before[0], w.state);
   }
 
-  /// Queries that read the sums as they are.
-  void attend_rows(const decayed_backward_head<T>& head, index begin, index end, const worker_scratch& w) const {
+  /// Queries that read the sums as they are: of keys, or what the call began with.
+  void attend_rows(const decayed_backward_head<T>& head, index begin, index end, bool see_keys,
+                   const worker_scratch& w) const {
     if (begin >= end) return;
+    if (!see_keys && !in.extra().initial_state && !in.extra().initial_weights) {
+      for (index g = head.h * call.group(); in.dq && g < (head.h + 1) * call.group(); ++g)
+        in.dq.head(head.b, g).clear_rows(begin, end);
+      return;
+    }
     transpose_panels(w.state, in.features(), in.columns(), w.chunk.state_t);
     for (index i = begin; i < end; i += kernel_chunk)
       for (index g = 0; g < call.group(); ++g)
