@@ -19,7 +19,7 @@ template <element S>
 class kv_cache : public detail::token_state {
  public:
   /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent.
-  explicit kv_cache(const state_extents& extents) : token_state("kv_cache", extents) {}
+  explicit kv_cache(const state_extents& extents) : kv_cache("kv_cache", extents) {}
 
   /// Tokens there is room for.
   index capacity() const { return capacity_; }
@@ -28,7 +28,7 @@ class kv_cache : public detail::token_state {
   /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
   /// memory can hold, std::bad_alloc.
   void reserve(index tokens) {
-    const detail::validator check("kv_cache");
+    const detail::validator check(name_);
     check.at_least("tokens to reserve", 0, tokens);
     if (tokens <= capacity_) return;
     const auto grown = [&](const char* what, const std::vector<S>& from, index dim) {
@@ -46,7 +46,7 @@ class kv_cache : public detail::token_state {
   /// Forgets all but the first `tokens` tokens; the memory stays.
   void truncate(index tokens) {
     if (tokens < 0 || tokens > tokens_)
-      detail::validator("kv_cache").fail(detail::text({"tokens to keep from 0 to ", tokens_}), tokens);
+      detail::validator(name_).fail(detail::text({"tokens to keep from 0 to ", tokens_}), tokens);
     tokens_ = tokens;
   }
   /// Forgets all tokens; the memory stays.
@@ -57,7 +57,7 @@ class kv_cache : public detail::token_state {
   template <viewable K, viewable V>
   void append(const K& k, const V& v) {
     const tensor_view<const S> keys = as_view(k), values = as_view(v);
-    check_tokens(detail::validator("kv_cache"), keys, values);
+    check_tokens(detail::validator(name_), keys, values);
     const index count = keys.extent(2);
     if (tokens_ + count > capacity_) reserve(std::max({tokens_ + count, 2 * capacity_, index(16)}));
     const auto copy = [&](const tensor_view<const S>& from, std::vector<S>& to, index dim) {
@@ -88,6 +88,10 @@ class kv_cache : public detail::token_state {
     check.no_alias("cache values", whole(values_), what, x);
   }
 
+ protected:
+  /// For caches that keep more than this: messages are theirs.
+  kv_cache(const char* name, const state_extents& extents) : token_state(name, extents), name_(name) {}
+
  private:
   tensor_view<const S> view(const std::vector<S>& memory, index dim) const {
     return {memory.data(), {batch(), heads(), tokens_, dim}, {heads() * capacity_ * dim, capacity_ * dim, dim, 1}};
@@ -96,6 +100,7 @@ class kv_cache : public detail::token_state {
     return {memory.data(), {1, 1, 1, static_cast<index>(memory.size())}};
   }
 
+  const char* name_;
   index capacity_ = 0;
   std::vector<S> keys_, values_;
 };

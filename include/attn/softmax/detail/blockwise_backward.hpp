@@ -130,6 +130,13 @@ struct backward_keys {
   }
 };
 
+/// sums[x] += sums[offset + x] for x in [begin, end), of whole packets; null: none.
+template <class T>
+void add_sums(T* sums, index offset, index begin, index end) {
+  for (index x = begin; sums && x < end; x += width<T>)
+    store<T>(sums + x, add(load<T>(sums + x), load<T>(sums + offset + x)));
+}
+
 /// Scratch of one worker.
 template <class T>
 struct backward_scratch {

@@ -244,15 +244,10 @@ struct pattern_backward_driver {
     if (!pair.begun[step]) clear_step(sums, step);
     for (index part = 1; part < backward_parts(plan.lengths.queries(b)); ++part) {
       if (!pair.begun[part * pack_steps() + step]) continue;
-      add_numbers(sums.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
-      add_numbers(sums.d_values, part * slots() * stride_v(), begin * stride_v(), real * stride_v());
+      add_sums(sums.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
+      add_sums(sums.d_values, part * slots() * stride_v(), begin * stride_v(), real * stride_v());
     }
     sums.store(in.dk, in.dv, b, kv, begin, end, keys, in.terms().scale, in.accumulate);
-  }
-  /// sums[x] += sums[offset + x]
-  static void add_numbers(T* sums, index offset, index begin, index end) {
-    for (index x = begin; sums && x < end; x += width<T>)
-      store<T>(sums + x, add(load<T>(sums + x), load<T>(sums + offset + x)));
   }
 
   /// A wave of pairs of batch item and key head.

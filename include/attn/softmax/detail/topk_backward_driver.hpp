@@ -1,0 +1,189 @@
+// attn: the backward pass of topk_blocks.hpp, in waves of key heads, query head by query head:
+//   1. queries choose their blocks and are sorted by them, as forward
+//   2. round by round, with the final lse: dQ is added up row by row; dK and dV in parts of the round's entries that have
+//      sums of their own
+//   3. the parts' sums are added in order and stored
+#pragma once
+
+#include <attn/softmax/detail/softmax_backward_call.hpp>
+#include <attn/softmax/detail/topk_driver.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class S, class Score, class ScoreBackward>
+struct topk_backward_driver {
+  using T = compute_type<S>;
+
+  const softmax_backward_call<S, Score, ScoreBackward>& in;
+  const topk_shape& blocks;
+  const attention_shape& shape = in.shape;
+  topk_chooser<S> choice{in.shape, in.lengths(), blocks, in.q, in.k};
+
+  index stride_k() const { return backward_keys<T>::stride(shape.dim); }
+  index stride_v() const { return backward_keys<T>::stride(shape.dim_v); }
+  /// The last vector of a block reaches beyond its keys.
+  index slots() const { return shape.keys + panel_width<T>; }
+  index all_blocks() const { return blocks.blocks + 1; }
+  /// Parts of the entries of a round. Depends on the length only, so that threads do not change the sums.
+  static index parts_of(index queries) { return std::clamp<index>(queries / 2048, 1, 4); }
+  index parts() const { return parts_of(shape.queries); }
+
+  /// What all threads share of one pair of batch item and key head.
+  struct pair_scratch {
+    typename topk_chooser<S>::pair_scratch choice;  // of the query head in progress
+    T* dq;                                          // [Lq][stride_k]: sums of that head; null: not wanted
+    T *d_keys, *d_values;                           // [parts][slots][stride]
+    bool* begun;                                    // [parts][all_blocks]: else the sums of a block are not there yet
+    T* slopes;                                      // [parts]: sums of the gradient of the slope
+  };
+  pair_scratch layout(arena& memory) const {
+    return {.choice = choice.layout(memory, 1),
+            .dq = memory.allocate<T>(in.dq ? shape.queries * stride_k() : 0),
+            .d_keys = in.dk ? memory.allocate<T>(parts() * slots() * stride_k()) : nullptr,
+            .d_values = in.dv ? memory.allocate<T>(parts() * slots() * stride_v()) : nullptr,
+            .begun = memory.allocate<bool>(parts() * all_blocks()),
+            .slopes = memory.allocate<T>(parts())};
+  }
+
+  /// Scratch of one thread: a block of rows, and the keys they see.
+  struct thread_scratch {
+    backward_rows<T> rows;
+    backward_scratch<T> kernel;
+    backward_keys<T> keys;
+    key_range* ranges;  // [max_rows]
+    T* dq;              // [max_rows][stride_k]
+    typename topk_chooser<S>::thread_scratch choice;
+  };
+  thread_scratch scratch(int worker) const {
+    return in.forward.exec.scratch(worker, [&](arena& memory) {
+      return thread_scratch{.rows = backward_rows<T>::layout(memory, max_rows, shape.dim, shape.dim_v),
+                            .kernel = in.layout_scratch(memory),
+                            .keys = {.keys = packed_keys<T>::layout(memory, blocks.block, shape.dim, shape.dim),
+                                     .values = packed_keys<T>::layout(memory, blocks.block, shape.dim_v, 0)},
+                            .ranges = memory.allocate<key_range>(max_rows),
+                            .dq = in.dq ? memory.allocate<T>(max_rows * stride_k()) : nullptr,
+                            .choice = choice.layout_scratch(memory)};
+    });
+  }
+
+  /// Entries [first, first + count) of a round, which attend one block.
+  template <class Terms, class Back>
+  void differentiate_run(const topk_head& h, const pair_scratch& p, index part, index round, index block, index first,
+                         index count, const thread_scratch& s, const Terms& terms, Back& back) const {
+    const bool last = round == blocks.rounds, begins = last ? blocks.choices(first + h.shift) == 0 : round == 0;
+    const index begin = block * blocks.block, end = h.seen(round, first + count - 1).end;
+    if (end == 0) return;  // before the first key
+    backward_keys<T> keys = s.keys;
+    keys.keys.positions = {begin, 1, nullptr};
+    keys.fill(head_of(in.k, h.batch, h.head / shape.group()), head_of(in.v, h.batch, h.head / shape.group()), 0, end);
+    if (p.d_keys) keys.d_keys = p.d_keys + (part * slots() + begin) * stride_k();
+    if (p.d_values) keys.d_values = p.d_values + (part * slots() + begin) * stride_v();
+    if (!std::exchange(p.begun[part * all_blocks() + block], true)) clear_sums(p, part, block);
+    const index step = rows_of_run(count);
+    for (index n = first; n < first + count; n += step) {
+      const index rows = std::min(step, first + count - n);
+      const index_map which = h.rows(round, n);
+      in.pack_rows(s.rows, h.batch, h.head, head_of(in.q, h.batch, h.head), which, rows);
+      for (index r = 0; r < rows; ++r) s.ranges[r] = h.seen(round, n + r);
+      if (s.dq) std::fill_n(s.dq, round_up(rows, tile_rows) * stride_k(), T(0));
+      for (index r = 0; s.dq && !begins && r < rows; ++r)
+        std::copy_n(p.dq + which[r] * stride_k(), stride_k(), s.dq + r * stride_k());
+      differentiate(s.rows, rows, s.ranges, which, keys, terms, s.kernel, s.dq, stride_k(), back);
+      if (!s.dq) continue;
+      for (index r = 0; r < rows; ++r) {
+        if (last)
+          store_gradient_row(s.dq + r * stride_k(), in.terms().scale, head_of(in.dq, h.batch, h.head), n + r,
+                             in.accumulate);
+        else
+          std::copy_n(s.dq + r * stride_k(), stride_k(), p.dq + which[r] * stride_k());
+      }
+    }
+  }
+  void clear_sums(const pair_scratch& p, index part, index block) const {
+    const index first = part * slots() + block * blocks.block,
+                count = std::min(blocks.block, shape.keys - block * blocks.block);
+    if (p.d_keys) std::fill_n(p.d_keys + first * stride_k(), count * stride_k(), T(0));
+    if (p.d_values) std::fill_n(p.d_values + first * stride_v(), count * stride_v(), T(0));
+  }
+
+  /// One part of a round of one query head.
+  void differentiate_part(index pair, index member, const pair_scratch& p, index round, index part, int worker) const {
+    const topk_head h = choice.head(pair, member, p.choice, 0);
+    const index parts = parts_of(h.queries), count = h.count_of(round);
+    if (member == 0 && round == 0) std::fill_n(p.begun + part * all_blocks(), all_blocks(), false);
+    if (round == 0) p.slopes[part] = T(0);
+    if (part >= parts) return;
+    auto head_terms = in.terms().for_head(h.batch, h.head, h.shift);
+    auto back = in.back(head_terms);
+    const thread_scratch s = scratch(worker);
+    h.for_each_run(round, count * part / parts, count * (part + 1) / parts, [&](index block, index n, index some) {
+      differentiate_run(h, p, part, round, block, n, some, s, head_terms, back);
+    });
+    p.slopes[part] += back.d_slope;
+  }
+
+  /// Stores the gradients of the keys of a block, from the sums of all parts; beyond the last block, of padding.
+  void store_block(index pair, const pair_scratch& p, index block) const {
+    const index b = pair / shape.kv_heads, keys = in.lengths().keys(b), begin = block * blocks.block,
+                end = std::min(begin + blocks.block, shape.keys), real = std::min(end, keys);
+    const backward_keys<T> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
+                                .d_keys = p.d_keys, .d_values = p.d_values};
+    if (!p.begun[block]) clear_sums(p, 0, block);
+    for (index part = 1; part < parts(); ++part) {
+      if (!p.begun[part * all_blocks() + block]) continue;
+      add_sums(p.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
+      add_sums(p.d_values, part * slots() * stride_v(), begin * stride_v(), real * stride_v());
+    }
+    sums.store(in.dk, in.dv, b, pair % shape.kv_heads, begin, end, keys, in.terms().scale, in.accumulate);
+  }
+
+  void differentiate_pairs(const wave<pair_scratch>& pairs) const {
+    const auto for_each = [&](index steps, const auto& body) {
+      pairs.for_each(steps, [&](index pair, const pair_scratch& p, index step, int worker) {
+        body(pair, p.choice, step, scratch(worker).choice);
+      });
+    };
+    choice.add_up(for_each);
+    for (index member = 0; member < shape.group(); ++member) {
+      choice.choose(member, 1, for_each);
+      for (index round = 0; round <= blocks.rounds; ++round)
+        pairs.for_each(parts(), [&](index pair, const pair_scratch& p, index part, int worker) {
+          differentiate_part(pair, member, p, round, part, worker);
+        });
+      for (index n = 0; in.d_slopes && n < pairs.count; ++n)
+        for (index part = 0; part < parts(); ++part)
+          in.slope_sums[(pairs.first + n) * shape.group() + member] += pairs.scratch[n].slopes[part];
+    }
+    if (in.dk || in.dv)
+      pairs.for_each(all_blocks(), [&](index pair, const pair_scratch& p, index block, int) {
+        store_block(pair, p, block);
+      });
+  }
+
+  double operations() const {
+    const double seen = static_cast<double>(std::min((blocks.rounds + 1) * blocks.block, shape.keys));
+    return 2 * static_cast<double>(shape.batch * shape.heads) * static_cast<double>(shape.queries) * seen *
+           static_cast<double>(3 * shape.dim + 2 * shape.dim_v);
+  }
+
+  void run() const {
+    if (!in.dq && !in.dk && !in.dv && !in.d_slopes) return;
+    execution& exec = in.forward.exec;
+    const index pairs = shape.batch * shape.kv_heads,
+                bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
+    for_each_wave(
+        exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<pair_scratch>& w) { differentiate_pairs(w); });
+    for (index x = 0; in.dq && !in.accumulate && x < shape.batch * shape.heads; ++x) {
+      const index b = x / shape.heads;  // what sees no key, and padding
+      const matrix_view<S> dq = head_of(in.dq, b, x % shape.heads);
+      clear_rows(dq, 0, std::clamp<index>(in.lengths().queries(b) - in.lengths().keys(b), 0, shape.queries));
+      clear_rows(dq, in.lengths().queries(b), shape.queries);
+    }
+  }
+};
+template <class S, class Score, class ScoreBackward>
+topk_backward_driver(const softmax_backward_call<S, Score, ScoreBackward>&, const topk_shape&)
+    -> topk_backward_driver<S, Score, ScoreBackward>;
+
+}  // namespace attn::inline ATTN_ISA::detail

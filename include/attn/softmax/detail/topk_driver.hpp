@@ -1,0 +1,205 @@
+// attn: the work of topk_blocks.hpp, in waves of key heads:
+//   1. the keys of every block are added up, unless a cache has the sums; queries choose their blocks, and are sorted by
+//      them, round by round (topk_choice.hpp)
+//   2. round by round, the own blocks last: pack the keys of a block, attend the queries that chose it; rows are set
+//      aside between one round and the next
+#pragma once
+
+#include <attn/core/detail/waves.hpp>
+#include <attn/softmax/detail/row_states.hpp>
+#include <attn/softmax/detail/softmax_call.hpp>
+#include <attn/softmax/detail/topk_choice.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+inline constexpr index topk_segment = 512;  // entries of a round that are a task
+
+/// The choice of all heads of a call, forward and backward.
+template <class S>
+struct topk_chooser {
+  using T = compute_type<S>;
+
+  const attention_shape& shape;
+  const sequence_lengths& lengths;
+  const topk_shape& blocks;
+  tensor_view<const S> q, k;
+  const T* sums = nullptr;  // of a cache, pair by pair sums_stride apart, or null
+  index sums_stride = 0;
+
+  /// What the threads share of one pair of batch item and key head.
+  struct pair_scratch {
+    block_sums<T> sums;
+    index *chosen, *order;  // of every query head
+  };
+  /// For `heads` query heads at a time.
+  pair_scratch layout(arena& memory, index heads) const {
+    return {.sums = {memory.allocate<T>(sums ? 0 : block_sums<T>::size(blocks.blocks, shape.dim)), shape.dim},
+            .chosen = memory.allocate<index>(heads * topk_head::size(shape.queries, blocks)),
+            .order = memory.allocate<index>(heads * topk_head::size(shape.queries, blocks))};
+  }
+  struct thread_scratch {
+    block_chooser<T> chooser;
+    index* next;
+  };
+  thread_scratch layout_scratch(arena& memory) const {
+    return {.chooser = block_chooser<T>::layout(memory, shape.dim, blocks.rounds),
+            .next = memory.allocate<index>(blocks.blocks + 1)};
+  }
+
+  /// Query head `member` of a pair, whose tables are the `slot`th.
+  topk_head head(index pair, index member, const pair_scratch& p, index slot) const {
+    const index b = pair / shape.kv_heads, size = topk_head::size(shape.queries, blocks);
+    return {.batch = b, .head = pair % shape.kv_heads * shape.group() + member, .queries = lengths.queries(b),
+            .shift = lengths.keys(b) - lengths.queries(b), .blocks = blocks, .stride = shape.queries,
+            .chosen = p.chosen + slot * size, .order = p.order + slot * size};
+  }
+  block_sums<const T> sums_of(index pair, const pair_scratch& p) const {
+    return {sums ? sums + pair * sums_stride : p.sums.data, shape.dim};
+  }
+
+  /// for_each(steps, body(pair, pair_scratch, step, scratch)) runs tasks: the sums of all blocks.
+  template <class ForEach>
+  void add_up(const ForEach& for_each) const {
+    if (sums || blocks.rounds == 0) return;
+    for_each(ceil_div(blocks.blocks, panel_width<T>), [&](index pair, const pair_scratch& p, index step, auto&&) {
+      const index b = pair / shape.kv_heads, begin = step * panel_width<T>,
+                  end = std::min({begin + panel_width<T>, blocks.blocks, lengths.keys(b) / blocks.block});
+      if (begin < end) p.sums.fill(head_of(k, b, pair % shape.kv_heads), blocks.block, begin, end);
+    });
+  }
+  /// The choice of query heads [first, first + count) of every pair.
+  template <class ForEach>
+  void choose(index first, index count, const ForEach& for_each) const {
+    if (blocks.rounds == 0) return;
+    for_each(count * ceil_div(shape.queries, max_rows),
+             [&](index pair, const pair_scratch& p, index step, const thread_scratch& s) {
+               const topk_head h = head(pair, first + step % count, p, step % count);
+               const index begin = std::max(step / count * max_rows, h.first_of(0)),
+                           end = std::min(step / count * max_rows + max_rows, h.queries);
+               for (index i = begin; i < end; i += tile_rows)
+                 choose_tile(h, i, std::min<index>(tile_rows, end - i), sums_of(pair, p), s.chooser);
+             });
+    for_each(count * blocks.rounds, [&](index pair, const pair_scratch& p, index step, const thread_scratch& s) {
+      head(pair, first + step % count, p, step % count).sort(step / count, s.next);
+    });
+  }
+
+ private:
+  void choose_tile(const topk_head& h, index i, index count, const block_sums<const T>& of,
+                   const block_chooser<T>& chooser) const {
+    chooser.choose(head_of(q, h.batch, h.head), i, count, i + h.shift, blocks, of);
+    for (index m = 0; m < count; ++m)
+      for (index r = 0; r < blocks.choices(i + m + h.shift); ++r)
+        h.chosen[r * h.stride + i + m] = chooser.chosen[m * blocks.rounds + r];
+  }
+};
+
+template <class S, class Score>
+struct topk_driver {
+  using T = compute_type<S>;
+
+  const softmax_call<S, Score>& in;
+  const topk_shape& blocks;
+  const T* sums = nullptr;
+  index sums_stride = 0;
+  const attention_shape& shape = in.shape;
+  topk_chooser<S> choice{in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride};
+
+  struct pair_scratch {
+    typename topk_chooser<S>::pair_scratch choice;
+    row_states<T>* states;  // per query head, if there are several rounds
+  };
+  pair_scratch layout(arena& memory) const {
+    return {.choice = choice.layout(memory, shape.group()),
+            .states = memory.allocate_list(blocks.rounds > 0 ? shape.group() : 0,
+                                           [&](arena& m) { return row_states<T>::layout(m, in.out); })};
+  }
+
+  /// Scratch of one thread: a block of rows, and the keys they see.
+  struct thread_scratch {
+    row_block<T> rows;
+    packed_keys<T> keys;
+    typename topk_chooser<S>::thread_scratch choice;
+  };
+  thread_scratch scratch(int worker) const {
+    return in.exec.scratch(worker, [&](arena& memory) {
+      return thread_scratch{.rows = row_block<T>::layout(memory, shape.dim, shape.dim_v),
+                            .keys = packed_keys<T>::layout(memory, blocks.block, shape.dim, shape.dim_v),
+                            .choice = choice.layout_scratch(memory)};
+    });
+  }
+
+  /// Entries [first, first + count) of a round, which attend one block.
+  void attend_run(const topk_head& h, const row_states<T>* states, index round, index block, index first, index count,
+                  const thread_scratch& s) const {
+    packed_keys<T> keys = s.keys;
+    keys.positions = {block * blocks.block, 1, nullptr};
+    keys.pack(in.key(h.batch, h.head), in.value(h.batch, h.head), 0, h.seen(round, first + count - 1).end);
+    const auto head_terms = in.terms.for_head(h.batch, h.head, h.shift);
+    const bool last = round == blocks.rounds, resumes = last ? blocks.choices(first + h.shift) > 0 : round > 0;
+    row_states<T> aside{};
+    if (!last || resumes) aside = states->of(in.out, h.batch, h.head);
+    row_block<T> rows = s.rows;
+    const index step = rows_of_run(count);
+    for (index n = first; n < first + count; n += step) {
+      rows.begin(in.query(h.batch, h.head), h.rows(round, n), std::min(step, first + count - n),
+                 in.terms.query_factor());
+      if (resumes) aside.resume(rows);
+      for (index r = 0; r < rows.rows; ++r) rows.ranges[r] = h.seen(round, n + r);
+      attend(rows, keys, head_terms);
+      if (last)
+        in.finish(rows, h.batch, h.head);
+      else
+        aside.save(rows);
+    }
+  }
+
+  void attend_pairs(const wave<pair_scratch>& pairs) const {
+    const index group = shape.group();
+    const auto for_each = [&](index steps, const auto& body) {
+      pairs.for_each(steps, [&](index pair, const pair_scratch& p, index step, int worker) {
+        body(pair, p.choice, step, scratch(worker).choice);
+      });
+    };
+    choice.add_up(for_each);
+    choice.choose(0, group, for_each);
+    for (index round = 0; round <= blocks.rounds; ++round)
+      pairs.for_each(group * ceil_div(shape.queries, topk_segment),
+                     [&](index pair, const pair_scratch& p, index step, int worker) {
+                       const index member = step % group, begin = step / group * topk_segment;
+                       const topk_head h = choice.head(pair, member, p.choice, member);
+                       const index end = std::min(begin + topk_segment, h.count_of(round));
+                       if (begin >= end) return;
+                       const thread_scratch s = scratch(worker);
+                       const row_states<T>* const states = blocks.rounds > 0 ? p.states + member : nullptr;
+                       h.for_each_run(round, begin, end, [&](index block, index n, index count) {
+                         attend_run(h, states, round, block, n, count, s);
+                       });
+                     });
+    pairs.for_each(group, [&](index pair, const pair_scratch&, index member, int) {
+      in.clear_padding(pair / shape.kv_heads, pair % shape.kv_heads * group + member);
+    });
+  }
+
+  double operations() const {
+    const double seen = static_cast<double>(std::min((blocks.rounds + 1) * blocks.block, shape.keys));
+    return static_cast<double>(shape.batch * shape.heads) * static_cast<double>(shape.queries) *
+           (2 * seen * static_cast<double>(shape.dim + shape.dim_v) + static_cast<double>(blocks.blocks * shape.dim));
+  }
+
+  void run() const {
+    execution& exec = in.exec;
+    const auto limit = exec.limit_threads({.operations = operations()});
+    const index pairs = shape.batch * shape.kv_heads,
+                bytes = shape.queries * shape.group() * (2 * blocks.rounds * index(sizeof(index)) +
+                                                         (shape.dim + shape.dim_v) * index(sizeof(T)));
+    for_each_wave(
+        exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<pair_scratch>& w) { attend_pairs(w); });
+  }
+};
+template <class S, class Score>
+topk_driver(const softmax_call<S, Score>&, const topk_shape&, const compute_type<S>* = nullptr, index = 0)
+    -> topk_driver<S, Score>;
+
+}  // namespace attn::inline ATTN_ISA::detail

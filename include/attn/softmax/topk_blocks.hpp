@@ -1,0 +1,69 @@
+// attn: softmax attention over the blocks of keys whose means a query matches best.
+//
+//   out_i = softmax attention (full_softmax.hpp) over the keys of the query's own block up to its position, and of the
+//   topk - 1 earlier blocks with the largest q_i . mean of the block's keys: all of them where there are fewer.
+//       MoBA, Lu et al. 2025; the selection of NSA, Yuan et al. 2025
+//
+//   attn::topk_blocks(q, k, v, out, {.block = 128, .topk = 3});
+//   attn::topk_blocks(q, k, v, out, {.block = 64, .topk = 16, .lse = lse}, threads);
+//
+// Position p is in block p / block. Causal by nature; the query's own block counts as one of topk. Every query head
+// chooses for itself, by the keys of its key head: by q and k as given, without scale and terms. Of blocks that match
+// equally well the earlier is chosen; one whose match is not a number comes last.
+//
+// Shapes   as full_softmax: query i is at position i + Lk - Lq, with true lengths.
+// Cost     2 B H Lq (topk block (D + Dv) + D Lk / (2 block)) operations. Scratch: for every head in progress
+//          2 Lq (topk - 1) indices and Lk / block sums of keys (Lq Dv more where rows of out cannot hold unfinished sums:
+//          16-bit types, strides, dims that are no multiple of a vector); per thread the keys and values of a block.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+//
+// Token by token: topk_blocks_step.hpp.
+#pragma once
+
+#include <attn/softmax/detail/topk_driver.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// Options of topk_blocks for elements of type S: those of pattern_softmax, and
+template <class S>
+struct topk_blocks_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  using real = compute_type<S>;
+
+  std::optional<real> scale{};
+  list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  /// Keys of a block, >= 1.
+  index block = 128;
+  /// Blocks a query sees, its own among them, >= 1.
+  index topk = 3;
+  std::optional<real> softcap{};
+  list_view<real> alibi_slopes{}, sinks{};
+  tensor_view<real, 3> lse{};
+};
+
+namespace detail {
+
+/// The checks of what is topk_blocks' own.
+template <class Call, class Options>
+topk_shape check_topk(Call& call, const Options& options) {
+  call.check.at_least("block", 1, options.block);
+  call.check.at_least("topk", 1, options.topk);
+  call.causal = true;
+  return topk_shape(call.shape.keys, options.block, options.topk);
+}
+
+}  // namespace detail
+
+/// Attention over the best blocks; score as in full_softmax.hpp.
+template <viewable Q, viewable K, viewable V, viewable O, class Options = topk_blocks_options<element_of<const Q&>>,
+          class Score = detail::no_score>
+void topk_blocks(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},
+                 execution_ref exec = {}) {
+  detail::call_softmax<topk_blocks_options>("topk_blocks", q, k, v, out, options, score, exec,
+                                            [](auto& call, const auto& given) {
+                                              const auto blocks = detail::check_topk(call, given);
+                                              detail::topk_driver{call, blocks}.run();
+                                            });
+}
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,59 @@
+// attn: the gradients of topk_blocks.
+//
+//   attn::topk_blocks(q, k, v, out, {.block = 128, .topk = 3, .lse = lse});
+//   attn::topk_blocks_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.block = 128, .topk = 3, .lse = lse});
+//
+// The formulas of full_softmax_backward.hpp over the pairs of query and key topk_blocks.hpp names. The choice of blocks
+// has no gradient; it is made again, to the same end.
+//
+// Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
+//          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
+//          group.
+// Cost     2 (3 D + 2 Dv) operations for every pair of query and key it sees, and the choice; without lse, the forward
+//          call without values too. Scratch, per key head in progress: Lq (D + 2 (topk - 1)) numbers and
+//          Lk (D + Dv), up to four times that for long sequences; per thread the keys and values of a block.
+// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
+//          share memory with an input or one another, before anything is written.
+//
+// A row that sees no key has gradient 0. score_backward(s, d, batch, head, i, j) gives d times the derivative of
+// score(s, batch, head, i, j) by s.
+#pragma once
+
+#include <attn/softmax/detail/topk_backward_driver.hpp>
+#include <attn/softmax/topk_blocks.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients topk_blocks_backward computes: those given. S is the element type of the call.
+template <class S>
+struct topk_blocks_gradients {
+  using real = compute_type<S>;
+
+  tensor_view<S> q{}, k{}, v{};
+  /// [H]
+  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  /// Read, not written: the gradient of lse, [B, H, Lq].
+  tensor_view<const real, 3> d_lse{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of topk_blocks. See the top of the file.
+template <viewable Q, viewable K, viewable V, viewable O, viewable D,
+          class Options = topk_blocks_options<element_of<const Q&>>, class Score = detail::no_score,
+          class ScoreBackward = detail::no_score_backward>
+void topk_blocks_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,
+                          const topk_blocks_gradients<element_of<const Q&>>& gradients, Options&& options = {},
+                          Score&& score = {}, ScoreBackward&& score_backward = {}, execution_ref exec = {}) {
+  detail::call_softmax_backward<topk_blocks_options>(
+      "topk_blocks_backward", q, k, v, out, d_out, gradients, options, score, score_backward, exec,
+      [](auto& call, const auto& given) {
+        const auto blocks = detail::check_topk(call.forward, given);
+        const detail::topk_backward_driver driver{call, blocks};
+        call.run(
+            driver.operations(), [&](const auto& forward) { detail::topk_driver{forward, blocks}.run(); },
+            [&](const auto&) { driver.run(); });
+      });
+}
+
+}  // namespace attn::inline ATTN_ISA

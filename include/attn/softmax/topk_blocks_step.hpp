@@ -1,0 +1,219 @@
+// attn: topk_blocks token by token, with a cache of keys, values and the sums of blocks.
+//
+//   attn::topk_blocks_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64}, {.block = 128});
+//   attn::topk_blocks_step(cache, q_t, k_t, v_t, out_t, {.topk = 3});    // one token, or a chunk, as topk_blocks
+//
+// Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which are at
+// the last n positions: the last n rows of one topk_blocks over the whole sequence. In `score` i and j are positions
+// since the start.
+//
+// Cost     2 B H n (D tokens / block + topk block (D + Dv)) operations: a token reads the sums of all blocks, and the keys
+//          and values of those it chooses. Up to four tokens are attended where the keys lie, longer chunks as
+//          topk_blocks does.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
+//          What `score` throws passes through, and leaves the cache as it was.
+#pragma once
+
+#include <attn/core/kv_cache.hpp>
+#include <attn/softmax/detail/streaming.hpp>
+#include <attn/softmax/topk_blocks.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// Options of a step; the blocks are the cache's.
+template <class S>
+struct topk_blocks_step_options {
+  using real = compute_type<S>;
+
+  /// As in topk_blocks_options; lse is [B, H, n].
+  std::optional<real> scale{};
+  index topk = 3;
+  std::optional<real> softcap{};
+  list_view<real> alibi_slopes{}, sinks{};
+  tensor_view<real, 3> lse{};
+};
+
+/// What does not change from step to step.
+struct topk_blocks_cache_options {
+  /// Keys of a block, >= 1.
+  index block = 128;
+};
+
+/// Keys and values of the tokens so far, and the sums of the keys of every block. One that was moved from may only be
+/// assigned to or destroyed.
+///
+/// Memory   that of kv_cache, and batch * heads * dim sums of the compute type for every `block` tokens.
+template <element S>
+class topk_blocks_cache : kv_cache<S> {
+  using base = kv_cache<S>;
+  using T = compute_type<S>;
+
+ public:
+  /// An empty cache; heads are key heads. Throws std::invalid_argument for extents or a block that do not fit.
+  explicit topk_blocks_cache(const state_extents& extents, const topk_blocks_cache_options& options = {})
+      : base("topk_blocks_cache", extents), block_(options.block) {
+    detail::validator("topk_blocks_cache").at_least("block", 1, block_);
+  }
+
+  // As those of kv_cache.
+  using base::tokens, base::batch, base::heads, base::dim, base::value_dim, base::capacity, base::keys, base::values;
+
+  /// Tokens of a block.
+  index block() const { return block_; }
+  std::size_t bytes() const { return base::bytes() + sums_.capacity() * sizeof(T); }
+
+  void reserve(index count) {
+    base::reserve(count);
+    reserve_sums();
+  }
+  void truncate(index count) {
+    base::truncate(count);
+    add_up(count / block_ * block_, count);  // the last block's sum, if it is cut
+  }
+  void reset() { truncate(0); }
+
+  template <viewable K, viewable V>
+  void append(const K& k, const V& v) {
+    const index before = tokens();
+    base::append(k, v);
+    try {
+      reserve_sums();
+    } catch (...) {
+      base::truncate(before);
+      throw;
+    }
+    add_up(before, tokens());
+  }
+
+  // For the step ------------------------------------------------------------------------------------------------------
+
+  using base::check_tokens, base::no_alias;
+
+  /// Those of pair 0 of batch item and head; the next pair's are sums_stride() numbers on.
+  const T* sums() const { return sums_.data(); }
+  index sums_stride() const { return sums_stride_; }
+
+ private:
+  detail::block_sums<T> sums_of(index pair) { return {sums_.data() + pair * sums_stride_, dim()}; }
+
+  /// Room for the sums of as many tokens as there is room for.
+  void reserve_sums() {
+    const index pairs = batch() * heads(),
+                stride = detail::block_sums<T>::size(detail::ceil_div(capacity(), block_), dim());
+    if (stride <= sums_stride_) return;
+    std::vector<T> grown(
+        static_cast<std::size_t>(detail::validator("topk_blocks_cache").fits("sums of blocks", {pairs, stride})));
+    for (index pair = 0; pair < pairs; ++pair)
+      std::copy_n(sums_.data() + pair * sums_stride_, sums_stride_, grown.data() + pair * stride);
+    sums_ = std::move(grown);
+    sums_stride_ = stride;
+  }
+
+  /// Adds the keys of tokens [begin, end) to the sums of their blocks; a block's first key begins its sum.
+  void add_up(index begin, index end) {
+    const tensor_view<const S> k = keys();
+    for (index pair = 0; pair < batch() * heads(); ++pair) {
+      const auto rows = detail::head_of(k, pair / heads(), pair % heads());
+      for (index j = begin; j < end; ++j) {
+        if (j % block_ == 0) sums_of(pair).clear(j / block_);
+        sums_of(pair).add_key(j / block_, rows.row(j), rows.col_stride);
+      }
+    }
+  }
+
+  index block_;
+  std::vector<T> sums_;
+  index sums_stride_ = 0;
+};
+
+namespace detail {
+
+/// Up to this many queries per head are attended where the keys lie.
+inline constexpr index few_topk_queries = 4;
+
+/// A few queries of a call whose keys are those of a cache.
+template <class S, class Score>
+struct topk_step {
+  using T = compute_type<S>;
+
+  const softmax_call<S, Score>& in;
+  const topk_blocks_cache<S>& cache;
+  const topk_shape& blocks;
+  const attention_shape& shape = in.shape;
+
+  struct scratch {
+    block_chooser<T> chooser;
+    stream_queries<T> query;
+    online_softmax<T> state;
+  };
+  scratch layout(arena& memory) const {
+    return {block_chooser<T>::layout(memory, shape.dim, blocks.rounds),
+            stream_queries<T>::layout(memory, 1, shape.dim, shape.dim_v),
+            online_softmax<T>::layout(memory, 1, shape.dim_v)};
+  }
+
+  void attend_query(index b, index h, index i, scratch& s) const {
+    const index position = i + shape.keys - shape.queries, own = blocks.block_of(position) * blocks.block;
+    const block_sums<const T> sums{cache.sums() + (b * shape.kv_heads + h / shape.group()) * cache.sums_stride(), shape.dim};
+    if (blocks.rounds > 0) s.chooser.choose(in.query(b, h), i, 1, position, blocks, sums);
+    s.query.begin(in.q.slice(2, i, 1), b, h, 1, 1, in.terms.query_factor());
+    s.state.clear();
+    const auto attend_keys = [&](index begin, index end) {
+      attend_stream(s.query, in.key(b, h), in.value(b, h), {}, begin, end, in.terms.for_head(b, h, position),
+                    stream_limit{end, 0}, s.state);
+    };
+    for (index r = 0; r < blocks.choices(position); ++r)
+      attend_keys(s.chooser.chosen[r] * blocks.block, (s.chooser.chosen[r] + 1) * blocks.block);
+    attend_keys(own, position + 1);
+    in.finish_row(s.state, 0, b, h, i);
+  }
+
+  void run() const {
+    const double seen = static_cast<double>(std::min((blocks.rounds + 1) * blocks.block, shape.keys));
+    const auto limit = in.limit_threads(static_cast<index>(seen) + blocks.blocks / 2,
+                                        static_cast<double>(shape.group() * shape.queries) * seen);
+    in.exec.for_each(shape.batch * shape.heads, [&](index n, int worker) {
+      scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      for (index i = 0; i < shape.queries; ++i) attend_query(n / shape.heads, n % shape.heads, i, s);
+    });
+  }
+};
+template <class S, class Score>
+topk_step(const softmax_call<S, Score>&, const topk_blocks_cache<S>&, const topk_shape&) -> topk_step<S, Score>;
+
+}  // namespace detail
+
+/// Feeds n tokens and attends their queries; options, score and execution may each be left out. See the top of the file.
+template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = topk_blocks_step_options<S>,
+          class Score = detail::no_score>
+void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
+                      Score&& score = {}, execution_ref exec = {}) {
+  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
+  detail::call_softmax<topk_blocks_step_options>(
+      "topk_blocks_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
+        cache.check_tokens(call.check, call.k, call.v);
+        call.check.at_least("topk", 1, given.topk);
+        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
+        for (const auto& [name, view] : std::initializer_list<detail::validator::named_view>{
+                 {"q", call.q}, {"out", call.out}, {"lse", given.lse}})
+          cache.no_alias(call.check, name, view);
+        const index before = cache.tokens();
+        cache.append(call.k, call.v);
+        call.lengths.full_keys = call.shape.keys = cache.tokens();
+        call.k = cache.keys();
+        call.v = cache.values();
+        call.causal = true;
+        const detail::topk_shape blocks(call.shape.keys, cache.block(), given.topk);
+        try {
+          if (call.shape.queries <= detail::few_topk_queries)
+            detail::topk_step{call, cache, blocks}.run();
+          else
+            detail::topk_driver{call, blocks, cache.sums(), cache.sums_stride()}.run();
+        } catch (...) {  // of the score function, or no memory
+          cache.truncate(before);
+          throw;
+        }
+      });
+}
+
+}  // namespace attn::inline ATTN_ISA
