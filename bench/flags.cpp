@@ -25,6 +25,7 @@ const known_flag known[] = {
     {"block", &flags::block, 1, "block: size of the blocks; a query sees its own and both beside it"},
     {"stride", &flags::stride, 1, "strided and fixed: the stride, or the size of the blocks"},
     {"rounds", &flags::rounds, 1, "lsh: hashes of every token"},
+    {"topk", &flags::topk, 1, "topk_blocks: blocks of --block keys a query sees, its own among them"},
     {"features", &flags::features, 1, "performer, rfa: rows of the feature matrix"},
     {"window", &flags::window, 0,
      "sliding_window, long_short: keys on each side; aft_local: s; aft_conv: the odd width below it"},

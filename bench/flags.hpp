@@ -12,7 +12,7 @@ struct flags {
   using index = std::ptrdiff_t;
   index heads = 8, dim = 64, threads = 1;
   index window = 128, block = 128, stride = 64, rounds = 4, rank = 256, landmarks = 64, features = 256;
-  index random = 3;
+  index random = 3, topk = 3;
   index exact = 0, clusters = 0, probe = 0, query_block = 0;  // 0: the operator's own
   bool exact_inverse = false;
   double far = 0;

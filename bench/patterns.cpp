@@ -1,8 +1,10 @@
-// Exact softmax by patterns, and by hashing.
+// Exact softmax by patterns, by hashing, and over the blocks queries choose.
 #include <attn/softmax/bigbird_backward.hpp>
 #include <attn/softmax/block_backward.hpp>
 #include <attn/softmax/lsh_backward.hpp>
 #include <attn/softmax/strided_backward.hpp>
+#include <attn/softmax/topk_blocks_backward.hpp>
+#include <attn/softmax/topk_blocks_step.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -172,7 +174,92 @@ training_runner train_lsh(const problem& p) {
           }};
 }
 
+/// Pairs of query and key, and of query and block sum: for queries [from, length).
+struct topk_pairs {
+  double keys = 0, sums = 0;
+
+  topk_pairs(const problem& p, index from) {
+    for (index i = from; i < p.length; ++i) {
+      const index earlier = i / p.set.block, chosen = std::min(earlier, p.set.topk - 1);
+      keys += static_cast<double>(chosen * p.set.block + i % p.set.block + 1);
+      if (earlier > chosen) sums += static_cast<double>(earlier);
+    }
+  }
+  double choice_flops(const problem& p) const { return 2 * sums * static_cast<double>(p.dim * p.heads); }
+};
+
+double topk_flops(const problem& p) {
+  const topk_pairs pairs(p, 0);
+  return pair_flops(p, pairs.keys) + pairs.choice_flops(p);
+}
+double topk_backward_flops(const problem& p) {
+  const topk_pairs pairs(p, 0);
+  return five_for_two(pair_flops(p, pairs.keys), p) + pairs.choice_flops(p);
+}
+
+attn::topk_blocks_options<float> topk_settings(const problem& p) { return {.block = p.set.block, .topk = p.set.topk}; }
+
+runner prepare_topk(const problem& p) {
+  return [o = topk_settings(p)](input q, input k, input v, output out, attn::execution& exec) {
+    attn::topk_blocks(q, k, v, out, o, exec);
+  };
+}
+
+training_runner train_topk(const problem& p) {
+  const auto options = [o = topk_settings(p)](const training_views& x) {
+    auto with_lse = o;
+    with_lse.lse = x.lse;
+    return with_lse;
+  };
+  return {
+      [=](const training_views& x, attn::execution& exec) { attn::topk_blocks(x.q, x.k, x.v, x.out, options(x), exec); },
+      [=](const training_views& x, attn::execution& exec) {
+        attn::topk_blocks_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
+      }};
+}
+
+struct topk_stream final : stream {
+  attn::topk_blocks_cache<float> cache;
+  index topk;
+
+  explicit topk_stream(const problem& p)
+      : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}, {.block = p.set.block}), topk(p.set.topk) {
+    cache.reserve(p.length);
+  }
+  std::unique_ptr<stream> copy() const override { return std::make_unique<topk_stream>(*this); }
+  void feed(input k, input v) override { cache.append(k, v); }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    attn::topk_blocks_step(cache, q, k, v, out, {.topk = topk}, exec);
+  }
+  void rewind(index tokens) override { cache.truncate(tokens); }
+};
+
+double topk_step_flops(const problem& p) {
+  const topk_pairs pairs(p, p.length - 1);
+  return pair_flops(p, pairs.keys) + pairs.choice_flops(p);
+}
+/// The sums, once for the heads that share them, and what every head chooses.
+double topk_step_bytes(const problem& p) {
+  const topk_pairs pairs(p, p.length - 1);
+  return sizeof(float) * (pairs.sums * static_cast<double>(p.dim * p.kv_heads) +
+                          pairs.keys * static_cast<double>((p.dim + p.dim_v) * p.heads));
+}
+double topk_cache_bytes(const problem& p) {
+  return sizeof(float) * static_cast<double>(p.kv_heads) *
+         static_cast<double>(p.length * (p.dim + p.dim_v) + p.length / p.set.block * p.dim);
+}
+
 }  // namespace
+
+std::vector<decode_entry> pattern_decoders() {
+  return {{.name = "topk_blocks_decode",
+           .exact = false,
+           .uses = {"block", "topk"},
+           .flops = topk_step_flops,
+           .cache_bytes = topk_step_bytes,
+           .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<topk_stream>(p); },
+           .state_bytes = topk_cache_bytes}};
+}
 
 std::vector<operator_entry> pattern_operators() {
   return {{.name = "block",
@@ -220,7 +307,17 @@ std::vector<operator_entry> pattern_operators() {
            .prepare = prepare_lsh,
            .shared_keys = true,
            .backward = {lsh_backward_flops, train_lsh},
-           .settings = settings_of(&flags::rounds, {1, 2, 8})}};
+           .settings = settings_of(&flags::rounds, {1, 2, 8})},
+          {.name = "topk_blocks",
+           .cost = growth::quadratic,
+           .has_causal = true,
+           .exact = false,
+           .uses = {"block", "topk"},
+           .flops = topk_flops,
+           .prepare = prepare_topk,
+           .backward = {topk_backward_flops, train_topk},
+           .settings = settings_of(&flags::topk, {2, 4, 6}),
+           .only_causal = true}};
 }
 
 }  // namespace bench

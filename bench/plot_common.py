@@ -11,14 +11,15 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLo
 
 COLOURS = {
     "full_softmax": "#1a1a1a", "sliding_window": "#1f77d0", "block": "#0b4f8a", "strided": "#56b4e9",
-    "bigbird": "#00838f", "lsh": "#5c6bc0",
+    "bigbird": "#00838f", "lsh": "#5c6bc0", "topk_blocks": "#8d6e63",
     "linformer": "#e07b00", "nystrom": "#a04000", "long_short": "#f2b134", "multipole": "#ff4f1f",
     "linear": "#2e8b3d", "performer": "#7cb518", "rfa": "#0f5c2e",
     "aft_full": "#8e3bb0", "aft_local": "#c774d8", "aft_simple": "#5b2a86", "aft_conv": "#e377c2",
     "fnet": "#d1344b",
 }
 FAMILIES = {
-    "exact softmax over chosen keys": ("full_softmax", "sliding_window", "block", "strided", "fixed", "bigbird", "lsh"),
+    "exact softmax over chosen keys": ("full_softmax", "sliding_window", "block", "strided", "fixed", "bigbird", "lsh",
+                                        "topk_blocks"),
     "low rank": ("linformer", "nystrom", "long_short", "multipole"),
     "kernels": ("linear", "performer", "rfa"),
     "attention-free": ("aft_full", "aft_local", "aft_simple", "aft_conv"),

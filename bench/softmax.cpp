@@ -92,6 +92,7 @@ training_runner train_window(const problem& p) {
 }  // namespace
 
 std::vector<operator_entry> pattern_operators();
+std::vector<decode_entry> pattern_decoders();
 
 family softmax_family() {
   family softmax{
@@ -132,6 +133,7 @@ family softmax_family() {
                     }}},
   };
   for (operator_entry& entry : pattern_operators()) softmax.operators.push_back(std::move(entry));
+  for (decode_entry& entry : pattern_decoders()) softmax.decoders.push_back(std::move(entry));
   return softmax;
 }
 

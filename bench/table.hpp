@@ -69,6 +69,7 @@ struct operator_entry {
   // Measured at one length, besides the flags' own: together its curve of error against time.
   std::vector<setting> settings{};
   std::vector<setting> causal_settings{};  // of the causal form, where they differ
+  bool only_causal = false;                // has no other form
 };
 
 /// Decoding: a state that has seen some tokens and is fed one more at a time.

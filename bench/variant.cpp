@@ -206,12 +206,12 @@ std::vector<variant> make_variants(const flags& given) {
   };
   for (const family& f : all) {
     for (const operator_entry& entry : f.operators) {
-      const int forms = entry.has_causal ? 2 : 1;
-      for (int causal = 0; causal < forms; ++causal) {
+      const int first = entry.only_causal ? 1 : 0, forms = entry.has_causal ? 2 : 1;
+      for (int causal = first; causal < forms; ++causal) {
         variants.push_back(make_variant(entry, causal, set));
         add_settings(entry, causal);
       }
-      for (int causal = 0; causal < forms && entry.backward; ++causal)
+      for (int causal = first; causal < forms && entry.backward; ++causal)
         variants.push_back(make_backward_variant(entry, causal, set));
     }
     for (const decode_entry& entry : f.decoders) variants.push_back(make_variant(entry, set));

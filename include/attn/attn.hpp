@@ -77,3 +77,6 @@
 #include <attn/softmax/sliding_window_step.hpp>
 #include <attn/softmax/strided.hpp>
 #include <attn/softmax/strided_backward.hpp>
+#include <attn/softmax/topk_blocks.hpp>
+#include <attn/softmax/topk_blocks_backward.hpp>
+#include <attn/softmax/topk_blocks_step.hpp>
