@@ -28,6 +28,7 @@ golden_operator golden_block();
 golden_operator golden_strided();
 golden_operator golden_bigbird();
 golden_operator golden_lsh();
+golden_operator golden_topk_blocks();
 golden_operator golden_long_short();
 golden_operator golden_linformer();
 golden_operator golden_nystrom();
@@ -50,6 +51,7 @@ inline std::vector<golden_operator> golden_operators() {
       golden_strided(),
       golden_bigbird(),
       golden_lsh(),
+      golden_topk_blocks(),
       golden_long_short(),
       golden_linformer(),
       golden_nystrom(),

@@ -122,6 +122,8 @@ void add_pattern_softmax(std::vector<law_operator<T>>&);
 template <class T>
 void add_lsh(std::vector<law_operator<T>>&);
 template <class T>
+void add_topk_blocks(std::vector<law_operator<T>>&);
+template <class T>
 void add_long_short(std::vector<law_operator<T>>&);
 template <class T>
 void add_linformer(std::vector<law_operator<T>>&);
@@ -159,6 +161,7 @@ const std::vector<law_operator<T>>& operators() {
     add_bigbird<T>(all);
     add_pattern_softmax<T>(all);
     add_lsh<T>(all);
+    add_topk_blocks<T>(all);
     add_long_short<T>(all);
     add_linformer<T>(all);
     add_nystrom<T>(all);

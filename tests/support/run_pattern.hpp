@@ -45,7 +45,7 @@ class common_softmax_options {
       : from_(from), slopes_(cast<real<S>>(from.alibi_slopes)), sinks_(cast<real<S>>(from.sinks)) {
     if (from_.scale) options.scale = static_cast<real<S>>(*from_.scale);
     if (from_.softcap) options.softcap = static_cast<real<S>>(*from_.softcap);
-    options.causal = from_.causal;
+    if constexpr (requires { options.causal; }) options.causal = from_.causal;
     options.lengths = from_.lengths;
     if constexpr (requires { options.key_lengths; })
       options.query_lengths = from_.query_lengths, options.key_lengths = from_.key_lengths;

@@ -1,0 +1,28 @@
+#include "golden/gradients.hpp"
+#include "support/run_topk_blocks.hpp"
+
+namespace testing {
+namespace {
+
+topk_blocks_problem read(const golden_case& golden) {
+  topk_blocks_problem p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
+  read_softmax_options(golden, p.options);
+  p.options.block = golden.integer("block"), p.options.topk = golden.integer("topk");
+  return p;
+}
+
+}  // namespace
+
+golden_operator golden_topk_blocks() {
+  return with_gradients(
+      {"topk_blocks", with(softmax_keys, {"block", "topk"}), softmax_arrays,
+       [](const golden_case& golden) {
+         const auto p = read(golden);
+         return reference::topk_blocks(p.q, p.k, p.v, p.options);
+       },
+       [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
+       [](const golden_case& golden) { return run_pattern<float>(read(golden)); }},
+      read);
+}
+
+}  // namespace testing
