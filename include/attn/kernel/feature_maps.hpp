@@ -88,7 +88,7 @@ struct mapped_features final : feature_map<compute_type<S>> {
 
   mapped_features(const F& f, index d, index count) : map(f), dim(d) {
     this->features = count;
-    if constexpr (token_map<F, T>) this->scratch_size = dim * kernel_chunk + dim + count;
+    if constexpr (token_map<F, T>) this->scratch_size = dim * kernel_chunk + dim + count + width<T>;
   }
 
   void keys(const token_rows<T>& x, index, T* phi, T*, [[maybe_unused]] T* work) const override {
@@ -111,6 +111,29 @@ struct mapped_features final : feature_map<compute_type<S>> {
         for (index r = 0; r < dim; ++r)
           for (index t = 0; t < x.count; ++t)
             phi[r * kernel_chunk + t] = static_cast<T>(map(phi[r * kernel_chunk + t]));
+    }
+  }
+
+  void rows(const stored_matrix<T>& x, index begin, index count, const panels<T>& to,
+            [[maybe_unused]] T* work) const override {
+    if constexpr (token_map<F, T>) {
+      T *const token = work, *const made = token + dim;
+      for (index t = 0; t < count; ++t) {
+        x.read_row(begin + t, token);
+        map(std::span<const T>(token, static_cast<std::size_t>(dim)),
+            std::span<T>(made, static_cast<std::size_t>(this->features)));
+        std::fill_n(made + this->features, width<T>, T(0));
+        for (index r = 0; r < this->features; r += width<T>) store<T>(to.at(t, r), load<T>(made + r));
+      }
+    } else {
+      x.access->pack_panels(x, begin, count, to.data);
+      if constexpr (std::same_as<F, feature_maps::elu_plus_one> || std::same_as<F, feature_maps::relu>)
+        each_packet(count, dim, [](index, index, const auto& p) { return map_packet<F, T>(p); }, to, to);
+      else if constexpr (!std::same_as<F, feature_maps::identity>)
+        for (index t = 0; t < count; ++t)
+          for (index r = 0; r < dim; ++r) *to.at(t, r) = static_cast<T>(map(*to.at(t, r)));
+      for (index r = dim; r < round_up(dim, width<T>); ++r)
+        for (index t = 0; t < count; ++t) *to.at(t, r) = T(0);
     }
   }
 };

@@ -212,8 +212,9 @@ struct delta_backward_head {
       store<T>(s.dk_row.at(row, col), mul(sub(zero<T>(), sum), s.decay.start(row, col)));
     });
     product(s.u_t, count, s.ds_t, dim(), dim_v(), [&](index row, index col, const packet<T>& sum) {
-      store<T>(s.dk_col.at(row, col), mul(sum, s.decay.end(row, col, count)));
+      store<T>(s.dk_col.at(row, col), sum);
     });
+    if (s.decay.kind != decay_kind::none) s.decay.to_end(s.dk_col, count, s.dk_col);
     for (index d = 0; call.d_log_decay && d < dim(); d += width<T>) {
       packet<T> sum = zero<T>();
       for (index t = 0; t < count; ++t) sum = fma(load<T>(s.k.at(t, d)), load<T>(s.dk_col.at(t, d)), sum);

@@ -22,12 +22,16 @@ void check_log_decays(const validator& check, const tensor_view<const T>& g, con
   for (index b = 0; b < g.extent(0); ++b)
     for (index h = 0; h < g.extent(1); ++h) {
       const matrix_view<const T> rows = head_of(g, b, h);
-      for (index t = 0; t < lengths.keys(b); ++t) {
+      const bool column = rows.cols == 1;
+      const index keys = lengths.keys(b), count = column ? keys : rows.cols;
+      const index stride = column ? rows.row_stride : rows.col_stride;
+      for (index t = 0; t < keys; t += column ? keys : 1) {
         const T* const row = rows.row(t);
-        bool fits = true;
-        for (index r = 0; r < rows.cols; ++r) fits &= row[r * rows.col_stride] <= T(0);
-        for (index r = 0; !fits && r < rows.cols; ++r)
-          if (const T x = row[r * rows.col_stride]; !(x <= T(0))) check.fail("log_decay <= 0", static_cast<double>(x));
+        packet<T> above = zero<T>();  // what is above 0; NaN stays
+        for (index r = 0; r < count; r += width<T>)
+          above = add(above, max(load_part<T>(row + r * stride, stride, count - r), zero<T>()));
+        for (index r = 0; !(sum_lanes(above) <= T(0)) && r < count; ++r)
+          if (const T x = row[r * stride]; !(x <= T(0))) check.fail("log_decay <= 0", static_cast<double>(x));
       }
     }
 }
@@ -35,10 +39,12 @@ void check_log_decays(const validator& check, const tensor_view<const T>& g, con
 /// The decays of a chunk: each token's, from the start of the chunk (its own included) and to its end (its own not).
 template <class T>
 struct delta_decay {
+  static constexpr index wide = panels<T>::wide;
+
   decay_kind kind = decay_kind::none;
   index dim = 0;
   T *gates = nullptr, *since_start = nullptr, *pair = nullptr;  // per token; [i][j]: of the tokens after j up to i
-  panels<T> gate, start_rows, end_rows;                         // per channel, [token][dim]
+  panels<T> gate, start_rows;                                   // per channel, [token][dim]
 
   static delta_decay layout(arena& memory, index dim, decay_kind kind) {
     delta_decay s;
@@ -47,8 +53,7 @@ struct delta_decay {
       for (T** each : {&s.gates, &s.since_start}) *each = memory.allocate<T>(kernel_chunk);
       s.pair = memory.allocate<T>(kernel_chunk * kernel_chunk);
     } else if (kind == decay_kind::channel) {
-      for (panels<T>* each : {&s.gate, &s.start_rows, &s.end_rows})
-        *each = panels<T>::layout(memory, kernel_chunk, dim);
+      for (panels<T>* each : {&s.gate, &s.start_rows}) *each = panels<T>::layout(memory, kernel_chunk, dim);
     }
     return s;
   }
@@ -61,18 +66,13 @@ struct delta_decay {
       gate_factors(gates, count, false, pair, since_start);
       return;
     }
-    pack_panels<T>([&](index t) { return x.row(begin + t); }, 0, count, dim, x.col_stride, gate.data, kernel_chunk);
-    for (index col = 0; col < dim; col += width<T>) {
-      packet<T> product = broadcast<T>(T(1));
-      for (index t = 0; t < count; ++t) {
-        const packet<T> g = exp<T>(detail::load<T>(gate.at(t, col)));
+    for (index t = 0; t < count; ++t) {
+      const T* const row = x.row(begin + t);
+      for (index col = 0; col < dim; col += width<T>) {
+        const packet<T> g = exp<T>(load_part<T>(row + col * x.col_stride, x.col_stride, dim - col));
+        T* const start = start_rows.at(t, col);
         store<T>(gate.at(t, col), g);
-        store<T>(start_rows.at(t, col), product = mul(product, g));
-      }
-      product = broadcast<T>(T(1));
-      for (index t = count - 1; t >= 0; --t) {
-        store<T>(end_rows.at(t, col), product);
-        product = mul(product, detail::load<T>(gate.at(t, col)));
+        store<T>(start, t > 0 ? mul(detail::load<T>(start - wide), g) : g);
       }
     }
   }
@@ -81,11 +81,6 @@ struct delta_decay {
   ATTN_INLINE packet<T> start(index t, index col) const {
     if (kind == decay_kind::none) return broadcast<T>(T(1));
     return kind == decay_kind::token ? broadcast<T>(since_start[t]) : detail::load<T>(start_rows.at(t, col));
-  }
-  ATTN_INLINE packet<T> end(index t, index col, index count) const {
-    if (kind == decay_kind::none) return broadcast<T>(T(1));
-    return kind == decay_kind::token ? broadcast<T>(pair[(count - 1) * kernel_chunk + t])
-                                     : detail::load<T>(end_rows.at(t, col));
   }
   /// Of the whole chunk, for one channel.
   ATTN_INLINE T whole(index d, index count) const {
@@ -99,8 +94,16 @@ struct delta_decay {
         count, dim, [&](index t, index col, const auto& row) { return mul(row, start(t, col)); }, to, x);
   }
   void to_end(const panels<T>& x, index count, const panels<T>& to) const {
-    each_packet(
-        count, dim, [&](index t, index col, const auto& row) { return mul(row, end(t, col, count)); }, to, x);
+    for (index col = 0; col < dim; col += width<T>) {
+      packet<T> factor = broadcast<T>(T(1));
+      const T *const rows = x.at(0, col), *const gates_from = gate.data ? gate.at(0, col) : nullptr;
+      T* const out = to.at(0, col);
+      for (index t = count - 1; t >= 0; --t) {
+        if (kind == decay_kind::token) factor = broadcast<T>(pair[(count - 1) * kernel_chunk + t]);
+        store<T>(out + t * wide, mul(detail::load<T>(rows + t * wide), factor));
+        if (kind == decay_kind::channel) factor = mul(factor, detail::load<T>(gates_from + t * wide));
+      }
+    }
   }
 };
 
@@ -122,29 +125,29 @@ struct delta_pair_scratch {
     return s;
   }
 
+  /// `columns` are the tokens [begin, end), times the decays until `end`. Returns those of all of them.
+  packet<T> times_later(const delta_decay<T>& decay, const panels<T>& k, index begin, index end, index col) const {
+    constexpr index wide = panels<T>::wide;
+    packet<T> factor = broadcast<T>(T(1));
+    const T *const from = k.at(0, col), *const gates = decay.gate.at(0, col);
+    T* const to = columns.at(0, col);
+    for (index j = end - 1; j >= begin; --j) {
+      store<T>(to + j * wide, mul(factor, load<T>(from + j * wide)));
+      factor = mul(factor, load<T>(gates + j * wide));
+    }
+    return factor;
+  }
   /// The tokens before a block, times the decays until it begins.
   void load_columns(const delta_decay<T>& decay, const panels<T>& k, index block) const {
-    for (index col = 0; col < decay.dim; col += width<T>) {
-      packet<T> factor = broadcast<T>(T(1));
-      for (index j = block - 1; j >= 0; --j) {
-        store<T>(columns.at(j, col), mul(factor, load<T>(k.at(j, col))));
-        factor = mul(factor, load<T>(decay.gate.at(j, col)));
-      }
-    }
+    for (index col = 0; col < decay.dim; col += width<T>) times_later(decay, k, 0, block, col);
   }
   /// columns_t, which has the tokens before `block`, gets those of the block; all are times the decays until it ends.
   void add_columns(const delta_decay<T>& decay, const panels<T>& k, index block) const {
-    for (index col = 0; col < decay.dim; col += width<T>) {
-      packet<T> factor = broadcast<T>(T(1));
-      for (index j = block + pair_block - 1; j >= block; --j) {
-        store<T>(columns.at(j, col), mul(factor, load<T>(k.at(j, col))));
-        factor = mul(factor, load<T>(decay.gate.at(j, col)));
-      }
-      store<T>(row + col, factor);
-    }
-    for (index d = 0; d < decay.dim; ++d)
-      for (index j = 0; j < block; j += width<T>)
-        store<T>(columns_t.at(d, j), mul(load<T>(columns_t.at(d, j)), broadcast<T>(row[d])));
+    for (index col = 0; col < decay.dim; col += width<T>)
+      store<T>(row + col, times_later(decay, k, block, block + pair_block, col));
+    each_packet(
+        decay.dim, block, [&](index d, index, const auto& x) { return mul(x, broadcast<T>(row[d])); }, columns_t,
+        columns_t);
     transpose_panels(panels<T>{columns.at(block, 0), columns.capacity}, pair_block, decay.dim,
                      panels<T>{columns_t.at(0, block), columns_t.capacity});
   }
@@ -152,8 +155,10 @@ struct delta_pair_scratch {
   void load_factors(const delta_decay<T>& decay, index block, index count) const {
     for (index col = 0; col < decay.dim; col += width<T>) {
       packet<T> factor = broadcast<T>(T(1));
-      for (index r = 0; r < count; ++r)
-        store<T>(factors.at(r, col), factor = mul(factor, load<T>(decay.gate.at(block + r, col))));
+      const T* const gates = decay.gate.at(block, col);
+      T* const to = factors.at(0, col);
+      for (index r = 0; r < count * panels<T>::wide; r += panels<T>::wide)
+        store<T>(to + r, factor = mul(factor, load<T>(gates + r)));
     }
   }
   void load_rows(const panels<T>& x, index block, index count, index dim, const panels<T>& to) const {
@@ -161,6 +166,25 @@ struct delta_pair_scratch {
     each_packet(
         count, dim, [](index, index, const auto& x_row, const auto& factor) { return mul(x_row, factor); }, to, rows,
         factors);
+  }
+  /// Pairs of column j and `Rows` rows from i on, the first of them if so asked. `row` is k_j times the decays up to the
+  /// row before, and then those up to the last one of these.
+  template <int Rows>
+  void pairs_of(const delta_decay<T>& decay, const panels<T>& x, index i, index j, bool first,
+                const panels<T>& to) const {
+    packet<T> sums[Rows];
+    for (packet<T>& sum : sums) sum = zero<T>();
+    for (index d = 0; d < decay.dim; d += width<T>) {
+      packet<T> key = load<T>(row + d);
+      const T *const rows = x.at(i, d), *const gates = decay.gate.at(i, d);
+      unroll<Rows>([&](auto r) {
+        if (r > 0 || i > j) key = mul(key, load<T>(gates + r * panels<T>::wide));
+        sums[r] = fma(key, load<T>(rows + r * panels<T>::wide), sums[r]);
+      });
+      store<T>(row + d, key);
+    }
+    T* const at = to.at(i, j);
+    for (int r = first ? 0 : 1; r < Rows; ++r) at[r * panels<T>::wide] = sum_lanes(sums[r]);
   }
 };
 
@@ -198,15 +222,9 @@ void pair_products(const delta_decay<T>& decay, const delta_pair_scratch<T>& s, 
     }
     for (index j = block; j < end; ++j) {
       for (index d = 0; d < decay.dim; d += width<T>) store<T>(s.row + d, load<T>(k.at(j, d)));
-      for (index i = j; i < end; ++i) {
-        packet<T> sum = zero<T>();
-        for (index d = 0; d < decay.dim; d += width<T>) {
-          packet<T> row = load<T>(s.row + d);
-          if (i > j) store<T>(s.row + d, row = mul(row, load<T>(decay.gate.at(i, d))));
-          sum = fma(row, load<T>(x.at(i, d)), sum);
-        }
-        if (i >= j + own) *to.at(i, j) = sum_lanes(sum);
-      }
+      index i = j;
+      for (; i + 4 <= end; i += 4) s.template pairs_of<4>(decay, x, i, j, i >= j + own, to);
+      for (; i < end; ++i) s.template pairs_of<1>(decay, x, i, j, i >= j + own, to);
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <attn/core/execution.hpp>
 #include <attn/kernel/detail/chunk.hpp>
+#include <attn/kernel/detail/panels.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -31,6 +32,9 @@ struct feature_map {
   virtual void queries(const token_rows<T>& x, index pair, T* phi, T* shift, T* scratch) const {
     keys(x, pair, phi, shift, scratch);
   }
+  /// Features of rows [begin, begin + count) as rows, 0 beyond the last feature. Only linear's maps have this.
+  virtual void rows(const stored_matrix<T>&, index /*begin*/, index /*count*/, const panels<T>& /*to*/,
+                    T* /*scratch*/) const {}
 
  protected:
   ~feature_map() = default;

@@ -31,20 +31,25 @@ struct panels {
 /// f(row, col, packets...) for each packet of rows x cols in the matrices; f returns what becomes of the first one.
 template <class T, class F, class... More>
 ATTN_INLINE void each_packet(index rows, index cols, F&& f, const panels<T>& to, const More&... from) {
-  for (index col = 0; col < cols; col += width<T>)
-    for (index row = 0; row < rows; ++row)
-      store<T>(to.at(row, col), f(row, col, load<T>(from.at(row, col))...));
+  constexpr index wide = panels<T>::wide;
+  const auto column = [&](index col, T* out, const auto*... in) {
+    for (index row = 0; row < rows; ++row) store<T>(out + row * wide, f(row, col, load<T>(in + row * wide)...));
+  };
+  for (index col = 0; col < cols; col += width<T>) column(col, to.at(0, col), from.at(0, col)...);
 }
 
 /// b = a^T, of rows x cols of a.
 template <class T>
 void transpose_panels(const panels<T>& a, index rows, index cols, const panels<T>& b) {
+  constexpr index wide = panels<T>::wide;
   for (index col = 0; col < cols; col += width<T>)
     for (index row = 0; row < rows; row += width<T>) {
       packet<T> square[width<T>];
-      for (int i = 0; i < width<T>; ++i) square[i] = load<T>(a.at(row + i, col));
+      const T* const from = a.at(row, col);
+      T* const to = b.at(col, row);
+      for (int i = 0; i < width<T>; ++i) square[i] = load<T>(from + i * wide);
       transpose<T>(square);
-      for (int i = 0; i < width<T>; ++i) store<T>(b.at(col + i, row), square[i]);
+      for (int i = 0; i < width<T>; ++i) store<T>(to + i * wide, square[i]);
     }
 }
 
