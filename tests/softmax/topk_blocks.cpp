@@ -23,7 +23,8 @@ void check(const topk_blocks_problem& given, bool chosen_by_numbers = true) {
 template <class S>
 void check_choice(int choice, index queries, index keys, index block, index topk, std::uint64_t seed) {
   CAPTURE(choice, queries, keys, block, topk);
-  topk_blocks_problem p = topk_problem({.queries = queries, .keys = keys, .dim = 9, .value_dim = 12}, block, topk, seed);
+  const problem_shape shape{.queries = queries, .keys = keys, .dim = 9, .value_dim = 12};
+  topk_blocks_problem p = topk_problem(shape, block, topk, seed);
   choose(p.options, choice, queries, keys);
   check<S>(p);
 }
@@ -100,6 +101,7 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks: more candidates than are compared at a tim
   const problem_shape shape{.batch = 1, .heads = 1, .kv_heads = 1, .queries = 900, .keys = 900, .dim = 3};
   check<TestType>(topk_problem(shape, 1, 3, 1));
   check<TestType>(topk_problem(shape, 2, 40, 1));
+  check<TestType>(topk_problem(shape, 1, 500, 1));
 }
 
 TEMPLATE_LIST_TEST_CASE("topk_blocks: of equal matches the earlier block", "[topk_blocks]", exact_types) {

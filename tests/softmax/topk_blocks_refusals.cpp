@@ -18,7 +18,8 @@ std::vector<refused<Inputs>> block_refusals() {
 }  // namespace
 
 TEST_CASE("topk_blocks refuses what does not fit", "[refusals]") {
-  check_refused<compiled_topk_blocks<float>>("topk_blocks", block_refusals<call_inputs<attn::topk_blocks_options<float>>>());
+  using here = call_inputs<attn::topk_blocks_options<float>>;
+  check_refused<compiled_topk_blocks<float>>("topk_blocks", block_refusals<here>());
 }
 
 TEST_CASE("topk_blocks_cache refuses what does not fit", "[refusals]") {

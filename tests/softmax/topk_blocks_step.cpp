@@ -54,7 +54,8 @@ TEST_CASE("topk_blocks_cache: what was cut off was never there", "[topk_blocks_s
     for (index more : {1, 29}) {
       CAPTURE(kept, more);
       auto cache = cache_for<float>(p), fresh = cache;
-      const tensor<float> k = cast<float>(p.k), v = cast<float>(p.v), k2 = cast<float>(other.k), v2 = cast<float>(other.v);
+      const tensor<float> k = cast<float>(p.k), v = cast<float>(p.v);
+      const tensor<float> k2 = cast<float>(other.k), v2 = cast<float>(other.v);
       const auto part = [](const tensor<float>& x, index begin, index count) { return view(x).slice(2, begin, count); };
       cache.append(part(k, 0, kept), part(v, 0, kept));
       cache.append(part(k2, kept, more), part(v2, kept, more));

@@ -13,7 +13,7 @@
 //
 // Shapes   as full_softmax: query i is at position i + Lk - Lq, with true lengths.
 // Cost     2 B H Lq (topk block (D + Dv) + D Lk / (2 block)) operations. Scratch: for every head in progress
-//          2 Lq (topk - 1) indices and Lk / block sums of keys (Lq Dv more where rows of out cannot hold unfinished sums:
+//          2 Lq (topk - 1) indices and D Lk / block numbers (Lq Dv more where rows of out cannot hold unfinished sums:
 //          16-bit types, strides, dims that are no multiple of a vector); per thread the keys and values of a block.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //

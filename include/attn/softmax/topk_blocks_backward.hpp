@@ -1,7 +1,8 @@
 // attn: the gradients of topk_blocks.
 //
 //   attn::topk_blocks(q, k, v, out, {.block = 128, .topk = 3, .lse = lse});
-//   attn::topk_blocks_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.block = 128, .topk = 3, .lse = lse});
+//   attn::topk_blocks_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv},
+//                              {.block = 128, .topk = 3, .lse = lse});
 //
 // The formulas of full_softmax_backward.hpp over the pairs of query and key topk_blocks.hpp names. The choice of blocks
 // has no gradient; it is made again, to the same end.

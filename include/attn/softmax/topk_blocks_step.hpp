@@ -7,8 +7,8 @@
 // the last n positions: the last n rows of one topk_blocks over the whole sequence. In `score` i and j are positions
 // since the start.
 //
-// Cost     2 B H n (D tokens / block + topk block (D + Dv)) operations: a token reads the sums of all blocks, and the keys
-//          and values of those it chooses. Up to four tokens are attended where the keys lie, longer chunks as
+// Cost     2 B H n (D tokens / block + topk block (D + Dv)) operations: a token reads the sums of all blocks, and the
+//          keys and values of those it chooses. Up to four tokens are attended where the keys lie, longer chunks as
 //          topk_blocks does.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 //          What `score` throws passes through, and leaves the cache as it was.
@@ -154,7 +154,8 @@ struct topk_step {
 
   void attend_query(index b, index h, index i, scratch& s) const {
     const index position = i + shape.keys - shape.queries, own = blocks.block_of(position) * blocks.block;
-    const block_sums<const T> sums{cache.sums() + (b * shape.kv_heads + h / shape.group()) * cache.sums_stride(), shape.dim};
+    const index pair = b * shape.kv_heads + h / shape.group();
+    const block_sums<const T> sums{cache.sums() + pair * cache.sums_stride(), shape.dim};
     if (blocks.rounds > 0) s.chooser.choose(in.query(b, h), i, 1, position, blocks, sums);
     s.query.begin(in.q.slice(2, i, 1), b, h, 1, 1, in.terms.query_factor());
     s.state.clear();
@@ -183,7 +184,8 @@ topk_step(const softmax_call<S, Score>&, const topk_blocks_cache<S>&, const topk
 
 }  // namespace detail
 
-/// Feeds n tokens and attends their queries; options, score and execution may each be left out. See the top of the file.
+/// Feeds n tokens and attends their queries; options, score and execution may each be left out. See the top of the
+/// file.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = topk_blocks_step_options<S>,
           class Score = detail::no_score>
 void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},

@@ -1,7 +1,7 @@
 // attn: the backward pass of topk_blocks.hpp, in waves of key heads, query head by query head:
 //   1. queries choose their blocks and are sorted by them, as forward
-//   2. round by round, with the final lse: dQ is added up row by row; dK and dV in parts of the round's entries that have
-//      sums of their own
+//   2. round by round, with the final lse: dQ is added up row by row; dK and dV in parts of the round's entries that
+//      have sums of their own
 //   3. the parts' sums are added in order and stored
 #pragma once
 
@@ -17,7 +17,7 @@ struct topk_backward_driver {
   const softmax_backward_call<S, Score, ScoreBackward>& in;
   const topk_shape& blocks;
   const attention_shape& shape = in.shape;
-  topk_chooser<S> choice{in.shape, in.lengths(), blocks, in.q, in.k};
+  topk_choice<S> choice{in.shape, in.lengths(), blocks, in.q, in.k};
 
   index stride_k() const { return backward_keys<T>::stride(shape.dim); }
   index stride_v() const { return backward_keys<T>::stride(shape.dim_v); }
@@ -30,7 +30,7 @@ struct topk_backward_driver {
 
   /// What all threads share of one pair of batch item and key head.
   struct pair_scratch {
-    typename topk_chooser<S>::pair_scratch choice;  // of the query head in progress
+    typename topk_choice<S>::pair_scratch choice;  // of the query head in progress
     T* dq;                                          // [Lq][stride_k]: sums of that head; null: not wanted
     T *d_keys, *d_values;                           // [parts][slots][stride]
     bool* begun;                                    // [parts][all_blocks]: else the sums of a block are not there yet
@@ -52,7 +52,7 @@ struct topk_backward_driver {
     backward_keys<T> keys;
     key_range* ranges;  // [max_rows]
     T* dq;              // [max_rows][stride_k]
-    typename topk_chooser<S>::thread_scratch choice;
+    typename topk_choice<S>::thread_scratch choice;
   };
   thread_scratch scratch(int worker) const {
     return in.forward.exec.scratch(worker, [&](arena& memory) {

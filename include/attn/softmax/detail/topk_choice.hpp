@@ -3,9 +3,10 @@
 //   1. block_sums      the sums of the keys of every block, packed as keys are
 //   2. block_chooser   a tile of queries times the sums; of each row the blocks with the largest products
 //   3. topk_head       the queries of round r, those that choose an r-th block, sorted by it
+//   4. topk_choice     all of this for all heads of a call, in tasks
 //
-// Blocks have equal numbers of keys, so their sums rank as their means do. In a round every query is in one place: threads
-// may share it as it comes. The own block, which every query has, is the last round.
+// Blocks have equal numbers of keys, so their sums rank as their means do. In a round every query is in one place:
+// threads may share it as it comes. The own block, which every query has, is the last round.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -47,8 +48,8 @@ struct block_sums {
   void clear(index block) const {
     for (index d = 0; d < dim; ++d) column(block)[d * panel_width<T>] = T(0);
   }
-  /// Adds a key to the sum of a block. Keys are added one after the other here and in fill(), so that a cache has the same
-  /// sums.
+  /// Adds a key to the sum of a block. Keys are added one after the other here and in fill(), so that a cache has the
+  /// same sums.
   template <class S>
   void add_key(index block, const S* key, index stride) const {
     Number* const sum = column(block);
@@ -195,6 +196,86 @@ struct topk_head {
       for (stop = n + 1; stop < end && block(round, stop) == of;) ++stop;
       visit(of, n, stop - n);
     }
+  }
+};
+
+/// The choice of all heads of a call, forward and backward.
+template <class S>
+struct topk_choice {
+  using T = compute_type<S>;
+
+  const attention_shape& shape;
+  const sequence_lengths& lengths;
+  const topk_shape& blocks;
+  tensor_view<const S> q, k;
+  const T* sums = nullptr;  // of a cache, pair by pair sums_stride apart, or null
+  index sums_stride = 0;
+
+  /// What the threads share of one pair of batch item and key head.
+  struct pair_scratch {
+    block_sums<T> sums;
+    index *chosen, *order;  // of every query head
+  };
+  /// For `heads` query heads at a time.
+  pair_scratch layout(arena& memory, index heads) const {
+    return {.sums = {memory.allocate<T>(sums ? 0 : block_sums<T>::size(blocks.blocks, shape.dim)), shape.dim},
+            .chosen = memory.allocate<index>(heads * topk_head::size(shape.queries, blocks)),
+            .order = memory.allocate<index>(heads * topk_head::size(shape.queries, blocks))};
+  }
+  struct thread_scratch {
+    block_chooser<T> chooser;
+    index* next;
+  };
+  thread_scratch layout_scratch(arena& memory) const {
+    return {.chooser = block_chooser<T>::layout(memory, shape.dim, blocks.rounds),
+            .next = memory.allocate<index>(blocks.blocks + 1)};
+  }
+
+  /// Query head `member` of a pair, whose tables are the `slot`th.
+  topk_head head(index pair, index member, const pair_scratch& p, index slot) const {
+    const index b = pair / shape.kv_heads, size = topk_head::size(shape.queries, blocks);
+    return {.batch = b, .head = pair % shape.kv_heads * shape.group() + member, .queries = lengths.queries(b),
+            .shift = lengths.keys(b) - lengths.queries(b), .blocks = blocks, .stride = shape.queries,
+            .chosen = p.chosen + slot * size, .order = p.order + slot * size};
+  }
+  block_sums<const T> sums_of(index pair, const pair_scratch& p) const {
+    return {sums ? sums + pair * sums_stride : p.sums.data, shape.dim};
+  }
+
+  /// for_each(steps, body(pair, pair_scratch, step, scratch)) runs tasks: the sums of all blocks.
+  template <class ForEach>
+  void add_up(const ForEach& for_each) const {
+    if (sums || blocks.rounds == 0) return;
+    for_each(ceil_div(blocks.blocks, panel_width<T>), [&](index pair, const pair_scratch& p, index step, auto&&) {
+      const index b = pair / shape.kv_heads, begin = step * panel_width<T>,
+                  end = std::min({begin + panel_width<T>, blocks.blocks, lengths.keys(b) / blocks.block});
+      if (begin < end) p.sums.fill(head_of(k, b, pair % shape.kv_heads), blocks.block, begin, end);
+    });
+  }
+  /// The choice of query heads [first, first + count) of every pair.
+  template <class ForEach>
+  void choose(index first, index count, const ForEach& for_each) const {
+    if (blocks.rounds == 0) return;
+    for_each(count * ceil_div(shape.queries, max_rows),
+             [&](index pair, const pair_scratch& p, index step, const thread_scratch& s) {
+               const topk_head h = head(pair, first + step % count, p, step % count);
+               const index begin = std::max(step / count * max_rows, h.first_of(0)),
+                           end = std::min(step / count * max_rows + max_rows, h.queries);
+               for (index i = begin; i < end; i += tile_rows)
+                 choose_tile(h, i, std::min<index>(tile_rows, end - i), sums_of(pair, p), s.chooser);
+             });
+    for_each(count * blocks.rounds, [&](index pair, const pair_scratch& p, index step, const thread_scratch& s) {
+      head(pair, first + step % count, p, step % count).sort(step / count, s.next);
+    });
+  }
+
+ private:
+  void choose_tile(const topk_head& h, index i, index count, const block_sums<const T>& of,
+                   const block_chooser<T>& chooser) const {
+    chooser.choose(head_of(q, h.batch, h.head), i, count, i + h.shift, blocks, of);
+    for (index m = 0; m < count; ++m)
+      for (index r = 0; r < blocks.choices(i + m + h.shift); ++r)
+        h.chosen[r * h.stride + i + m] = chooser.chosen[m * blocks.rounds + r];
   }
 };
 

@@ -1,6 +1,6 @@
 // attn: the work of topk_blocks.hpp, in waves of key heads:
-//   1. the keys of every block are added up, unless a cache has the sums; queries choose their blocks, and are sorted by
-//      them, round by round (topk_choice.hpp)
+//   1. the keys of every block are added up, unless a cache has the sums; queries choose their blocks, and are sorted
+//      by them, round by round (topk_choice.hpp)
 //   2. round by round, the own blocks last: pack the keys of a block, attend the queries that chose it; rows are set
 //      aside between one round and the next
 #pragma once
@@ -14,86 +14,6 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index topk_segment = 512;  // entries of a round that are a task
 
-/// The choice of all heads of a call, forward and backward.
-template <class S>
-struct topk_chooser {
-  using T = compute_type<S>;
-
-  const attention_shape& shape;
-  const sequence_lengths& lengths;
-  const topk_shape& blocks;
-  tensor_view<const S> q, k;
-  const T* sums = nullptr;  // of a cache, pair by pair sums_stride apart, or null
-  index sums_stride = 0;
-
-  /// What the threads share of one pair of batch item and key head.
-  struct pair_scratch {
-    block_sums<T> sums;
-    index *chosen, *order;  // of every query head
-  };
-  /// For `heads` query heads at a time.
-  pair_scratch layout(arena& memory, index heads) const {
-    return {.sums = {memory.allocate<T>(sums ? 0 : block_sums<T>::size(blocks.blocks, shape.dim)), shape.dim},
-            .chosen = memory.allocate<index>(heads * topk_head::size(shape.queries, blocks)),
-            .order = memory.allocate<index>(heads * topk_head::size(shape.queries, blocks))};
-  }
-  struct thread_scratch {
-    block_chooser<T> chooser;
-    index* next;
-  };
-  thread_scratch layout_scratch(arena& memory) const {
-    return {.chooser = block_chooser<T>::layout(memory, shape.dim, blocks.rounds),
-            .next = memory.allocate<index>(blocks.blocks + 1)};
-  }
-
-  /// Query head `member` of a pair, whose tables are the `slot`th.
-  topk_head head(index pair, index member, const pair_scratch& p, index slot) const {
-    const index b = pair / shape.kv_heads, size = topk_head::size(shape.queries, blocks);
-    return {.batch = b, .head = pair % shape.kv_heads * shape.group() + member, .queries = lengths.queries(b),
-            .shift = lengths.keys(b) - lengths.queries(b), .blocks = blocks, .stride = shape.queries,
-            .chosen = p.chosen + slot * size, .order = p.order + slot * size};
-  }
-  block_sums<const T> sums_of(index pair, const pair_scratch& p) const {
-    return {sums ? sums + pair * sums_stride : p.sums.data, shape.dim};
-  }
-
-  /// for_each(steps, body(pair, pair_scratch, step, scratch)) runs tasks: the sums of all blocks.
-  template <class ForEach>
-  void add_up(const ForEach& for_each) const {
-    if (sums || blocks.rounds == 0) return;
-    for_each(ceil_div(blocks.blocks, panel_width<T>), [&](index pair, const pair_scratch& p, index step, auto&&) {
-      const index b = pair / shape.kv_heads, begin = step * panel_width<T>,
-                  end = std::min({begin + panel_width<T>, blocks.blocks, lengths.keys(b) / blocks.block});
-      if (begin < end) p.sums.fill(head_of(k, b, pair % shape.kv_heads), blocks.block, begin, end);
-    });
-  }
-  /// The choice of query heads [first, first + count) of every pair.
-  template <class ForEach>
-  void choose(index first, index count, const ForEach& for_each) const {
-    if (blocks.rounds == 0) return;
-    for_each(count * ceil_div(shape.queries, max_rows),
-             [&](index pair, const pair_scratch& p, index step, const thread_scratch& s) {
-               const topk_head h = head(pair, first + step % count, p, step % count);
-               const index begin = std::max(step / count * max_rows, h.first_of(0)),
-                           end = std::min(step / count * max_rows + max_rows, h.queries);
-               for (index i = begin; i < end; i += tile_rows)
-                 choose_tile(h, i, std::min<index>(tile_rows, end - i), sums_of(pair, p), s.chooser);
-             });
-    for_each(count * blocks.rounds, [&](index pair, const pair_scratch& p, index step, const thread_scratch& s) {
-      head(pair, first + step % count, p, step % count).sort(step / count, s.next);
-    });
-  }
-
- private:
-  void choose_tile(const topk_head& h, index i, index count, const block_sums<const T>& of,
-                   const block_chooser<T>& chooser) const {
-    chooser.choose(head_of(q, h.batch, h.head), i, count, i + h.shift, blocks, of);
-    for (index m = 0; m < count; ++m)
-      for (index r = 0; r < blocks.choices(i + m + h.shift); ++r)
-        h.chosen[r * h.stride + i + m] = chooser.chosen[m * blocks.rounds + r];
-  }
-};
-
 template <class S, class Score>
 struct topk_driver {
   using T = compute_type<S>;
@@ -103,10 +23,10 @@ struct topk_driver {
   const T* sums = nullptr;
   index sums_stride = 0;
   const attention_shape& shape = in.shape;
-  topk_chooser<S> choice{in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride};
+  topk_choice<S> choice{in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride};
 
   struct pair_scratch {
-    typename topk_chooser<S>::pair_scratch choice;
+    typename topk_choice<S>::pair_scratch choice;
     row_states<T>* states;  // per query head, if there are several rounds
   };
   pair_scratch layout(arena& memory) const {
@@ -119,7 +39,7 @@ struct topk_driver {
   struct thread_scratch {
     row_block<T> rows;
     packed_keys<T> keys;
-    typename topk_chooser<S>::thread_scratch choice;
+    typename topk_choice<S>::thread_scratch choice;
   };
   thread_scratch scratch(int worker) const {
     return in.exec.scratch(worker, [&](arena& memory) {
