@@ -12,7 +12,7 @@ function(attn_script_test name script)
     -P ${CMAKE_CURRENT_SOURCE_DIR}/compile/${script}.cmake)
 endfunction()
 
-# Every header compiles alone, twice included, without a warning: those in detail/ too, where nothing but headers is tested.
+# Every header compiles alone, twice included, without a warning: those in detail/ where nothing but headers is tested.
 # Eigen is precompiled, except under Clang.
 set(precompiled)
 if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
@@ -21,7 +21,9 @@ if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   set_tests_properties(${prefix}header.precompile PROPERTIES FIXTURES_SETUP ${prefix}eigen COST 100)
 endif()
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/include/*.hpp)
-if(NOT ATTN_TESTS_HOUSE STREQUAL "HEADERS")
+if(ATTN_TESTS_HOUSE STREQUAL "HEADERS")
+  list(FILTER headers INCLUDE REGEX "/detail/")
+else()
   list(FILTER headers EXCLUDE REGEX "/detail/")
 endif()
 foreach(header ${headers})
