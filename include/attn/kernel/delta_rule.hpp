@@ -13,7 +13,7 @@
 //          or double. Causal by nature.
 // Cost     B Hv L (6 D Dv + 64 (4 D + 2 Dv)) operations, O(L): products within chunks of 64 tokens, a triangular solve,
 //          one state between chunks. Scratch per thread: some 20 arrays of 64 x D numbers and a state, whatever the
-//          length; where threads share a head, 16 times that for all of them.
+//          length.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A step keeps the state bounded where beta |k|^2 is from 0 to 2; beyond, it grows from token to token, as the formula

@@ -40,18 +40,12 @@ struct channel_decay_backward {
   }
 
  private:
-  static auto add_to(const panels<T>& to) {
-    return [&to](index row, index col, const packet<T>& sum) {
-      store<T>(to.at(row, col), add(load<T>(to.at(row, col)), sum));
-    };
-  }
-
   /// Pairs of the rows of a block and the columns before it.
   void before_block(index block, index rows) const {
     s.load_columns(decay, y, block);
     s.load_factors(decay, block, rows);
     if (of_x)
-      product(panels<T>{d_t.at(0, block), d_t.capacity}, rows, s.columns, decay.dim, block,
+      product(d_t.from_col(block), rows, s.columns, decay.dim, block,
               [&](index row, index col, const packet<T>& sum) {
                 if (row >= rows) return;
                 T* const to = dx.at(block + row, col);
@@ -59,8 +53,7 @@ struct channel_decay_backward {
               });
     if (!of_y) return;
     s.load_rows(x, block, rows, decay.dim, s.q_rows);
-    product(panels<T>{d.at(block, 0), d.capacity}, block, s.q_rows, decay.dim, rows,
-            [&](index row, index col, const packet<T>& sum) { store<T>(s.d_columns.at(row, col), sum); });
+    product(d.from_row(block), block, s.q_rows, decay.dim, rows, write_to(s.d_columns));
     for (index col = 0; col < decay.dim; col += width<T>) {
       packet<T> factor = broadcast<T>(T(1));
       for (index j = block - 1; j >= 0; --j) {

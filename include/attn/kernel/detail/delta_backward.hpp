@@ -34,6 +34,10 @@ struct delta_backward_call {
   bool accumulate = false;
 
   index group() const { return shape.key_heads ? shape.heads / shape.key_heads : 0; }
+  delta_head<T> head(index b, index h) const {
+    return {.k = k.head(b, h / group()), .v = v.head(b, h), .b = b, .h = h, .beta = beta, .log_decay = log_decay,
+            .unit_norm_eps = unit_norm_eps};
+  }
   bool unit_norm() const { return unit_norm_eps >= T(0); }
   bool of_queries() const { return dq || d_log_decay; }
   bool of_keys() const { return dk || d_log_decay; }
@@ -46,37 +50,34 @@ struct delta_backward_call {
 
 /// Scratch memory of one worker for a chunk. `_t` is transposed.
 template <class T>
-struct delta_backward_scratch {
-  panels<T> q, k, q_t, k_t, q_start, k_start, k_start_t, k_end, k_end_t;  // [token][dim]
-  panels<T> v, u, u_t, d_out, d_out_t, x, y, y_t;                         // [token][value dim]; v becomes R
-  panels<T> a, a_t, p, da, da_t, dp, dp_t;                                // [token][token]
-  panels<T> s_t, ds_t;                                                    // [value dim][dim]
-  panels<T> dq, dk_row, dk_col, d_gamma;                                  // [token][dim]
-  delta_decay<T> decay;
-  delta_pair_scratch<T> pairs;
-  T *beta, *q_norm, *k_norm, *d_last;
+struct delta_backward_scratch : delta_keys<T> {
+  panels<T> q, q_t, q_start, k_end_t;           // [token][dim]
+  panels<T> u, u_t, d_out, d_out_t, x, y, y_t;  // [token][value dim]; v becomes R
+  panels<T> p, da, da_t, dp, dp_t;              // [token][token]
+  panels<T> s_t, ds_t;                          // [value dim][dim]
+  panels<T> dq, dk_row, dk_col, d_gamma;        // [token][dim]
+  T *q_norm, *k_norm, *d_last;
   T* rows;  // [token][dim or value dim]
 
   static delta_backward_scratch layout(arena& memory, index dim, index dim_v, decay_kind kind) {
     delta_backward_scratch s;
+    static_cast<delta_keys<T>&>(s) = delta_keys<T>::layout(memory, dim, dim_v, kind);
     constexpr index chunk = kernel_chunk;
     const auto allocate = [&](index m, index n, std::initializer_list<panels<T>*> all) {
       for (panels<T>* each : all) *each = panels<T>::layout(memory, m, n);
     };
-    allocate(chunk, dim, {&s.q, &s.k, &s.dq, &s.dk_row, &s.dk_col});
-    allocate(dim, chunk, {&s.q_t, &s.k_t});
-    s.q_start = s.q, s.k_start = s.k_end = s.k, s.k_start_t = s.k_end_t = s.k_t;
+    allocate(chunk, dim, {&s.q, &s.dq, &s.dk_row, &s.dk_col});
+    allocate(dim, chunk, {&s.q_t});
+    s.q_start = s.q, s.k_end_t = s.k_t;
     if (kind != decay_kind::none) {
-      allocate(chunk, dim, {&s.q_start, &s.k_start, &s.k_end, &s.d_gamma});
-      allocate(dim, chunk, {&s.k_start_t, &s.k_end_t});
+      allocate(chunk, dim, {&s.q_start, &s.d_gamma});
+      allocate(dim, chunk, {&s.k_end_t});
     }
-    allocate(chunk, dim_v, {&s.v, &s.u, &s.d_out, &s.x, &s.y});
+    allocate(chunk, dim_v, {&s.u, &s.d_out, &s.x, &s.y});
     allocate(dim_v, chunk, {&s.u_t, &s.d_out_t, &s.y_t});
-    allocate(chunk, chunk, {&s.a, &s.a_t, &s.p, &s.da, &s.da_t, &s.dp, &s.dp_t});
+    allocate(chunk, chunk, {&s.p, &s.da, &s.da_t, &s.dp, &s.dp_t});
     allocate(dim_v, dim, {&s.s_t, &s.ds_t});
-    s.decay = delta_decay<T>::layout(memory, dim, kind);
-    s.pairs = delta_pair_scratch<T>::layout(memory, dim, kind);
-    for (T** each : {&s.beta, &s.q_norm, &s.k_norm}) *each = memory.allocate<T>(chunk);
+    for (T** each : {&s.q_norm, &s.k_norm}) *each = memory.allocate<T>(chunk);
     s.d_last = memory.allocate<T>(round_up(dim, panel_width<T>));
     s.rows = memory.allocate<T>(chunk * std::max(dim, dim_v));
     return s;
@@ -96,37 +97,12 @@ struct delta_backward_head {
 
   // Loading -----------------------------------------------------------------------------------------------------------
 
-  /// Rows of q or k, of unit norm if so asked; norm[t] is what they were multiplied by.
-  void load_rows(const stored_tensor<T>& from, index begin, index count, const panels<T>& to, const panels<T>& to_t,
-                 T* norm) const {
-    const stored_matrix<T> x = from.head(b, key_head);
-    x.access->pack_panels(x, begin, count, to.data);
-    if (call.unit_norm())
-      for (index t = 0; t < count; ++t) {
-        norm[t] = T(1) / std::sqrt(dot_rows(to, to, t, dim()) + call.unit_norm_eps);
-        for (index col = 0; col < dim(); col += width<T>)
-          store<T>(to.at(t, col), mul(load<T>(to.at(t, col)), broadcast<T>(norm[t])));
-      }
-    transpose_panels(to, count, dim(), to_t);
-  }
-
   /// Keys, values, beta and decays; then U and, in v, R.
   void load_keys(index begin, index count, const panels<T>& state) const {
-    load_rows(call.k, begin, count, s.k, s.k_t, s.k_norm);
-    const stored_matrix<T> values = call.v.head(b, h);
-    values.access->pack_panels(values, begin, count, s.v.data);
-    for (index t = 0; t < count; ++t) s.beta[t] = call.beta ? call.beta(b, h, begin + t) : T(1);
-    if (s.decay.kind != decay_kind::none) {
-      s.decay.load(call.log_decay, b, h, begin, count);
-      s.decay.from_start(s.k, count, s.k_start);
-      s.decay.to_end(s.k, count, s.k_end);
-      transpose_panels(s.k_start, count, dim(), s.k_start_t);
-    }
+    s.load(call.head(b, h), begin, count, s.k_norm);
     product(s.k_start_t, count, state, dim_v(), dim(), [&](index row, index col, const packet<T>& sum) {
       store<T>(s.v.at(row, col), sub(load<T>(s.v.at(row, col)), sum));
     });
-    pair_products(s.decay, s.pairs, s.k, s.k_t, s.k, s.k_t, count, triangle::before, s.a);
-    transpose_panels(s.a, count, count, s.a_t);
     triangle_product<triangle::before>(
         s.a_t, count, s.u, dim_v(), [&](index row, index col, const packet<T>& sum) {
           const packet<T> difference = sub(load<T>(s.v.at(row, col)), sum);
@@ -137,14 +113,11 @@ struct delta_backward_head {
 
   /// The state after the chunk that was loaded.
   void advance(index count, const panels<T>& state) const {
-    product(s.k_end, dim(), s.u, dim_v(), count, [&](index row, index col, const packet<T>& sum) {
-      T* const to = state.at(row, col);
-      store<T>(to, fma(load<T>(to), broadcast<T>(s.decay.whole(row, count)), sum));
-    });
+    pass_chunk(s.decay, s.k_end, s.u, dim_v(), count, state);
   }
 
   void load_queries(index begin, index count) const {
-    load_rows(call.q, begin, count, s.q, s.q_t, s.q_norm);
+    load_delta_rows(call.q.head(b, key_head), begin, count, call.unit_norm_eps, s.q, s.q_t, s.q_norm);
     if (s.decay.kind != decay_kind::none) s.decay.from_start(s.q, count, s.q_start);
     const stored_matrix<T> d = call.d_out.head(b, h);
     d.access->pack_panels(d, begin, count, s.d_out.data);
@@ -162,9 +135,7 @@ struct delta_backward_head {
     load_queries(begin, count);
     transpose_panels(s.u, count, dim_v(), s.u_t);
     if (call.of_queries() || call.of_keys()) transpose_panels(state, dim(), dim_v(), s.s_t);
-    if (call.of_queries() || call.of_keys())
-      pair_product(s.d_out_t, s.u_t, count, dim_v(),
-                   [&](index i, index j, const packet<T>& sum) { store<T>(s.dp.at(i, j), sum); });
+    if (call.of_queries() || call.of_keys()) pair_product(s.d_out_t, s.u_t, count, dim_v(), write_to(s.dp));
     if (call.of_queries())
       product(s.d_out_t, count, s.s_t, dim(), dim_v(), [&](index row, index col, const packet<T>& sum) {
         store<T>(s.dq.at(row, col), mul(sum, s.decay.start(row, col)));
@@ -191,13 +162,9 @@ struct delta_backward_head {
   /// X and Y, and what reaches the keys through the states.
   void back_keys(index count, const panels<T>& d_state) const {
     pair_products(s.decay, s.pairs, s.q, s.q_t, s.k, s.k_t, count, triangle::up_to, s.p);
-    triangle_product<triangle::from>(
-        s.p, count, s.d_out, dim_v(),
-        [&](index row, index col, const packet<T>& sum) { store<T>(s.x.at(row, col), sum); });
+    triangle_product<triangle::from>(s.p, count, s.d_out, dim_v(), write_to(s.x));
     if (s.decay.kind != decay_kind::none) transpose_panels(s.k_end, count, dim(), s.k_end_t);
-    product(s.k_end_t, count, d_state, dim_v(), dim(), [&](index row, index col, const packet<T>& sum) {
-      store<T>(s.x.at(row, col), add(load<T>(s.x.at(row, col)), sum));
-    });
+    product(s.k_end_t, count, d_state, dim_v(), dim(), add_to(s.x));
     triangle_product<triangle::after>(s.a, count, s.y, dim_v(), [&](index row, index col, const packet<T>& sum) {
       const packet<T> x = sub(load<T>(s.x.at(row, col)), sum);
       store<T>(s.x.at(row, col), x);
@@ -211,9 +178,7 @@ struct delta_backward_head {
     product(s.y_t, count, s.s_t, dim(), dim_v(), [&](index row, index col, const packet<T>& sum) {
       store<T>(s.dk_row.at(row, col), mul(sub(zero<T>(), sum), s.decay.start(row, col)));
     });
-    product(s.u_t, count, s.ds_t, dim(), dim_v(), [&](index row, index col, const packet<T>& sum) {
-      store<T>(s.dk_col.at(row, col), sum);
-    });
+    product(s.u_t, count, s.ds_t, dim(), dim_v(), write_to(s.dk_col));
     if (s.decay.kind != decay_kind::none) s.decay.to_end(s.dk_col, count, s.dk_col);
     for (index d = 0; call.d_log_decay && d < dim(); d += width<T>) {
       packet<T> sum = zero<T>();
@@ -223,10 +188,7 @@ struct delta_backward_head {
   }
 
   void back_state(index count, const panels<T>& d_state) const {
-    product(s.q_start, dim(), s.d_out, dim_v(), count, [&](index row, index col, const packet<T>& sum) {
-      T* const to = d_state.at(row, col);
-      store<T>(to, fma(load<T>(to), broadcast<T>(s.decay.whole(row, count)), sum));
-    });
+    pass_chunk(s.decay, s.q_start, s.d_out, dim_v(), count, d_state);
     product(s.k_start, dim(), s.y, dim_v(), count, [&](index row, index col, const packet<T>& sum) {
       T* const to = d_state.at(row, col);
       store<T>(to, sub(load<T>(to), sum));

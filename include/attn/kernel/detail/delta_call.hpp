@@ -5,7 +5,9 @@
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/kernel/detail/delta_chunk.hpp>
 
+#include <atomic>
 #include <optional>
+#include <thread>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -94,28 +96,41 @@ struct delta_call {
     if (queries) x.out.clear_rows(lengths.keys(x.b), shape.length);
   }
 
-  /// One head by all threads, to the same bits: what does not need the state chunk by chunk, then each panel of value
-  /// columns, which know nothing of one another, through all chunks of the wave.
-  void share_head(index b, index h, execution& exec, const delta_scratch<T>* list, const panels<T>& own) const {
+  /// What threads that share a head share: its state, and how many chunks each panel of its columns has behind it.
+  struct sharing {
+    panels<T> state;
+    std::atomic<index>* done;
+  };
+  index value_panels() const { return ceil_div(shape.dim_v, panel_width<T>); }
+
+  /// One head by all threads, to the same bits. A chunk is a task: what does not need the state, then the panels of value
+  /// columns, which know nothing of one another, each once the chunk before has left it. Chunks are claimed in ascending
+  /// order, so none waits for one that was not.
+  void share_head(index b, index h, execution& exec, const sharing& all) const {
     const delta_head<T> x = head(b, h);
     const index length = lengths.keys(b), wide = panel_width<T>;
-    const panels<T> sums = state ? state_of(state, b * shape.heads + h) : own;
-    bool empty = state ? state_empty : begin(b, h, sums);
-    for (index first = 0; first < length; first += wave_chunks * kernel_chunk) {
-      const index chunks = std::min(wave_chunks, ceil_div(length - first, kernel_chunk));
-      const auto chunk = [&](index n, index col, index cols) {
-        const index at = first + n * kernel_chunk;
-        return delta_chunk<T>{x, list[n], at, std::min<index>(kernel_chunk, length - at), col, cols};
-      };
-      exec.for_each(chunks, [&](index n, int) { chunk(n, 0, shape.dim_v).load(); });
-      exec.for_each(ceil_div(shape.dim_v, wide), [&](index panel, int) {
-        const index col = panel * wide, cols = std::min(wide, shape.dim_v - col);
-        const panels<T> part{sums.panel(col), sums.capacity};
-        for (index n = 0; n < chunks; ++n) chunk(n, col, cols).run_columns(part, empty && n == 0);
+    const panels<T> sums = state ? state_of(state, b * shape.heads + h) : all.state;
+    const bool empty = state ? state_empty : begin(b, h, sums);
+    for (index panel = 0; panel < value_panels(); ++panel) new (all.done + panel) std::atomic<index>(0);
+    const auto scratch_of = [&](int worker) {
+      return exec.scratch(worker, [&](arena& memory) {
+        return delta_scratch<T>::layout(memory, shape.dim, shape.dim_v, decay());
       });
-      empty = false;
-    }
-    finish_head(x, sums, empty);
+    };
+    for (int worker = 0; worker < exec.threads(); ++worker) scratch_of(worker);  // tasks must not throw: others wait
+    exec.for_each(ceil_div(length, kernel_chunk), [&](index n, int worker) {
+      const delta_scratch<T> s = scratch_of(worker);
+      delta_chunk<T> chunk{x, s, n * kernel_chunk, std::min<index>(kernel_chunk, length - n * kernel_chunk)};
+      chunk.load();
+      for (index panel = 0; panel < value_panels(); ++panel) {
+        std::atomic<index>& done = all.done[panel];
+        while (done.load(std::memory_order_acquire) < n) std::this_thread::yield();
+        chunk.col = panel * wide, chunk.cols = std::min(wide, shape.dim_v - chunk.col);
+        chunk.run_columns({sums.panel(chunk.col), sums.capacity}, empty && n == 0);
+        done.store(n + 1, std::memory_order_release);
+      }
+    });
+    finish_head(x, sums, empty && length == 0);
   }
 
   work_estimate work() const {
@@ -132,14 +147,11 @@ struct delta_call {
   void run_heads(execution& exec) const {
     const index pairs = shape.batch * shape.heads, threads = exec.active_threads();
     if (threads > 1 && pairs < 2 * threads && pairs % threads != 0 && shape.length >= 4 * kernel_chunk) {
-      panels<T> own;
-      const delta_scratch<T>* const list = exec.shared_scratch([&](arena& memory) {
-        own = panels<T>::layout(memory, shape.dim, shape.dim_v);
-        return memory.allocate_list(std::min(wave_chunks, ceil_div(shape.length, kernel_chunk)), [&](arena& one) {
-          return delta_scratch<T>::layout(one, shape.dim, shape.dim_v, decay());
-        });
+      const sharing all = exec.shared_scratch([&](arena& memory) {
+        return sharing{panels<T>::layout(memory, shape.dim, shape.dim_v),
+                       memory.allocate<std::atomic<index>>(value_panels())};
       });
-      for (index pair = 0; pair < pairs; ++pair) share_head(pair / shape.heads, pair % shape.heads, exec, list, own);
+      for (index pair = 0; pair < pairs; ++pair) share_head(pair / shape.heads, pair % shape.heads, exec, all);
       return;
     }
     exec.for_each(pairs, [&](index pair, int worker) {
@@ -147,9 +159,6 @@ struct delta_call {
       run_head(pair / shape.heads, pair % shape.heads, s);
     });
   }
-
-  /// Chunks that threads sharing a head prepare at once: long enough that meeting at the ends costs little.
-  static constexpr index wave_chunks = 16;
 };
 
 /// Checks the views of a call, without memory that is written.

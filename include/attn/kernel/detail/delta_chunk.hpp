@@ -31,35 +31,87 @@ struct delta_head {
   bool queries() const { return out.data != nullptr; }
 };
 
-/// Scratch memory of one worker.
+/// Rows [begin, begin + count) of q or k and, in to_t, their transpose: of unit norm if eps is at least 0, and then
+/// norm[t], where given, is what they were multiplied by.
 template <class T>
-struct delta_scratch {
-  panels<T> q, k, q_start, k_start, k_end;  // [token][dim]
-  panels<T> q_t, k_t, q_start_t, k_start_t;
-  panels<T> a, p, a_t, p_t;  // [token][token]
-  panels<T> values, out;     // [token][value dim]: V, then U
+void load_delta_rows(const stored_matrix<T>& from, index begin, index count, T eps, const panels<T>& to,
+                     const panels<T>& to_t, T* norm = nullptr) {
+  from.access->pack_panels(from, begin, count, to.data);
+  for (index t = 0; eps >= T(0) && t < count; ++t) {
+    const T factor = T(1) / std::sqrt(dot_rows(to, to, t, from.cols) + eps);
+    if (norm) norm[t] = factor;
+    for (index col = 0; col < from.cols; col += width<T>)
+      store<T>(to.at(t, col), mul(load<T>(to.at(t, col)), broadcast<T>(factor)));
+  }
+  transpose_panels(to, count, from.cols, to_t);
+}
+
+/// The keys of a chunk, as both ways read them.
+template <class T>
+struct delta_keys {
+  panels<T> k, k_t, k_start, k_start_t, k_end;  // [token][dim]
+  panels<T> a, a_t, v;                          // [token][token]; [token][value dim]
   delta_decay<T> decay;
   delta_pair_scratch<T> pairs;
   T* beta;
 
-  static delta_scratch layout(arena& memory, index dim, index dim_v, decay_kind kind) {
-    delta_scratch s;
+  static delta_keys layout(arena& memory, index dim, index dim_v, decay_kind kind) {
+    delta_keys s;
     constexpr index chunk = kernel_chunk;
     const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
       for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
     };
-    allocate(chunk, dim, {&s.q, &s.k});
-    allocate(dim, chunk, {&s.q_t, &s.k_t});
-    s.q_start = s.q, s.k_start = s.k_end = s.k, s.q_start_t = s.q_t, s.k_start_t = s.k_t;
+    allocate(chunk, dim, {&s.k});
+    allocate(dim, chunk, {&s.k_t});
+    s.k_start = s.k_end = s.k, s.k_start_t = s.k_t;
     if (kind != decay_kind::none) {
-      allocate(chunk, dim, {&s.q_start, &s.k_start, &s.k_end});
-      allocate(dim, chunk, {&s.q_start_t, &s.k_start_t});
+      allocate(chunk, dim, {&s.k_start, &s.k_end});
+      allocate(dim, chunk, {&s.k_start_t});
     }
-    allocate(chunk, chunk, {&s.a, &s.p, &s.a_t, &s.p_t});
-    allocate(chunk, dim_v, {&s.values, &s.out});
+    allocate(chunk, chunk, {&s.a, &s.a_t});
+    allocate(chunk, dim_v, {&s.v});
     s.decay = delta_decay<T>::layout(memory, dim, kind);
     s.pairs = delta_pair_scratch<T>::layout(memory, dim, kind);
     s.beta = memory.allocate<T>(chunk);
+    return s;
+  }
+
+  void load(const delta_head<T>& head, index begin, index count, T* norm = nullptr) const {
+    load_delta_rows(head.k, begin, count, head.unit_norm_eps, k, k_t, norm);
+    head.v.access->pack_panels(head.v, begin, count, v.data);
+    for (index t = 0; t < count; ++t) beta[t] = head.beta ? head.beta(head.b, head.h, begin + t) : T(1);
+    if (decay.kind != decay_kind::none) {
+      decay.load(head.log_decay, head.b, head.h, begin, count);
+      decay.from_start(k, count, k_start);
+      transpose_panels(k_start, count, decay.dim, k_start_t);
+      decay.to_end(k, count, k_end);
+    }
+    pair_products(decay, pairs, k, k_t, k, k_t, count, triangle::before, a);
+    transpose_panels(a, count, count, a_t);
+  }
+};
+
+/// Scratch memory of one worker; v becomes U.
+template <class T>
+struct delta_scratch : delta_keys<T> {
+  panels<T> q, q_t, q_start, q_start_t, p, p_t, out;  // [token][dim]; [token][token]; [token][value dim]
+
+  static delta_scratch layout(arena& memory, index dim, index dim_v, decay_kind kind) {
+    delta_scratch s;
+    static_cast<delta_keys<T>&>(s) = delta_keys<T>::layout(memory, dim, dim_v, kind);
+    constexpr index chunk = kernel_chunk;
+    const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
+      for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
+    };
+    allocate(chunk, dim, {&s.q});
+    allocate(dim, chunk, {&s.q_t});
+    s.q_start = s.q, s.q_start_t = s.q_t;
+    if (kind != decay_kind::none) {
+      allocate(chunk, dim, {&s.q_start});
+      allocate(dim, chunk, {&s.q_start_t});
+    }
+    allocate(chunk, chunk, {&s.p, &s.p_t});
+    allocate(chunk, dim_v, {&s.out});
     return s;
   }
 };
@@ -74,24 +126,14 @@ struct delta_chunk {
   index col = 0, cols = head.v.cols;
 
   index dim() const { return head.k.cols; }
-  panels<T> values() const { return {s.values.panel(col), s.values.capacity}; }
-  panels<T> out() const { return {s.out.panel(col), s.out.capacity}; }
+  panels<T> values() const { return s.v.from_col(col); }
+  panels<T> out() const { return s.out.from_col(col); }
 
   /// All that does not need the state.
   void load() const {
-    load_rows(head.k, s.k, s.k_t);
-    head.v.access->pack_panels(head.v, begin, count, s.values.data);
-    for (index t = 0; t < count; ++t) s.beta[t] = head.beta ? head.beta(head.b, head.h, begin + t) : T(1);
-    if (s.decay.kind != decay_kind::none) {
-      s.decay.load(head.log_decay, head.b, head.h, begin, count);
-      s.decay.from_start(s.k, count, s.k_start);
-      transpose_panels(s.k_start, count, dim(), s.k_start_t);
-      s.decay.to_end(s.k, count, s.k_end);
-    }
-    pair_products(s.decay, s.pairs, s.k, s.k_t, s.k, s.k_t, count, triangle::before, s.a);
-    transpose_panels(s.a, count, count, s.a_t);
+    s.load(head, begin, count);
     if (!head.queries()) return;
-    load_rows(head.q, s.q, s.q_t);
+    load_delta_rows(head.q, begin, count, head.unit_norm_eps, s.q, s.q_t);
     if (s.decay.kind != decay_kind::none) {
       s.decay.from_start(s.q, count, s.q_start);
       transpose_panels(s.q_start, count, dim(), s.q_start_t);
@@ -108,9 +150,7 @@ struct delta_chunk {
       store<T>(at, mul(sub(load_packet(at), read), broadcast<T>(s.beta[i])));
     };
     if (before)
-      product(s.k_start_t, count, *before, cols, dim(), [&](index i, index c, const packet<T>& sum) {
-        if (i < count) write(i, c, sum);
-      });
+      product(s.k_start_t, count, *before, cols, dim(), write);
     else
       for (index c = 0; c < cols; c += width<T>)
         for (index i = 0; i < count; ++i) write(i, c, zero<T>());
@@ -125,8 +165,7 @@ struct delta_chunk {
   void answer(const panels<T>* before) const {
     const panels<T> to = out();
     if (before)
-      product(s.q_start_t, count, *before, cols, dim(),
-              [&](index i, index c, const packet<T>& sum) { store<T>(to.at(i, c), sum); });
+      product(s.q_start_t, count, *before, cols, dim(), write_to(to));
     const packet<T> scale = broadcast<T>(head.scale);
     triangle_product<triangle::up_to>(s.p_t, count, values(), cols,
                                       [&](index i, index c, const packet<T>& sum) {
@@ -138,11 +177,10 @@ struct delta_chunk {
 
   /// The state becomes that after the chunk; `empty`: it was 0, whatever lies in its memory.
   void update(const panels<T>& state, bool empty) const {
-    product(s.k_end, dim(), values(), cols, count, [&](index d, index c, const packet<T>& sum) {
-      if (d >= dim()) return;
-      T* const at = state.at(d, c);
-      store<T>(at, empty ? sum : fma(load_packet(at), broadcast<T>(s.decay.whole(d, count)), sum));
-    });
+    if (empty)
+      product(s.k_end, dim(), values(), cols, count, write_to(state));
+    else
+      pass_chunk(s.decay, s.k_end, values(), cols, count, state);
   }
 
   void run(const panels<T>& state, bool empty) const {
@@ -159,20 +197,6 @@ struct delta_chunk {
 
  private:
   static ATTN_INLINE packet<T> load_packet(const T* at) { return detail::load<T>(at); }
-
-  /// Rows of q or k, of unit norm if so asked.
-  void load_rows(const stored_matrix<T>& from, const panels<T>& to, const panels<T>& to_t) const {
-    from.access->pack_panels(from, begin, count, to.data);
-    if (head.unit_norm_eps >= T(0))
-      for (index t = 0; t < count; ++t) {
-        const packet<T> norm = broadcast<T>(T(1) / std::sqrt(dot_rows(to, to, t, dim()) + head.unit_norm_eps));
-        for (index c = 0; c < dim(); c += width<T>) {
-          T* const at = to.at(t, c);
-          store<T>(at, mul(load_packet(at), norm));
-        }
-      }
-    transpose_panels(to, count, dim(), to_t);
-  }
 
   void write_rows(const panels<T>& from) const {
     const stored_matrix<T>& to = head.out;

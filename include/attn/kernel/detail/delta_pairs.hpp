@@ -63,7 +63,7 @@ struct delta_decay {
     if (kind == decay_kind::token) {
       for (index t = 0; t < kernel_chunk; ++t) gates[t] = t < count ? *x.row(begin + t) : T(0);
       for (index t = 0; t < kernel_chunk; t += width<T>) store<T>(gates + t, exp<T>(detail::load<T>(gates + t)));
-      gate_factors(gates, count, false, pair, since_start);
+      multiply_gates(count);
       return;
     }
     for (index t = 0; t < count; ++t) {
@@ -76,6 +76,8 @@ struct delta_decay {
       }
     }
   }
+  /// Decays per token, once `gates` are there.
+  void multiply_gates(index count) const { gate_factors(gates, count, false, pair, since_start); }
 
   /// For the channels from col on.
   ATTN_INLINE packet<T> start(index t, index col) const {
@@ -106,6 +108,23 @@ struct delta_decay {
     }
   }
 };
+
+/// The next rows, as a product comes to row and column: a chunk of them while it fills two panels.
+template <class T>
+void fetch_rows(row_prefetcher<>& prefetch, index row, index col) {
+  if (row % 8 == 0 && col % panel_width<T> == 0) prefetch.next(4);
+}
+
+/// state = the decays of the chunk times state + a^T b: S after a chunk, or the gradient of S before it.
+template <class T>
+void pass_chunk(const delta_decay<T>& decay, const panels<T>& a, const panels<T>& b, index cols, index count,
+                const panels<T>& state, row_prefetcher<>* prefetch = nullptr) {
+  product(a, decay.dim, b, cols, count, [&](index row, index col, const packet<T>& sum) {
+    if (prefetch) fetch_rows<T>(*prefetch, row, col);
+    T* const to = state.at(row, col);
+    store<T>(to, fma(load<T>(to), broadcast<T>(decay.whole(row, count)), sum));
+  });
+}
 
 /// Scratch memory for pairs with decays per channel.
 template <class T>
@@ -148,8 +167,7 @@ struct delta_pair_scratch {
     each_packet(
         decay.dim, block, [&](index d, index, const auto& x) { return mul(x, broadcast<T>(row[d])); }, columns_t,
         columns_t);
-    transpose_panels(panels<T>{columns.at(block, 0), columns.capacity}, pair_block, decay.dim,
-                     panels<T>{columns_t.at(0, block), columns_t.capacity});
+    transpose_panels(columns.from_row(block), pair_block, decay.dim, columns_t.from_col(block));
   }
   /// The decays since the block began, which are factors of its rows.
   void load_factors(const delta_decay<T>& decay, index block, index count) const {
@@ -162,10 +180,9 @@ struct delta_pair_scratch {
     }
   }
   void load_rows(const panels<T>& x, index block, index count, index dim, const panels<T>& to) const {
-    const panels<T> rows{x.data + block * panels<T>::wide, x.capacity};
     each_packet(
-        count, dim, [](index, index, const auto& x_row, const auto& factor) { return mul(x_row, factor); }, to, rows,
-        factors);
+        count, dim, [](index, index, const auto& row_of_x, const auto& factor) { return mul(row_of_x, factor); }, to,
+        x.from_row(block), factors);
   }
   /// Pairs of column j and `Rows` rows from i on, the first of them if so asked. `row` is k_j times the decays up to the
   /// row before, and then those up to the last one of these.
@@ -193,7 +210,7 @@ template <class T, class Done>
 void pair_product(const panels<T>& a, const panels<T>& b, index count, index depth, Done&& done) {
   constexpr index wide = panels<T>::wide;
   for (index first = 0; first < count; first += wide)
-    product(panels<T>{a.panel(first), a.capacity}, std::min(wide, count - first), b, std::min(first + wide, count),
+    product(a.from_col(first), std::min(wide, count - first), b, std::min(first + wide, count),
             depth, [&](index row, index col, const packet<T>& sum) { done(first + row, col, sum); });
 }
 
@@ -217,8 +234,7 @@ void pair_products(const delta_decay<T>& decay, const delta_pair_scratch<T>& s, 
       s.load_factors(decay, block, rows);
       s.load_rows(x, block, rows, decay.dim, s.q_rows);
       transpose_panels(s.q_rows, rows, decay.dim, s.rows_t);
-      product(s.rows_t, rows, s.columns_t, block, decay.dim,
-              [&](index row, index col, const packet<T>& sum) { store<T>(to.at(block + row, col), sum); });
+      product(s.rows_t, rows, s.columns_t, block, decay.dim, write_to(to.from_row(block)));
     }
     for (index j = block; j < end; ++j) {
       for (index d = 0; d < decay.dim; d += width<T>) store<T>(s.row + d, load<T>(k.at(j, d)));

@@ -21,12 +21,6 @@ struct pair_gradients {
   index count;
   bool of_queries, of_keys;
 
-  static auto add_to(const panels<T>& to) {
-    return [&to](index row, index col, const packet<T>& sum) {
-      store<T>(to.at(row, col), add(load<T>(to.at(row, col)), sum));
-    };
-  }
-
   void run() const {
     if (decay.kind == decay_kind::token)
       for (const auto& [x, wanted] : {std::pair{&dp, of_queries || of_keys}, std::pair{&da, of_keys}})
@@ -54,12 +48,10 @@ struct pair_gradients {
   /// Pairs of the rows of a block and the tokens before it.
   void before_block(index block, index rows) const {
     const index dim = decay.dim;
-    const auto from_row = [&](const panels<T>& x) { return panels<T>{x.data + block * panels<T>::wide, x.capacity}; };
-    const auto from_column = [&](const panels<T>& x) { return panels<T>{x.at(0, block), x.capacity}; };
     s.load_columns(decay, k, block);
     s.load_factors(decay, block, rows);
     const auto add_rows = [&](const panels<T>& d, const panels<T>& to) {
-      product(from_column(d), rows, s.columns, dim, block, [&](index row, index col, const packet<T>& sum) {
+      product(d.from_col(block), rows, s.columns, dim, block, [&](index row, index col, const packet<T>& sum) {
         T* const sums = to.at(block + row, col);
         store<T>(sums, fma(sum, load<T>(s.factors.at(row, col)), load<T>(sums)));
       });
@@ -69,9 +61,8 @@ struct pair_gradients {
     add_rows(da_t, dk_row);
     s.load_rows(q, block, rows, dim, s.q_rows);
     s.load_rows(k, block, rows, dim, s.k_rows);
-    product(from_row(dp), block, s.q_rows, dim, rows,
-            [&](index row, index col, const packet<T>& sum) { store<T>(s.d_columns.at(row, col), sum); });
-    product(from_row(da), block, s.k_rows, dim, rows, add_to(s.d_columns));
+    product(dp.from_row(block), block, s.q_rows, dim, rows, write_to(s.d_columns));
+    product(da.from_row(block), block, s.k_rows, dim, rows, add_to(s.d_columns));
     for (index col = 0; col < dim; col += width<T>) {
       packet<T> factor = broadcast<T>(T(1));
       for (index j = block - 1; j >= 0; --j) {

@@ -61,10 +61,11 @@ struct kernel_call {
   bool log_scaled() const { return map->scaling != nullptr; }
   index group() const { return heads > 0 ? shape.heads / heads : 0; }
   index kv_head(index h) const { return h / (heads / shape.kv_heads); }
+  /// Which of `given` heads of a parameter is that of the sums h?
+  index parameter_head(index given, index h) const { return given == heads ? h : h / (heads / given); }
   T gate_at(index b, index h, index t) const {
-    const auto of = [&](index given) { return given == heads ? h : h / (heads / given); };
-    if (extra.per_token()) return std::exp(extra.log_decay(b, of(extra.log_decay.extent(1)), t, 0));
-    return gate(b, of(gate.extent(1)), t);
+    if (extra.per_token()) return std::exp(extra.log_decay(b, parameter_head(extra.log_decay.extent(1), h), t, 0));
+    return gate(b, parameter_head(gate.extent(1), h), t);
   }
   /// The lanes of a block that must be filled: features with log scales are compared across all of them.
   index filled_lanes() const { return log_scaled() ? kernel_chunk : 1; }

@@ -11,48 +11,37 @@
 // what has no decays needs no second copy of its rows: with decays per channel this one takes 1.3 to 1.4 times as long.
 #pragma once
 
-#include <attn/kernel/detail/delta_pairs.hpp>
-#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/decayed_keys.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
 /// Scratch memory of one worker.
 template <class T>
-struct decayed_scratch {
-  panels<T> state, q, k, q_start, k_end;     // [feature][column]; [token][feature]
-  panels<T> q_t, k_t, q_start_t;
-  panels<T> v, out, p, p_t;                  // [token][column]; [token][token]
-  delta_decay<T> decay;
-  delta_pair_scratch<T> pairs;
-  T *z, *den, *map;                          // [feature]; [token]
+struct decayed_scratch : decayed_keys<T> {
+  panels<T> state, q, q_start, q_t, q_start_t;  // [feature][column]; [token][feature]; transposed
+  panels<T> out, p, p_t;                        // [token][column]; [token][token]
+  T *z, *den;                                   // [feature]; [token]
 
   static decayed_scratch layout(arena& memory, const kernel_call<T>& call) {
-    decayed_scratch s;
-    constexpr index chunk = kernel_chunk;
-    const decay_kind kind = call.decays();
     const index m = call.map->features, columns = call.shape.dim_v, own = call.extra.bonus ? 1 : 0;
+    constexpr index chunk = kernel_chunk;
+    decayed_scratch s;
+    static_cast<decayed_keys<T>&>(s) = decayed_keys<T>::layout(memory, call, columns, call.map->scratch_size);
     const auto allocate = [&](index rows, index cols, std::initializer_list<panels<T>*> all) {
       for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
     };
     allocate(m, columns, {&s.state});
     allocate(chunk + own, m, {&s.q});  // rows are also read from the second one on
     s.q.capacity = chunk;
-    allocate(chunk, m, {&s.k});
-    allocate(m, chunk, {&s.q_t, &s.k_t});
+    allocate(m, chunk, {&s.q_t});
     allocate(m, chunk + own, {&s.q_start_t});
-    s.q_start = s.q, s.k_end = s.k;
-    if (kind != decay_kind::none) {
-      allocate(chunk + own, m, {&s.q_start});
-      allocate(chunk, m, {&s.k_end});
-    }
-    allocate(chunk, columns, {&s.v, &s.out});
+    s.q_start = s.q;
+    if (call.decays() != decay_kind::none) allocate(chunk + own, m, {&s.q_start});
+    allocate(chunk, columns, {&s.out});
     allocate(chunk + own, chunk, {&s.p});
     allocate(chunk, chunk + own, {&s.p_t});
-    s.decay = delta_decay<T>::layout(memory, m, kind);
-    s.pairs = delta_pair_scratch<T>::layout(memory, m, kind);
     s.z = memory.allocate<T>(round_up(m, panel_width<T>));
     s.den = memory.allocate<T>(chunk);
-    s.map = memory.allocate<T>(call.map->scratch_size);
     return s;
   }
 };
@@ -67,7 +56,6 @@ struct decayed_engine {
   /// Is z needed?
   bool weights() const { return call.normalise || extra.final_weights || call.state; }
   decay_kind kind() const { return call.decays(); }
-  static panels<T> from_row(const panels<T>& x, index row) { return {x.data + row * panels<T>::wide, x.capacity}; }
 
   // States ------------------------------------------------------------------------------------------------------------
 
@@ -96,40 +84,13 @@ struct decayed_engine {
     }
   }
   template <class View>
-  index at(const View& x, index h) const {
-    return x.extent(1) == call.heads ? h : h / (call.heads / x.extent(1));
-  }
+  index at(const View& x, index h) const { return call.parameter_head(x.extent(1), h); }
 
   // Chunks ------------------------------------------------------------------------------------------------------------
 
-  /// The next rows, as a product goes on: a chunk of them while it fills two panels.
-  static void fetch_rows(row_prefetcher<>& prefetch, index row, index col) {
-    if (row % 8 == 0 && col % panel_width<T> == 0) prefetch.next(4);
-  }
-
-  void load_keys(index b, index h, index begin, index count, const decayed_scratch<T>& s) const {
-    const index kv_head = call.kv_head(h);
-    call.map->rows(call.k.head(b, kv_head), begin, count, s.k, s.map);
-    const stored_matrix<T> values = call.v.head(b, kv_head);
-    values.access->pack_panels(values, begin, count, s.v.data);
-    if (kind() == decay_kind::none) return;
-    if (extra.log_decay.data()) {
-      s.decay.load(extra.log_decay, b, at(extra.log_decay, h), begin, count);
-    } else {
-      for (index t = 0; t < count; ++t) s.decay.gates[t] = call.gate_at(b, h, begin + t);
-      gate_factors(s.decay.gates, count, false, s.decay.pair, s.decay.since_start);
-    }
-    s.decay.to_end(s.k, count, s.k_end);
-  }
-
   /// The sums after the keys that were loaded.
   void advance(index count, const decayed_scratch<T>& s, row_prefetcher<>& prefetch) const {
-    product(s.k_end, features(), s.v, dim_v(), count, [&](index row, index col, const packet<T>& sum) {
-      fetch_rows(prefetch, row, col);
-      if (row >= features()) return;
-      T* const to = s.state.at(row, col);
-      store<T>(to, fma(load<T>(to), broadcast<T>(s.decay.whole(row, count)), sum));
-    });
+    pass_chunk(s.decay, s.k_end, s.v, dim_v(), count, s.state, &prefetch);
     for (index col = 0; weights() && col < features(); col += width<T>) {
       packet<T> sum = zero<T>();
       for (index t = 0; t < count; ++t) sum = add(sum, load<T>(s.k_end.at(t, col)));
@@ -146,15 +107,15 @@ struct decayed_engine {
     const index m = features(), own = extra.bonus && pairs ? 1 : 0, rows = count - own;
     const stored_matrix<T> to = call.out.head(b, head);
     for (index col = 0; col < m; col += panels<T>::wide) std::fill_n(s.q.panel(col), first * panels<T>::wide, T(0));
-    call.map->rows(call.q.head(b, head), origin + first, count - first, from_row(s.q, first), s.map);
+    call.map->rows(call.q.head(b, head), origin + first, count - first, s.q.from_row(first), s.map);
     if (extra.scale != T(1))
       each_packet(count, m, [&](index, index, const auto& x) { return mul(x, broadcast<T>(extra.scale)); }, s.q, s.q);
     const bool decayed = pairs && kind() != decay_kind::none;
-    const panels<T> q = from_row(s.q, own);
+    const panels<T> q = s.q.from_row(own);
     const panels<T>& q_start = decayed ? s.q_start : s.q;
     if (decayed) {
       for (index col = 0; own && col < m; col += width<T>) store<T>(q_start.at(0, col), load<T>(s.q.at(0, col)));
-      s.decay.from_start(q, rows, from_row(s.q_start, own));
+      s.decay.from_start(q, rows, s.q_start.from_row(own));
     }
     transpose_panels(q_start, count, m, s.q_start_t);
     row_prefetcher<> prefetch;
@@ -162,13 +123,13 @@ struct decayed_engine {
     call.fetch(prefetch, call.q.head(b, head), next, after);
     call.fetch(prefetch, to, next, after);
     product(s.q_start_t, count, s.state, dim_v(), m, [&](index row, index col, const packet<T>& sum) {
-      fetch_rows(prefetch, row, col);
+      fetch_rows<T>(prefetch, row, col);
       store<T>(s.out.at(row, col), sum);
     });
     if (call.normalise) read_weights(count, s);
     if (pairs) {
       if (s.decay.kind != decay_kind::channel) transpose_panels(q, rows, m, s.q_t);
-      pair_products(s.decay, s.pairs, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, from_row(s.p, own));
+      pair_products(s.decay, s.pairs, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, s.p.from_row(own));
       for (index t = 0; own && t < count; ++t) {
         T sum = T(0);
         for (index r = 0; r < m; ++r) sum += extra.bonus(head, r) * *s.q.at(t, r) * *s.k.at(t, r);
@@ -176,9 +137,7 @@ struct decayed_engine {
       }
       for (index t = 0; t < count && call.normalise; ++t) s.den[t] += sum_before(s.p, t);
       transpose_panels(s.p, count, count, s.p_t);
-      triangle_product<triangle::up_to>(s.p_t, count, s.v, dim_v(), [&](index row, index col, const packet<T>& sum) {
-        store<T>(s.out.at(row, col), add(load<T>(s.out.at(row, col)), sum));
-      });
+      triangle_product<triangle::up_to>(s.p_t, count, s.v, dim_v(), add_to(s.out));
     }
     for (index t = first; t < count; ++t) {
       if (call.normalise) {
@@ -226,7 +185,7 @@ struct decayed_engine {
       call.out.head(b, g).clear_rows(0, alone);
     for (index c = 0; c < keys; c += kernel_chunk) {
       const index count = std::min<index>(kernel_chunk, keys - c), first = std::max<index>(offset - c, 0);
-      load_keys(b, h, c, count, s);
+      s.load(call, b, h, c, count);
       row_prefetcher<> prefetch = call.prefetch_keys(b, h, c + count);
       if (kind() == decay_kind::channel)
         prefetch.add(head_of(extra.log_decay, b, at(extra.log_decay, h)), c + count,

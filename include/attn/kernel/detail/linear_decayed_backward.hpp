@@ -38,33 +38,13 @@ struct decayed_backward_head {
   index columns() const { return in.columns(); }
   index kv_head() const { return in.call.kv_head(h); }
   bool decays() const { return s.decay.kind != decay_kind::none; }
-  static panels<T> from_row(const panels<T>& x, index row) { return {x.data + row * panels<T>::wide, x.capacity}; }
-  static auto write_to(const panels<T>& to) {
-    return [&to](index row, index col, const packet<T>& sum) { store<T>(to.at(row, col), sum); };
-  }
-  static auto add_to(const panels<T>& to) {
-    return [&to](index row, index col, const packet<T>& sum) {
-      store<T>(to.at(row, col), add(load<T>(to.at(row, col)), sum));
-    };
-  }
   void clear(const panels<T>& x, index rows, index cols) const {
     for (index col = 0; col < cols; col += panels<T>::wide) std::fill_n(x.panel(col), rows * panels<T>::wide, T(0));
   }
 
   // Loading -----------------------------------------------------------------------------------------------------------
 
-  /// Rows of features from columns, and back; what is beyond the last feature is 0.
-  void rows_of(T* columns, index count, const panels<T>& to) const {
-    const index m = features(), padded = round_up(m, width<T>);
-    std::fill_n(columns + m * kernel_chunk, (padded - m) * kernel_chunk, T(0));
-    for (index f = 0; f < padded; f += width<T>)
-      for (index t = 0; t < count; t += width<T>) {
-        packet<T> square[width<T>];
-        for (int i = 0; i < width<T>; ++i) square[i] = load<T>(columns + (f + i) * kernel_chunk + t);
-        transpose<T>(square);
-        for (int i = 0; i < width<T>; ++i) store<T>(to.at(t + i, f), square[i]);
-      }
-  }
+  /// Columns of features from rows.
   void columns_of(const panels<T>& from, index count, T* columns) const {
     for (index f = 0; f < features(); f += width<T>)
       for (index t = 0; t < count; t += width<T>) {
@@ -78,28 +58,13 @@ struct decayed_backward_head {
   token_rows<T> key_rows(index begin, index count) const { return call().k.head(b, kv_head()).block(begin, count); }
 
   void load_keys(index begin, index count) const {
-    call().map->keys(key_rows(begin, count), b * call().heads + h, s.k_phi, s.shift, s.map);
-    rows_of(s.k_phi, count, s.k);
-    const stored_matrix<T> values = call().v.head(b, kv_head());
-    values.access->pack_panels(values, begin, count, s.v.data);
+    s.load(call(), b, h, begin, count);
     for (index t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = T(1);
-    if (!decays()) return;
-    if (extra.log_decay) {
-      s.decay.load(extra.log_decay, b, in.at(extra.log_decay, h), begin, count);
-    } else {
-      for (index t = 0; t < count; ++t) s.decay.gates[t] = call().gate_at(b, h, begin + t);
-      gate_factors(s.decay.gates, count, false, s.decay.pair, s.decay.since_start);
-    }
-    s.decay.to_end(s.k, count, s.k_end);
   }
 
   /// The sums after the keys that were loaded.
   void advance(index count, const panels<T>& state) const {
-    product(s.k_end, features(), s.v, columns(), count, [&](index row, index col, const packet<T>& sum) {
-      if (row >= features()) return;
-      T* const to = state.at(row, col);
-      store<T>(to, fma(load<T>(to), broadcast<T>(s.decay.whole(row, count)), sum));
-    });
+    pass_chunk(s.decay, s.k_end, s.v, columns(), count, state);
   }
 
   // Queries -----------------------------------------------------------------------------------------------------------
@@ -115,11 +80,12 @@ struct decayed_backward_head {
   }
 
   void load_queries(const block& at) const {
-    call().map->queries(query_rows(at), b * call().heads + h, s.q_phi, s.shift, s.map);
-    rows_of(s.q_phi, at.count, s.q);
+    clear(s.q, at.first, features());
+    call().map->rows(call().q.head(b, at.head), at.origin + at.first, at.count - at.first, s.q.from_row(at.first),
+                     s.map);
+    if (in.dq) columns_of(s.q, at.count, s.phi);
     const packet<T> scale = broadcast<T>(extra.scale);
     each_packet(at.count, features(), [&](index, index, const auto& x) { return mul(x, scale); }, s.q, s.q);
-    clear(s.q, at.first, features());
     if (extra.bonus)
       for (index r = 0; r < round_up(features(), width<T>); ++r)
         s.bonus[r] = r < features() ? extra.bonus(at.head, r) : T(0);
@@ -134,12 +100,12 @@ struct decayed_backward_head {
   void attend(const block& at, const panels<T>& state, const panels<T>& d_state) const {
     load_queries(at);
     const index count = at.count, m = features(), own = extra.bonus && at.pairs ? 1 : 0, rows = count - own;
-    const panels<T> q = from_row(s.q, own), dq = from_row(s.dq, own), dp = from_row(s.dp, own);
+    const panels<T> q = s.q.from_row(own), dq = s.dq.from_row(own), dp = s.dp.from_row(own);
     const bool decayed = decays() && at.pairs;
     const panels<T>& q_start = decayed ? s.q_start : s.q;
     if (decayed) {
       for (index col = 0; own && col < m; col += width<T>) store<T>(q_start.at(0, col), load<T>(s.q.at(0, col)));
-      s.decay.from_start(q, rows, from_row(s.q_start, own));
+      s.decay.from_start(q, rows, s.q_start.from_row(own));
     }
     if (at.pairs && (call().normalise || to_v)) weigh_pairs(at, rows, q);
     if (call().normalise) normalise(at, q_start, state);
@@ -163,14 +129,12 @@ struct decayed_backward_head {
     }
     if (to_v && at.pairs) triangle_product<triangle::from>(s.p, count, s.d_out, columns(), add_to(s.dv));
     if (in.reverse())
-      product(q_start, m, s.d_out, columns(), count, [&](index row, index col, const packet<T>& sum) {
-        if (row < m) store<T>(d_state.at(row, col), add(load<T>(d_state.at(row, col)), sum));
-      });
+      product(q_start, m, s.d_out, columns(), count, add_to(d_state));
     if (const auto to_q = in.dq.head(b, at.head)) {
       const packet<T> scale = broadcast<T>(extra.scale);
       each_packet(count, m, [&](index, index, const auto& x) { return mul(x, scale); }, s.dq, s.dq);
       columns_of(s.dq, count, s.d_phi);
-      in.map.back_to({query_rows(at), b * call().heads + h, false, at.first, at.origin, s.q_phi, s.d_phi}, to_q, s.dx,
+      in.map.back_to({query_rows(at), b * call().heads + h, false, at.first, at.origin, s.phi, s.d_phi}, to_q, s.dx,
                      nullptr, s.map);
     }
   }
@@ -178,7 +142,7 @@ struct decayed_backward_head {
   /// P, with the bonus on its diagonal.
   void weigh_pairs(const block& at, index rows, const panels<T>& q) const {
     if (s.decay.kind != decay_kind::channel) transpose_panels(q, rows, features(), s.q_t);
-    pair_products(s.decay, s.pairs, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, from_row(s.p, at.count - rows));
+    pair_products(s.decay, s.pairs, q, s.q_t, s.k, s.k_t, rows, triangle::up_to, s.p.from_row(at.count - rows));
     for (index t = 0; t < at.count && extra.bonus; ++t) {
       packet<T> sums = zero<T>();
       for (index r = 0; r < features(); r += width<T>)
@@ -297,8 +261,9 @@ struct decayed_backward_head {
         each_packet(
             count, features(), [](index, index, const auto& x, const auto& y) { return add(x, y); }, s.dk, s.dk,
             s.dk_own);
+      columns_of(s.k, count, s.phi);
       columns_of(s.dk, count, s.d_phi);
-      in.map.back_to({key_rows(begin, count), b * call().heads + h, true, 0, begin, s.k_phi, s.d_phi}, to_k, s.dx,
+      in.map.back_to({key_rows(begin, count), b * call().heads + h, true, 0, begin, s.phi, s.d_phi}, to_k, s.dx,
                      nullptr, s.map);
     }
     if (!to_v) return;

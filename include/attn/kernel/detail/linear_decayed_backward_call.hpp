@@ -1,8 +1,7 @@
 // attn: a backward call of linear with decays per channel, a bonus, a scale or states, and its scratch memory.
 #pragma once
 
-#include <attn/kernel/detail/delta_pairs.hpp>
-#include <attn/kernel/detail/engine.hpp>
+#include <attn/kernel/detail/decayed_keys.hpp>
 #include <attn/kernel/detail/features_backward.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -28,7 +27,7 @@ struct decayed_backward_call {
   index dim_v() const { return call.shape.dim_v; }
   /// Which head of a parameter or of its gradient is that of the sums h, and do others come before it there?
   template <class View>
-  index at(const View& x, index h) const { return h / (call.heads / x.extent(1)); }
+  index at(const View& x, index h) const { return call.parameter_head(x.extent(1), h); }
   template <class View>
   bool adds(const View& x, index h) const { return accumulate || h % (call.heads / x.extent(1)) != 0; }
   /// Is there a column of ones?
@@ -44,23 +43,22 @@ struct decayed_backward_call {
 
 /// Scratch memory of one worker for a chunk.
 template <class T>
-struct decayed_backward_scratch {
-  panels<T> q, q_start, q_start_t, q_t, k, k_t, k_end, k_end_t, dq, dk, dk_own, d_gamma;  // [token][feature]
-  panels<T> v, v_t, d_out, d_out_t, out, dv;                                               // [token][value dim]
-  panels<T> p, p_t, dp, dp_t;                                                              // [token][token]
-  panels<T> state_t, d_state_t;                                                            // [value dim][feature]
-  delta_decay<T> decay;
-  delta_pair_scratch<T> pairs;
-  T *q_phi, *k_phi, *d_phi, *dx;  // [feature][chunk]; [dim][chunk]
-  T *shift, *map, *d_last, *bonus, *diagonal, *rows;  // bonus: of one head
+struct decayed_backward_scratch : decayed_keys<T> {
+  panels<T> q, q_start, q_start_t, q_t, k_end_t, dq, dk, dk_own, d_gamma;  // [token][feature]
+  panels<T> v_t, d_out, d_out_t, out, dv;                                  // [token][value dim]
+  panels<T> p, p_t, dp, dp_t;                                              // [token][token]
+  panels<T> state_t, d_state_t;                                            // [value dim][feature]
+  T *phi, *d_phi, *dx;                               // [feature][chunk]; [dim][chunk]
+  T *d_last, *bonus, *diagonal, *rows;               // bonus: of one head
   T *gate_pairs, *gate_queries, *gate_keys, *gates;  // for the gradient of decay: see gate_gradients.hpp
 
   static decayed_backward_scratch layout(arena& memory, const decayed_backward_call<T>& call) {
-    decayed_backward_scratch s;
     constexpr index chunk = kernel_chunk;
     const index m = call.features(), dim_v = call.columns(), dim = call.call.shape.dim;
     const index own = call.extra().bonus ? 1 : 0;
-    const decay_kind kind = call.kind();
+    decayed_backward_scratch s;
+    static_cast<decayed_keys<T>&>(s) = decayed_keys<T>::layout(
+        memory, call.call, dim_v, std::max(call.call.map->scratch_size, call.map.scratch_size));
     const auto allocate = [&](index count, index cols, std::initializer_list<panels<T>*> all) {
       for (panels<T>* x : all) *x = panels<T>::layout(memory, count, cols);
     };
@@ -69,27 +67,22 @@ struct decayed_backward_scratch {
     };
     allocate(chunk + own, m, {&s.q, &s.dq});  // with a bonus, rows are also read from the second one on
     allocate(m, chunk + own, {&s.q_t, &s.q_start_t});
-    allocate(chunk, m, {&s.k, &s.dk});
-    allocate(m, chunk, {&s.k_t, &s.k_end_t});
-    s.q_start = s.q, s.k_end = s.k;
-    if (kind != decay_kind::none) {
-      allocate(chunk + own, m, {&s.q_start});
-      allocate(chunk, m, {&s.k_end});
-    }
+    s.q.capacity = chunk;
+    allocate(chunk, m, {&s.dk});
+    allocate(m, chunk, {&s.k_end_t});
+    s.q_start = s.q;
+    if (call.kind() != decay_kind::none) allocate(chunk + own, m, {&s.q_start});
     if (call.d_log_decay) allocate(chunk, m, {&s.d_gamma});
     if (call.extra().bonus) allocate(chunk, m, {&s.dk_own});
-    allocate(chunk, dim_v, {&s.v, &s.d_out, &s.out, &s.dv});
+    allocate(chunk, dim_v, {&s.d_out, &s.out, &s.dv});
     allocate(dim_v, chunk, {&s.v_t, &s.d_out_t});
     allocate(chunk + own, chunk, {&s.p, &s.dp});
     allocate(chunk, chunk + own, {&s.p_t, &s.dp_t});
     allocate(dim_v, m, {&s.state_t, &s.d_state_t});
-    s.decay = delta_decay<T>::layout(memory, m, kind);
-    s.pairs = delta_pair_scratch<T>::layout(memory, m, kind);
-    numbers(round_up(m, panel_width<T>) * chunk, {&s.q_phi, &s.k_phi, &s.d_phi});
+    numbers(round_up(m, panel_width<T>) * chunk, {&s.phi, &s.d_phi});
     numbers((dim + tile_rows) * chunk, {&s.dx});
-    numbers(std::max(call.call.map->scratch_size, call.map.scratch_size), {&s.map});
     numbers(round_up(m, panel_width<T>), {&s.d_last, &s.bonus});
-    numbers(chunk, {&s.shift, &s.diagonal, &s.gate_queries, &s.gate_keys});
+    numbers(chunk, {&s.diagonal, &s.gate_queries, &s.gate_keys});
     numbers(chunk * dim_v, {&s.rows});
     numbers(call.d_decay ? chunk * chunk : 0, {&s.gate_pairs});
     numbers(call.d_decay ? call.call.shape.keys : 0, {&s.gates});

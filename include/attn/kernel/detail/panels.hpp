@@ -26,7 +26,22 @@ struct panels {
 
   T* panel(index col) const { return data + col / wide * capacity * wide; }
   T* at(index row, index col) const { return panel(col) + row * wide + col % wide; }
+  /// The same without the rows before `row`; without the columns before `col`.
+  panels from_row(index row) const { return {data + row * wide, capacity}; }
+  panels from_col(index col) const { return {at(0, col), capacity}; }
 };
+
+/// Where results of products go: into rows and columns of `to`, or added to them.
+template <class T>
+auto write_to(const panels<T>& to) {
+  return [to](index row, index col, const packet<T>& sum) { store<T>(to.at(row, col), sum); };
+}
+template <class T>
+auto add_to(const panels<T>& to) {
+  return [to](index row, index col, const packet<T>& sum) {
+    store<T>(to.at(row, col), add(load<T>(to.at(row, col)), sum));
+  };
+}
 
 /// f(row, col, packets...) for each packet of rows x cols in the matrices; f returns what becomes of the first one.
 template <class T, class F, class... More>
