@@ -1,12 +1,14 @@
 #include "golden/gradients.hpp"
+#include "support/run_pattern_backward.hpp"
 #include "support/run_topk_blocks.hpp"
 
 namespace testing {
 namespace {
 
-topk_blocks_problem read(const golden_case& golden) {
-  topk_blocks_problem p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
+topk_problem read(const golden_case& golden) {
+  topk_problem p{golden.array("q"), golden.array("k"), golden.array("v"), {}};
   read_softmax_options(golden, p.options);
+  if (!golden.flag("causal", true)) throw std::runtime_error(golden.name() + ": topk_blocks is causal");
   p.options.block = golden.integer("block"), p.options.topk = golden.integer("topk");
   return p;
 }
@@ -14,15 +16,11 @@ topk_blocks_problem read(const golden_case& golden) {
 }  // namespace
 
 golden_operator golden_topk_blocks() {
-  return with_gradients(
-      {"topk_blocks", with(softmax_keys, {"block", "topk"}), softmax_arrays,
-       [](const golden_case& golden) {
-         const auto p = read(golden);
-         return reference::topk_blocks(p.q, p.k, p.v, p.options);
-       },
-       [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
-       [](const golden_case& golden) { return run_pattern<float>(read(golden)); }},
-      read);
+  return with_gradients({"topk_blocks", with(softmax_keys, {"block", "topk"}), softmax_arrays,
+                         [](const golden_case& golden) { return expected(read(golden)); },
+                         [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
+                         [](const golden_case& golden) { return run_pattern<float>(read(golden)); }},
+                        read);
 }
 
 }  // namespace testing

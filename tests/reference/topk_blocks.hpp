@@ -1,9 +1,10 @@
 #pragma once
-// The own block of keys and the earlier ones whose means a query matches best (MoBA, Lu 2025), written as its
-// definition. The choice is a constant: it has no gradient.
+// Softmax over the keys of a query's own block up to its position, and of the topk - 1 earlier blocks with the largest
+// q . mean of their keys (MoBA, Lu 2025). Of equals the earlier block is chosen; what is not a number comes last.
 #include <algorithm>
+#include <numeric>
 
-#include "reference/pattern.hpp"
+#include "reference/softmax.hpp"
 
 namespace reference {
 
@@ -19,47 +20,66 @@ void copy_choices(const topk_blocks_options& from, basic_topk_blocks_options<N>&
   to.block = from.block, to.topk = from.topk;
 }
 
-// q . mean of the keys of a block; what is not a number is less than all numbers.
+// What a choice is made by: constants, for it has no gradient.
 template <class N>
-double block_match(const tensor<N>& q, const tensor<N>& k, index b, index h, index i, index block, index n) {
-  const index kv_head = h / (q.heads() / k.heads());
-  double match = 0;
-  for (index d = 0; d < q.dim(); ++d) {
-    double sum = 0;
-    for (index j = n * block; j < (n + 1) * block; ++j) sum += static_cast<double>(k(b, kv_head, j, d));
-    match += static_cast<double>(q(b, h, i, d)) * (sum / static_cast<double>(block));
-  }
-  return std::isnan(match) ? -infinity : match;
-}
-
-// The blocks before `own`, the best match first; of equals the earlier one.
-struct ranked_block {
-  double match;
+struct block_matches {
+  const tensor<N>& q;
   index block;
-};
-template <class N>
-std::vector<ranked_block> ranked_blocks(const tensor<N>& q, const tensor<N>& k, index b, index h, index i, index block,
-                                        index own) {
-  std::vector<ranked_block> list;
-  for (index n = 0; n < own; ++n) list.push_back({block_match(q, k, b, h, i, block, n), n});
-  std::stable_sort(list.begin(), list.end(), [](const auto& x, const auto& y) { return x.match > y.match; });
-  return list;
-}
+  tensor<double> sums, sizes;  // of the keys of every complete block, and of their absolute values
 
-// How near the best block that is not chosen comes to the last that is: rounding must not decide.
+  block_matches(const tensor<N>& queries, const tensor<N>& k, index keys, index b, index kv_head, index block_size)
+      : q(queries), block(block_size), sums(1, 1, keys / block, k.dim()), sizes(sums) {
+    for (index c = 0; c < sums.length(); ++c)
+      for (index j = c * block; j < (c + 1) * block; ++j)
+        for (index d = 0; d < k.dim(); ++d) {
+          const double key = static_cast<double>(k(b, kv_head, j, d));
+          sums(0, 0, c, d) += key, sizes(0, 0, c, d) += std::abs(key);
+        }
+  }
+
+  // q_i . mean of block c. Divided at the end, so that it is exact where sums are.
+  double match(index b, index h, index i, index c) const {
+    double dot = 0;
+    for (index d = 0; d < q.dim(); ++d) dot += static_cast<double>(q(b, h, i, d)) * sums(0, 0, c, d);
+    return dot / static_cast<double>(block);
+  }
+  double size(index b, index h, index i, index c) const {
+    double dot = 0;
+    for (index d = 0; d < q.dim(); ++d) dot += std::abs(static_cast<double>(q(b, h, i, d))) * sizes(0, 0, c, d);
+    return dot / static_cast<double>(block);
+  }
+  // The first `earlier` blocks, best first.
+  std::vector<index> ranked(index b, index h, index i, index earlier) const {
+    std::vector<double> matches;
+    for (index c = 0; c < earlier; ++c) matches.push_back(match(b, h, i, c));
+    std::vector<index> order(matches.size());
+    std::iota(order.begin(), order.end(), index(0));
+    std::stable_sort(order.begin(), order.end(), [&](index x, index y) {
+      const double a = matches[static_cast<std::size_t>(x)], other = matches[static_cast<std::size_t>(y)];
+      return a > other || (!std::isnan(a) && std::isnan(other));
+    });
+    return order;
+  }
+};
+
+// How near the best block that is left out comes to the last one chosen, relative to the sum of the products' absolute
+// terms: rounding must not decide.
 inline double topk_gap(const tensor<double>& q, const tensor<double>& k, const topk_blocks_options& o) {
   double gap = infinity;
   for (index b = 0; b < q.batch(); ++b) {
     const index queries = true_length(o.lengths, o.query_lengths, b, q.length());
     const index keys = true_length(o.lengths, o.key_lengths, b, k.length());
-    for (index h = 0; h < q.heads(); ++h)
-      for (index i = std::max<index>(0, queries - keys); i < queries; ++i) {
-        const index own = block_of(i + keys - queries, o.block);
-        if (own < o.topk || o.topk == 1) continue;
-        const auto list = ranked_blocks(q, k, b, h, i, o.block, own);
-        gap = std::min(gap, list[static_cast<std::size_t>(o.topk - 2)].match -
-                                list[static_cast<std::size_t>(o.topk - 1)].match);
+    for (index h = 0; h < q.heads() && o.topk > 1; ++h) {
+      const block_matches<double> blocks(q, k, keys, b, h / (q.heads() / k.heads()), o.block);
+      for (index i = 0; i < queries; ++i) {
+        const index position = i + keys - queries;
+        if (position < 0 || position / o.block <= o.topk - 1) continue;
+        const std::vector<index> order = blocks.ranked(b, h, i, position / o.block);
+        const auto last = order.begin() + (o.topk - 2);
+        const double size = std::max(blocks.size(b, h, i, last[0]), blocks.size(b, h, i, last[1]));
+        if (size > 0) gap = std::min(gap, (blocks.match(b, h, i, last[0]) - blocks.match(b, h, i, last[1])) / size);
       }
+    }
   }
   return gap;
 }
@@ -71,22 +91,28 @@ basic_result<N> topk_blocks(const tensor<N>& q, const tensor<N>& k, const tensor
   for (index b = 0; b < q.batch(); ++b) {
     const index queries = true_length(o.lengths, o.query_lengths, b, q.length());
     const index keys = true_length(o.lengths, o.key_lengths, b, k.length());
-    const index block = std::min(o.block, std::max<index>(1, keys));  // a longer one means the same
-    for (index h = 0; h < q.heads(); ++h)
-      for (index i = std::max<index>(0, queries - keys); i < queries; ++i) {
-        const index position = i + keys - queries, own = position / block;
+    for (index h = 0; h < q.heads(); ++h) {
+      const block_matches<N> blocks(q, k, keys, b, h / (q.heads() / k.heads()), o.block);
+      for (index i = 0; i < queries; ++i) {
+        const index position = i + keys - queries;
+        if (position < 0) continue;
+        const index own = position / o.block;
+        std::vector<index> chosen = blocks.ranked(b, h, i, own);
+        if (std::ssize(chosen) > o.topk - 1) chosen.resize(static_cast<std::size_t>(o.topk - 1));
+        std::sort(chosen.begin(), chosen.end());
         std::vector<index> seen;
-        const auto list = ranked_blocks(q, k, b, h, i, block, own);
-        for (index n = 0; n < std::min(o.topk - 1, own); ++n)
-          for (index j = 0; j < block; ++j) seen.push_back(list[static_cast<std::size_t>(n)].block * block + j);
-        for (index j = own * block; j <= position; ++j) seen.push_back(j);
+        for (index c : chosen)
+          for (index j = c * o.block; j < (c + 1) * o.block; ++j) seen.push_back(j);
+        for (index j = own * o.block; j <= position; ++j) seen.push_back(j);
         std::vector<N> scores;
         for (index j : seen) {
-          scores.push_back(plain_score(o, q, k, b, h, i, j, position - j));
-          if (o.score) scores.back() = o.score(scores.back(), b, h, position, j);
+          N score = plain_score(o, q, k, b, h, i, j, position - j);
+          if (o.score) score = o.score(score, b, h, position, j);
+          scores.push_back(score);
         }
         softmax_row(o, scores, seen, v, b, h, i, into);
       }
+    }
   }
   return into;
 }

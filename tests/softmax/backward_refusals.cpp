@@ -1,6 +1,7 @@
 // Bad input of backward passes is refused on entry: std::invalid_argument in one sentence, no gradient touched.
 #include "support/call_lsh.hpp"
 #include "support/call_patterns.hpp"
+#include "support/call_topk_blocks.hpp"
 #include "support/refusals.hpp"
 
 namespace testing {
@@ -238,6 +239,14 @@ TEST_CASE("strided_backward refuses what does not fit", "[backward_refusals]") {
 }
 TEST_CASE("bigbird_backward refuses what does not fit", "[backward_refusals]") {
   check_backward_refused<compiled_bigbird<float>>("bigbird_backward");
+}
+TEST_CASE("topk_blocks_backward refuses what does not fit", "[backward_refusals]") {
+  using form = compiled_topk_blocks<float>;
+  check_backward_refused<form>("topk_blocks_backward");
+  using inputs = backward_inputs<form::options, form::gradients>;
+  check_refused<backward_form<form, inputs>, 9, inputs>(
+      "topk_blocks_backward", {{"blocks of 0", "block >= 1; found 0", [](inputs& d) { d.options.block = 0; }},
+                               {"no own block", "topk >= 1; found 0", [](inputs& d) { d.options.topk = 0; }}});
 }
 TEST_CASE("pattern_softmax_backward refuses what does not fit", "[backward_refusals]") {
   check_backward_refused<everything>("pattern_softmax_backward");

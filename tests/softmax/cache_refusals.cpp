@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "support/call_topk_blocks.hpp"
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 #include "support/run.hpp"
@@ -189,6 +190,81 @@ TEST_CASE("sliding_window_step refuses a dilation per head for other heads", "[r
       refusal([&] { compiled_sliding_window<float>::step(cache, in.q, in.k, in.v, view(out), {}, {}, serial); });
   CHECK(well_formed(message, "sliding_window_step"));
   CHECK(untouched(out));
+}
+
+TEST_CASE("topk_blocks_cache refuses what does not fit", "[refusals]") {
+  const auto check = [](const char* says, const std::string& message) {
+    INFO(message << " should mention " << says);
+    CHECK(well_formed(message, "topk_blocks_cache"));
+    CHECK(message.find(says) != std::string::npos);
+  };
+  const auto made = [](index block, attn::state_extents extents = {.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}) {
+    return refusal([&] { attn::topk_blocks_cache<float> cache(extents, {.block = block}); });
+  };
+  CHECK(made(1) == "");
+  check("block >= 1; found 0", made(0));
+  check("block >= 1; found -128", made(-128));
+  check("batch", made(4, {-1, 2, 8, 5}));
+  check("heads", made(4, {2, -2, 8, 5}));
+  check("dim", made(4, {2, 2, -8, 5}));
+  check("dim", made(4, {2, 2, 8, -5}));
+
+  attn::topk_blocks_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}, {.block = 2});
+  cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
+  check("batch", refusal([&] { cache.append(shaped(1, 2, 3, 8), shaped(1, 2, 3, 5)); }));
+  check("heads", refusal([&] { cache.append(shaped(2, 4, 3, 8), shaped(2, 4, 3, 5)); }));
+  check("dim", refusal([&] { cache.append(shaped(2, 2, 3, 5), shaped(2, 2, 3, 5)); }));
+  check("length", refusal([&] { cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 4, 5)); }));
+  check("null", refusal([&] { cache.append(in_view<float>(nullptr, {2, 2, 3, 8}), shaped(2, 2, 3, 5)); }));
+  check("separate memory", refusal([&] { cache.append(cache.keys(), cache.values()); }));
+  check("from 0 to 3; found 4", refusal([&] { cache.truncate(4); }));
+  check("from 0 to 3; found -1", refusal([&] { cache.truncate(-1); }));
+  check("reserve", refusal([&] { cache.reserve(-1); }));
+  check("", refusal([&] { cache.reserve(std::numeric_limits<index>::max() / 2); }));
+  CHECK(cache.tokens() == 3);
+}
+
+TEST_CASE("topk_blocks_step refuses what does not fit", "[refusals]") {
+  attn::topk_blocks_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}, {.block = 2});
+  cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
+  tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
+  attn::execution serial;
+  const auto check = [&](const char* says, const step_inputs& in, out_view<float> to,
+                         const attn::topk_blocks_step_options<float>& options) {
+    const std::string message =
+        refusal([&] { compiled_topk_blocks<float>::step(cache, in.q, in.k, in.v, to, options, {}, serial); });
+    INFO(message << " should mention " << says);
+    CHECK(well_formed(message, "topk_blocks_step"));
+    CHECK(message.find(says) != std::string::npos);
+    CHECK(cache.tokens() == 3);
+    CHECK(untouched(out));
+    CHECK(untouched(lse));
+  };
+  for (const auto& [says, alter] : misfits) {
+    step_inputs in;
+    alter(in);
+    check(says, in, view(out), {.lse = row_view(lse)});
+  }
+  const step_inputs good;
+  const std::vector<float> three(3, 0.5f);
+  check("topk >= 1; found 0", good, view(out), {.topk = 0, .lse = row_view(lse)});
+  check("topk >= 1; found -2", good, view(out), {.topk = -2});
+  check("length", good, view(out).slice(2, 0, 1), {});
+  check("scale", good, view(out), {.scale = std::numeric_limits<float>::quiet_NaN()});
+  check("softcap", good, view(out), {.softcap = 0.0f});
+  check("alibi_slopes", good, view(out), {.alibi_slopes = three});
+  check("sinks", good, view(out), {.sinks = three});
+  check("lse", good, view(out), {.lse = row_view(lse).slice(2, 0, 1)});
+  check("overlap", good, view(out), {.lse = {out.data.data(), {2, 4, 2}}});
+  step_inputs aliased;
+  aliased.q = {out.data.data(), {2, 4, 2, 8}, {0, 0, 8, 1}};
+  check("overlap", aliased, view(out), {});
+  step_inputs of_cache;
+  of_cache.k = cache.keys().slice(2, 0, 2);
+  check("separate memory", of_cache, view(out), {});
+  of_cache = good;
+  of_cache.q = {cache.keys().data(), {2, 4, 2, 8}, {0, 0, 8, 1}};
+  check("separate memory", of_cache, view(out), {});
 }
 
 }  // namespace testing

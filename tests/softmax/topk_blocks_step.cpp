@@ -1,118 +1,279 @@
-// Decoding with a topk_blocks_cache equals the rows of one topk_blocks call; the cache can be cut, copied and refilled.
-#include <stdexcept>
-
+// topk_blocks_step against one call over the whole sequence: token by token and in chunks, after append, truncate,
+// reset and copies.
 #include "support/catch.hpp"
+#include "support/pairwise.hpp"
 #include "support/run_topk_blocks.hpp"
 
 namespace testing {
 namespace {
 
-// How 100 tokens may arrive.
-const std::vector<std::vector<index>> feedings = {
-    std::vector<index>(100, 1), {100}, {60, 1, 1, 1, 20, 17}, {1, 98, 1}, {33, 4, 33, 5, 25}, {0, 50, 0, 50}};
+using chunks = std::vector<index>;
 
-topk_blocks_problem some(index block, index topk, std::uint64_t seed = 1) {
-  return topk_problem({.queries = 100, .keys = 100, .dim = 9, .value_dim = 12}, block, topk, seed);
+chunks of_equal(index length, index count) {
+  chunks all(static_cast<std::size_t>(length / count), count);
+  if (length % count > 0) all.push_back(length % count);
+  return all;
 }
+
+constexpr index length = 150;
+const std::vector<chunks> feedings = {of_equal(length, 1),          of_equal(length, 2),  of_equal(length, 4),
+                                      of_equal(length, 5),          of_equal(length, 64), {length},
+                                      {60, 1, 4, 5, 3, 0, 70, 2, 5}};
+
 template <class S>
-attn::topk_blocks_cache<S> cache_for(const topk_blocks_problem& p) {
-  return attn::topk_blocks_cache<S>(
-      {.batch = p.k.batch(), .heads = p.k.heads(), .dim = p.k.dim(), .value_dim = p.v.dim()},
-      {.block = p.options.block});
+struct stream {
+  explicit stream(const topk_problem& problem)
+      : p(problem),
+        q(cast<S>(p.q)),
+        k(cast<S>(p.k)),
+        v(cast<S>(p.v)),
+        stored(p.options),
+        cache({.batch = p.k.batch(), .heads = p.k.heads(), .dim = p.k.dim(), .value_dim = p.v.dim()},
+              {.block = p.options.block}),
+        out(q.batch(), q.heads(), q.length(), v.dim(), S(7)),
+        lse(q.batch(), q.heads(), q.length(), 1, real<S>(7)) {}
+
+  // The next tokens, after those in the cache.
+  void feed(const chunks& counts, attn::execution& exec) {
+    for (index count : counts) {
+      attn::topk_blocks_step_options<S> o;
+      const auto next = [&](auto&& x) { return view(x).slice(2, cache.tokens(), count); };
+      o.scale = stored.options.scale, o.softcap = stored.options.softcap, o.topk = p.options.topk;
+      o.alibi_slopes = stored.options.alibi_slopes, o.sinks = stored.options.sinks;
+      o.lse = row_view(lse).slice(2, cache.tokens(), count);
+      compiled_topk_blocks<S>::step(cache, next(std::as_const(q)), next(std::as_const(k)), next(std::as_const(v)),
+                                    next(out), o, stored.score, exec);
+    }
+  }
+  void feed(const chunks& counts) {
+    attn::execution serial;
+    feed(counts, serial);
+  }
+  void append(index count) {
+    const index begin = cache.tokens();
+    cache.append(view(std::as_const(k)).slice(2, begin, count), view(std::as_const(v)).slice(2, begin, count));
+  }
+  // Rows from `first` on, bit by bit.
+  bool same_from(index first, const stream& other) const {
+    return rows(out, first, out.length() - first) == rows(other.out, first, out.length() - first) &&
+           rows(lse, first, out.length() - first) == rows(other.lse, first, out.length() - first);
+  }
+
+  topk_problem p;
+  tensor<S> q, k, v;
+  common_softmax_options<S, attn::topk_blocks_options<S>> stored;
+  attn::topk_blocks_cache<S> cache;
+  tensor<S> out;
+  tensor<real<S>> lse;
+};
+
+template <class S>
+void check(const topk_problem& p, const chunks& counts) {
+  stream<S> s(p);
+  s.feed(counts);
+  const reference::result wanted = expected(p);
+  CHECK(s.cache.tokens() == length);
+  CHECK(relative_error(s.out, wanted.out) <= tolerance<S>::out);
+  CHECK(relative_error(s.lse, wanted.lse) <= tolerance<S>::lse);
+}
+
+template <class S>
+topk_problem tokens(index block, index topk, const problem_shape& given = {}) {
+  reference::topk_blocks_options o;
+  o.block = block, o.topk = topk;
+  problem_shape shape = given;
+  shape.queries = shape.keys = length;
+  return topk_of<S>(shape, o);
 }
 
 }  // namespace
 
-TEMPLATE_LIST_TEST_CASE("topk_blocks_step: token by token, in chunks and at once agree", "[topk_blocks_step]",
-                        all_types) {
-  using S = TestType;
-  attn::execution serial, three(3, 0);
-  for (auto [block, topk] : {std::array<index, 2>{8, 3}, {1, 4}, {30, 2}, {7, 100}, {1000, 2}, {16, 1}})
-    for (int choice : {0, 14, 48}) {  // all terms but a score, which has its own positions
-      topk_blocks_problem p = rounded<S>(some(block, topk, 2));
-      choose(p.options, choice, 100, 100);
-      p.options.query_lengths = p.options.key_lengths = {};
-      REQUIRE(reference::topk_gap(p.q, p.k, p.options) > 1e-6);  // rounding does not choose
-      const reference::result wanted = reference::topk_blocks(p.q, p.k, p.v, p.options);
-      for (const auto& chunks : feedings) {
-        CAPTURE(block, topk, choice, chunks);
-        auto cache = cache_for<S>(p);
-        const reference::result actual = in_steps<S>(p, cache, chunks, serial);
-        CHECK(cache.tokens() == 100);
-        CHECK(relative_error(actual.out, wanted.out) <= tolerance<S>::out);
-        CHECK(relative_error(actual.lse, wanted.lse) <= tolerance<S>::lse);
-        auto shared = cache_for<S>(p);
-        CHECK(in_steps<S>(p, shared, chunks, three).out == actual.out);
-      }
+TEMPLATE_LIST_TEST_CASE("topk_blocks_step: any feeding equals one call", "[topk_blocks_step]", all_types) {
+  constexpr index huge = index(1) << 62;
+  for (auto [block, topk] : {std::array<index, 2>{16, 3},
+                             {1, 4},
+                             {5, 2},
+                             {7, 1},
+                             {64, 2},
+                             {4, huge},
+                             {huge, 3},
+                             {std::numeric_limits<index>::max(), std::numeric_limits<index>::max()}}) {
+    const topk_problem p = tokens<TestType>(block, topk, {.dim = 20, .value_dim = 12});
+    for (std::size_t n = 0; n < feedings.size(); ++n) {
+      CAPTURE(block, topk, n);
+      check<TestType>(p, feedings[n]);
+    }
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("topk_blocks_step: every option", "[topk_blocks_step]", exact_types) {
+  for (int bits : selected_bits(5)) {
+    reference::topk_blocks_options o = chosen_topk(bits, 8, 3, length, length);
+    o.query_lengths = o.key_lengths = {};
+    const topk_problem p = topk_of<TestType>({.queries = length, .keys = length, .dim = 9, .value_dim = 12}, o);
+    for (std::size_t n : {0u, 3u, 6u}) {
+      CAPTURE(bits, n);
+      check<TestType>(p, feedings[n]);
+    }
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("topk_blocks_step: batches, grouped queries, odd dims", "[topk_blocks_step]", exact_types) {
+  const index dims[] = {1, 3, 8, 33, 80, 128};
+  for (std::size_t n = 0;
+       auto [batch, heads, kv_heads] : {std::array<index, 3>{1, 1, 1}, {3, 6, 1}, {1, 8, 2}, {2, 5, 5}})
+    for (std::size_t step : {1u, 2u}) {
+      ++n;
+      const topk_problem p = tokens<TestType>(8, 4,
+                                              {.batch = batch,
+                                               .heads = heads,
+                                               .kv_heads = kv_heads,
+                                               .dim = dims[n % 6],
+                                               .value_dim = dims[(n + step) % 6]});
+      CAPTURE(batch, heads, kv_heads, p.q.dim(), p.v.dim());
+      check<TestType>(p, feedings[0]);
+      check<TestType>(p, feedings[6]);
     }
 }
 
-TEST_CASE("topk_blocks_cache: what was cut off was never there", "[topk_blocks_step]") {
-  const topk_blocks_problem p = rounded<float>(some(8, 3)), other = rounded<float>(some(8, 3, 5));
-  attn::execution serial;
-  for (index kept : {0, 3, 8, 37, 64, 71})
-    for (index more : {1, 29}) {
-      CAPTURE(kept, more);
-      auto cache = cache_for<float>(p), fresh = cache;
-      const tensor<float> k = cast<float>(p.k), v = cast<float>(p.v);
-      const tensor<float> k2 = cast<float>(other.k), v2 = cast<float>(other.v);
-      const auto part = [](const tensor<float>& x, index begin, index count) { return view(x).slice(2, begin, count); };
-      cache.append(part(k, 0, kept), part(v, 0, kept));
-      cache.append(part(k2, kept, more), part(v2, kept, more));
-      cache.truncate(kept);
-      fresh.append(part(k, 0, kept), part(v, 0, kept));
-      CHECK(cache.tokens() == kept);
-      const std::vector<index> rest(static_cast<std::size_t>(100 - kept), 1);
-      auto copy = cache;
-      const reference::result went_on = in_steps<float>(p, cache, rest, serial);
-      CHECK(went_on.out == in_steps<float>(p, fresh, rest, serial).out);
-      CHECK(went_on.out == in_steps<float>(p, copy, rest, serial).out);
-      cache.reset();
-      CHECK(cache.tokens() == 0);
-      auto empty = cache_for<float>(p);
-      CHECK(in_steps<float>(p, cache, {100}, serial).out == in_steps<float>(p, empty, {100}, serial).out);
+TEMPLATE_LIST_TEST_CASE("topk_blocks_step: any number of threads gives the same bits", "[topk_blocks_step]",
+                        exact_types) {
+  const topk_problem p = tokens<TestType>(8, 3);
+  attn::execution three(3, 0);
+  for (const chunks& counts : feedings) {
+    stream<TestType> alone(p), shared(p);
+    alone.feed(counts), shared.feed(counts, three);
+    CHECK(alone.same_from(0, shared));
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("topk_blocks_step: truncated tokens leave nothing behind", "[topk_blocks_step]", exact_types) {
+  const topk_problem p = tokens<TestType>(16, 3);
+  topk_problem other = tokens<TestType>(16, 3);  // what is forgotten
+  for (tensor<double>* x : {&other.k, &other.v})
+    for (double& value : x->data) value = 3 * value + 1;
+  for (index d = 0; d < 16; ++d) other.k(1, 1, 85, d) = std::numeric_limits<double>::quiet_NaN();
+  const tensor<TestType> k = cast<TestType>(other.k), v = cast<TestType>(other.v);
+  for (index kept : {0, 1, 16, 37, 64, 79, 80, 89})
+    for (const chunks& counts : {of_equal(length, 1), of_equal(length, 3), of_equal(length, 5), chunks{length}}) {
+      CAPTURE(kept, counts.front());
+      stream<TestType> never(p), once(p);
+      const auto feed_on = [&](stream<TestType>& s) {
+        while (s.cache.tokens() < length) s.feed({std::min(counts.front(), length - s.cache.tokens())});
+      };
+      never.append(kept), once.append(kept);
+      once.cache.append(view(k).slice(2, kept, 90 - kept), view(v).slice(2, kept, 90 - kept));
+      once.cache.truncate(kept);
+      CHECK(once.cache.tokens() == kept);
+      feed_on(never), feed_on(once);
+      CHECK(once.same_from(kept, never));
+      const reference::result wanted = expected(p);
+      CHECK(relative_error(rows(once.out, kept, length - kept), rows(wanted.out, kept, length - kept)) <=
+            tolerance<TestType>::out);
     }
 }
 
-TEST_CASE("topk_blocks_cache: extents, room and bytes", "[topk_blocks_step]") {
-  attn::topk_blocks_cache<float> cache({.batch = 2, .heads = 3, .dim = 4, .value_dim = 5}, {.block = 16});
-  CHECK(cache.bytes() == 0);
-  cache.reserve(100);
-  CHECK(cache.capacity() == 100);
-  CHECK(cache.bytes() >= 2 * 3 * (100 * (4 + 5) + 7 * 4) * sizeof(float));
-  const tensor<float> k(2, 3, 10, 4, 1), v(2, 3, 10, 5, 2);
-  cache.append(view(k), view(v));
-  CHECK(cache.tokens() == 10);
+TEMPLATE_LIST_TEST_CASE("topk_blocks_cache: tokens fed without queries, reset, copies", "[topk_blocks_step]",
+                        exact_types) {
+  const topk_problem p = tokens<TestType>(8, 3);
+  const chunks mixed = {1, 4, 9, 2, 30, 1};  // 47
+  stream<TestType> whole(p);
+  whole.feed({103}), whole.feed(mixed);
+
+  stream<TestType> s(p);
+  s.append(60), s.append(1), s.append(0), s.append(42);
+  CHECK(s.cache.tokens() == 103);
+  attn::topk_blocks_cache<TestType> copy = s.cache;
+  s.feed(mixed);
+  CHECK(s.same_from(103, whole));
+  CHECK(copy.tokens() == 103);
+
+  s.cache.reset();
+  CHECK(s.cache.tokens() == 0);
+  s.feed({103}), s.feed(mixed);
+  CHECK(s.same_from(0, whole));
+
+  stream<TestType> later(p);
+  later.cache = copy;
+  later.feed(mixed);
+  CHECK(later.same_from(103, whole));
+  const attn::topk_blocks_cache<TestType> moved = std::move(later.cache);
+  CHECK(moved.tokens() == length);
+  bool same = true;
+  for (index b = 0; b < 2; ++b)
+    for (index h = 0; h < 2; ++h)
+      for (index i = 0; i < length; ++i)
+        for (index d = 0; d < 16; ++d)
+          same = same && moved.keys()(b, h, i, d) == s.k(b, h, i, d) && moved.values()(b, h, i, d) == s.v(b, h, i, d);
+  CHECK(same);
+}
+
+TEST_CASE("topk_blocks_cache: extents, memory, and what is reserved", "[topk_blocks_step]") {
+  attn::topk_blocks_cache<float> cache({.batch = 2, .heads = 3, .dim = 8, .value_dim = 5}, {.block = 4}),
+      by_default({.dim = 8});
+  CHECK(by_default.block() == 128);
+  CHECK(by_default.value_dim() == 8);
+  CHECK(cache.tokens() == 0);
   CHECK(cache.batch() == 2);
   CHECK(cache.heads() == 3);
-  CHECK(cache.dim() == 4);
+  CHECK(cache.dim() == 8);
   CHECK(cache.value_dim() == 5);
-  CHECK(cache.block() == 16);
-  CHECK(cache.keys().extents() == std::array<index, 4>{2, 3, 10, 4});
-  CHECK(cache.values()(1, 2, 9, 4) == 2);
+  CHECK(cache.block() == 4);
+  cache.reserve(400);
+  CHECK(cache.tokens() == 0);
+  CHECK(cache.capacity() >= 400);
+  const std::size_t bytes = cache.bytes();
+  CHECK(bytes >= 2 * 3 * (400 * (8 + 5) + 400 / 4 * 8) * sizeof(float));
+  const float* keys = cache.keys().data();
+  const tensor<float> k(2, 3, 40, 8, 0.5f), v(2, 3, 40, 5, 2);
+  for (int n = 0; n < 10; ++n) cache.append(view(k), view(v));
+  CHECK(cache.tokens() == 400);
+  CHECK(cache.keys().data() == keys);
+  CHECK(cache.bytes() == bytes);
+  cache.reset();
+  CHECK(cache.bytes() == bytes);
 }
 
-TEST_CASE("topk_blocks_step: a score function that throws leaves the cache as it was", "[topk_blocks_step]") {
-  const topk_blocks_problem p = rounded<float>(some(8, 2));
-  attn::execution serial;
-  for (index count : {1, 20}) {
-    auto cache = cache_for<float>(p), untroubled = cache;
-    in_steps<float>(p, cache, {43}, serial);
-    in_steps<float>(p, untroubled, {43}, serial);
-    const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
-    tensor<float> out(2, 4, count, 12);
-    const auto part = [&](const tensor<float>& x) { return view(x).slice(2, 70, count); };
-    const auto throws = [](float s, index, index, index i, index) -> float {
-      if (i == 43) throw std::runtime_error("score");
-      return s;
-    };
-    CHECK_THROWS_AS(compiled_topk_blocks<float>::step(cache, part(q), part(k), part(v), view(out), {.topk = 2}, throws,
-                                                      serial),
-                    std::runtime_error);
-    CHECK(cache.tokens() == 43);
-    const std::vector<index> rest(57, 1);
-    CHECK(in_steps<float>(p, cache, rest, serial).out == in_steps<float>(p, untroubled, rest, serial).out);
-  }
+TEST_CASE("topk_blocks_step: what a score function throws leaves the cache as it was", "[topk_blocks_step]") {
+  attn::execution serial, three(3, 0);
+  const topk_problem p = tokens<float>(8, 3);
+  const score_of<float> thrower = [](float s, index, index h, index i, index) {
+    return h < 3 || i < 101 ? s : throw std::runtime_error("no");
+  };
+  for (index count : {2, 4, 5, 49})
+    for (attn::execution* exec : {&serial, &three}) {
+      CAPTURE(count);
+      stream<float> once(p), never(p);
+      once.feed({100}), never.feed({100});
+      tensor<float> q(2, 4, count, 16, 0.5f), k(2, 2, count, 16, -3), v(2, 2, count, 16, 9), out(2, 4, count, 16);
+      CHECK_THROWS_AS(compiled_topk_blocks<float>::step(once.cache, view(std::as_const(q)), view(std::as_const(k)),
+                                                        view(std::as_const(v)), view(out), {}, thrower, *exec),
+                      std::runtime_error);
+      CHECK(once.cache.tokens() == 100);
+      once.feed({1, 3, 6, 40}, *exec), never.feed({1, 3, 6, 40});
+      CHECK(once.same_from(0, never));
+    }
+}
+
+TEST_CASE("topk_blocks_step: options, score and execution may each be left out", "[topk_blocks_step]") {
+  const tensor<float> q(1, 2, 6, 8, 0.5f), v(1, 2, 6, 5, 2);
+  tensor<float> out(1, 2, 6, 5);
+  attn::execution threads(2);
+  const auto plain = [](float s, index, index, index, index) { return s; };
+  attn::topk_blocks_cache<float> cache({.heads = 2, .dim = 8, .value_dim = 5}, {.block = 2});
+  const auto check = [&](auto&&... rest) {
+    out = tensor<float>(1, 2, 6, 5, 7);
+    attn::topk_blocks_step(cache, view(q), view(q), view(v), view(out), std::forward<decltype(rest)>(rest)...);
+    CHECK(relative_error(out, v) <= 1e-6);
+  };
+  check();
+  check(threads);
+  check(attn::execution(2));
+  check(attn::topk_blocks_step_options<float>{.topk = 2});
+  check(attn::topk_blocks_step_options<float>{}, plain);
+  check(attn::topk_blocks_step_options<float>{.scale = 0.5f}, plain, attn::execution(2));
+  attn::topk_blocks_step(cache, view(q), view(q), view(v), view(out), {.topk = 2}, threads);
+  CHECK(cache.tokens() == 42);
 }
 
 }  // namespace testing

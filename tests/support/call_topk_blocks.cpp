@@ -23,8 +23,8 @@ void compiled_topk_blocks<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v,
 
 template <class S>
 void compiled_topk_blocks<S>::step(attn::topk_blocks_cache<S>& cache, in_view<S> q, in_view<S> k, in_view<S> v,
-                                   out_view<S> out, const attn::topk_blocks_step_options<S>& chosen,
-                                   const score_of<S>& score, attn::execution& execution) {
+                                   out_view<S> out, const step_options& chosen, const score_of<S>& score,
+                                   attn::execution& execution) {
   if (score)
     attn::topk_blocks_step(cache, q, k, v, out, chosen, score, execution);
   else

@@ -9,7 +9,7 @@
 //
 // Position p is in block p / block. Causal by nature; the query's own block counts as one of topk. Every query head
 // chooses for itself, by the keys of its key head: by q and k as given, without scale and terms. Of blocks that match
-// equally well the earlier is chosen; one whose match is not a number comes last.
+// equally well the earlier is chosen; a match that is not a number counts as -infinity.
 //
 // Shapes   as full_softmax: query i is at position i + Lk - Lq, with true lengths.
 // Cost     2 B H Lq (topk block (D + Dv) + D Lk / (2 block)) operations. Scratch: for every head in progress

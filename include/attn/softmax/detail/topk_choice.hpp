@@ -113,8 +113,8 @@ struct block_chooser {
   }
 
  private:
-  /// Takes blocks [begin, end), whose products these are, into the list of row m. What is not a number ranks last; of
-  /// equals the earlier one is first.
+  /// Takes blocks [begin, end), whose products these are, into the list of row m. What is not a number counts as
+  /// -infinity; of equals the earlier one is first.
   void take(index m, index begin, index end, const T* product) const {
     constexpr T lowest = -std::numeric_limits<T>::infinity();
     T* const list = best + m * rounds;
