@@ -106,9 +106,11 @@ family multipole_family();
 family fourier_family();
 family kernel_family();
 family aft_family();
+family rotary_family();
 
 inline std::vector<family> families() {
-  return {softmax_family(), low_rank_family(), multipole_family(), kernel_family(), fourier_family(), aft_family()};
+  return {softmax_family(), low_rank_family(), multipole_family(), kernel_family(),
+          fourier_family(), aft_family(),      rotary_family()};
 }
 
 }  // namespace bench

@@ -16,6 +16,7 @@
 #include <attn/core/execution.hpp>
 #include <attn/core/kv_cache.hpp>
 #include <attn/core/random.hpp>
+#include <attn/core/rotary.hpp>
 #include <attn/core/state_extents.hpp>
 #include <attn/core/tensor.hpp>
 #include <attn/core/tensor_view.hpp>

@@ -77,6 +77,14 @@ struct memory_layout {
   }
 };
 
+/// One view, or two of the same memory in the same layout?
+inline bool same_memory(const memory_layout& x, const memory_layout& y) {
+  bool same = x.data == y.data;
+  for (int n = 0; n < 4; ++n)
+    same = same && x.extents[n] == y.extents[n] && (x.extents[n] < 2 || x.strides[n] == y.strides[n]);
+  return same;
+}
+
 [[gnu::cold, gnu::noinline]] inline std::string list_text(const index* list, int count) {
   std::string all = "[";
   for (int n = 0; n < count; ++n) all += (n ? ", " : "") + std::to_string(list[n]);

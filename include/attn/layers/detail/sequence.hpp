@@ -74,14 +74,6 @@ tensor_view<S, 3> allocate_sequence(arena& memory, index batch, index length, in
 
 // Checks --------------------------------------------------------------------------------------------------------------
 
-/// One sequence, or two in the same memory?
-inline bool same_memory(const memory_layout& x, const memory_layout& y) {
-  bool same = x.data == y.data;
-  for (int n = 0; n < 3; ++n)
-    same = same && x.extents[n] == y.extents[n] && (x.extents[n] < 2 || x.strides[n] == y.strides[n]);
-  return same;
-}
-
 /// Checks the sequences and parameters of a call of a layer, or of its backward pass, where d_out is in the place of
 /// out, and what overlaps is checked apart.
 struct layer_validator : validator {

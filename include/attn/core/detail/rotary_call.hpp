@@ -1,0 +1,248 @@
+// attn: the work of rotary.hpp. A task takes some tokens: their cosines and sines are computed once, in double, then
+// the rows of all heads are rotated.
+#pragma once
+
+#include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/gradients.hpp>
+#include <attn/core/detail/sin_cos.hpp>
+#include <attn/core/detail/tile_product.hpp>
+
+#include <cmath>
+#include <optional>
+#include <vector>
+
+namespace attn::inline ATTN_ISA::detail {
+
+inline constexpr double two_pi = 6.283185307179586476925286766559;
+
+inline double frequency_of(index pair, index dims, double base) {
+  return std::pow(base, -2 * static_cast<double>(pair) / static_cast<double>(dims));
+}
+
+/// f(pair, frequency_of(pair)) of all pairs; the base is the first of the numbers that must be positive.
+template <class F>
+std::vector<double> frequencies_of(const char* name, index dims, std::initializer_list<double> positive, const F& f) {
+  const validator check(name);
+  if (dims < 0 || dims % 2 != 0) check.fail("an even number of dims", dims);
+  for (double x : positive)
+    if (!(x > 0 && std::isfinite(x))) check.fail("a base and a factor > 0", x);
+  std::vector<double> all(static_cast<std::size_t>(dims / 2));
+  for (index n = 0; n < dims / 2; ++n)
+    all[static_cast<std::size_t>(n)] = f(n, frequency_of(n, dims, *positive.begin()));
+  return all;
+}
+
+/// Cosines and sines of count angles position * frequency[n], in whole packets. Turns are taken off by three pieces of
+/// 2 pi, the first two of 32 bits, so that up to 2^21 turns their multiples are exact.
+inline void rotation_angles(double position, const double* frequency, index count, double* cosine, double* sine) {
+  using packet_type = packet<double>;
+  constexpr double pieces[] = {0x1.921fb544p+2, 0x1.0b4611a6p-32, 0x1.3198a2e037073p-67};
+  for (index n = 0; n < count; n += width<double>) {
+    const packet_type angle = mul(broadcast<double>(position), load<double>(frequency + n));
+    const packet_type turns = nearest<double>(mul(angle, broadcast<double>(1 / two_pi)));
+    packet_type rest = angle;
+    for (double piece : pieces) rest = fma(turns, broadcast<double>(-piece), rest);
+    packet_type s, c;
+    sin_cos<double>(rest, s, c);
+    store<double>(cosine + n, c), store<double>(sine + n, s);
+  }
+}
+
+/// One rotation of x into to.
+template <class S>
+struct rotary_call {
+  using T = compute_type<S>;
+  static constexpr index tokens = 16;  // of a task
+
+  tensor_view<const S> x;
+  tensor_view<S> to;
+  index dims, first_position;
+  tensor_view<const index, 2> positions;
+  tensor_view<const T, 2> cos, sin;
+  const double* frequency;  // [whole packets of pairs]
+  double magnitude;
+  bool own_table, interleaved, back, accumulate;
+
+  index pairs() const { return dims / 2; }
+  /// A row is rotated in one piece of neighbours, or two of halves.
+  index piece() const { return interleaved ? dims : pairs(); }
+  index padded() const { return round_up(piece(), width<T>); }
+
+  struct scratch {
+    T *cosine, *sine;       // [tokens][padded]; neighbours: each twice, the sine of the first negative
+    T* row;                 // [2 padded]
+    double *angle_cosine, *angle_sine;  // [whole packets of pairs]
+  };
+  scratch layout(arena& memory) const {
+    const index angles = round_up(pairs(), width<double>);
+    return {memory.allocate<T>(tokens * padded()), memory.allocate<T>(tokens * padded()),
+            memory.allocate<T>(2 * padded()), memory.allocate<double>(angles), memory.allocate<double>(angles)};
+  }
+
+  /// The cosines and sines of a token at a position.
+  void prepare(index at, T* c, T* s, const scratch& own) const {
+    const T sign = back ? T(-1) : T(1);
+    if (own_table) {
+      for (index n = 0; n < pairs(); ++n) set(n, cos(at, n), sign * sin(at, n), c, s);
+    } else {
+      rotation_angles(static_cast<double>(at), frequency, pairs(), own.angle_cosine, own.angle_sine);
+      for (index n = 0; n < pairs(); ++n)
+        set(n, static_cast<T>(magnitude * own.angle_cosine[n]), sign * static_cast<T>(magnitude * own.angle_sine[n]), c,
+            s);
+    }
+    std::fill(c + piece(), c + padded(), T(0)), std::fill(s + piece(), s + padded(), T(0));
+  }
+  void set(index n, T cosine, T sine, T* c, T* s) const {
+    if (!interleaved) {
+      c[n] = cosine, s[n] = sine;
+    } else {
+      c[2 * n] = c[2 * n + 1] = cosine;
+      s[2 * n] = -sine, s[2 * n + 1] = sine;
+    }
+  }
+
+  /// Rotates a row of `padded` numbers, or two halves of it, in whole packets.
+  void rotate(const T* a, const T* b, const T* c, const T* s, T* to_a, T* to_b) const {
+    if (interleaved) return rotate_neighbours(a, c, s, to_a);
+    for (index n = 0; n < padded(); n += width<T>) {
+      const packet<T> first = load<T>(a + n), second = load<T>(b + n), cosine = load<T>(c + n), sine = load<T>(s + n);
+      store<T>(to_a + n, sub(mul(first, cosine), mul(second, sine)));
+      store<T>(to_b + n, fma(second, cosine, mul(first, sine)));
+    }
+  }
+  void rotate_neighbours(const T* row, const T* c, const T* s, T* result) const {
+    if constexpr (width<T> == 1) {
+      for (index n = 0; n < dims; n += 2) {
+        const T first = row[n], second = row[n + 1];
+        result[n] = first * c[n] + second * s[n];
+        result[n + 1] = second * c[n + 1] + first * s[n + 1];
+      }
+    } else {
+      for (index n = 0; n < padded(); n += width<T>) {
+        const packet<T> x_n = load<T>(row + n), other = shuffle<T>(x_n, x_n, [](int lane) { return lane ^ 1; });
+        store<T>(result + n, fma(x_n, load<T>(c + n), mul(other, load<T>(s + n))));
+      }
+    }
+  }
+
+  /// Tokens [begin, end) of one head.
+  void rotate_rows(index b, index h, index begin, index end, const scratch& s) const {
+    const matrix_view<const S> from = head_of(x, b, h);
+    const matrix_view<S> out = head_of(to, b, h);
+    const index half = pairs();
+    if constexpr (std::same_as<S, T>)
+      if (from.col_stride == 1 && out.col_stride == 1 && piece() == padded() && !accumulate) {
+        for (index i = begin; i < end; ++i) {
+          const index n = (i - begin) * padded();
+          const S* const row = from.row(i);
+          S* const result = out.row(i);
+          rotate(row, row + half, s.cosine + n, s.sine + n, result, result + half);
+          if (row != result) std::copy(row + dims, row + from.cols, result + dims);
+        }
+        return;
+      }
+    for (index i = begin; i < end; ++i)
+      rotate_any(from.row(i), from.col_stride, out.row(i), out.col_stride, (i - begin) * padded(), s);
+  }
+  /// A row in any memory, by way of s.row.
+  void rotate_any(const S* row, index row_stride, S* result, index result_stride, index n, const scratch& s) const {
+    const index half = pairs(), pieces = interleaved ? 1 : 2;
+    for (index part = 0; part < pieces; ++part)
+      for (index d = 0; d < padded(); d += width<T>)
+        store<T>(s.row + part * padded() + d,
+                 load_part<T>(row + (part * half + d) * row_stride, row_stride, piece() - d));
+    rotate(s.row, s.row + padded(), s.cosine + n, s.sine + n, s.row, s.row + padded());
+    for (index part = 0; part < pieces; ++part)
+      for (index d = 0; d < piece(); ++d)
+        store_gradient(result[(part * half + d) * result_stride], s.row[part * padded() + d], accumulate);
+    for (index d = dims; d < x.extent(3) && (accumulate || row != result); ++d)
+      store_gradient(result[d * result_stride], static_cast<T>(row[d * row_stride]), accumulate);
+  }
+
+  void run(execution& exec) const {
+    const index batch = x.extent(0), length = x.extent(2), blocks = ceil_div(length, tokens);
+    const bool given = bool(positions), shared = !given || positions.extent(0) == 1;  // by the batch
+    const double numbers = static_cast<double>(x.size());
+    const auto limit = exec.limit_threads({.operations = 3 * numbers, .bytes = 2 * sizeof(S) * numbers});
+    exec.for_each(blocks * (shared ? 1 : batch), [&](index task, int worker) {
+      const scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      const index item = task / blocks, begin = task % blocks * tokens, end = std::min(begin + tokens, length);
+      for (index i = begin; i < end; ++i) {
+        const index n = (i - begin) * padded();
+        prepare(given ? positions(item, i) : first_position + i, s.cosine + n, s.sine + n, s);
+      }
+      for (index b = item; b < (shared ? batch : item + 1); ++b)
+        for (index h = 0; h < x.extent(1); ++h) rotate_rows(b, h, begin, end, s);
+    });
+  }
+};
+
+/// The checks of positions: they are rows of a table, or small enough for sums of them.
+inline void check_positions(const validator& check, const tensor_view<const index, 2>& positions, index first,
+                            const memory_layout& x, std::optional<index> rows) {
+  const index least = rows ? 0 : -(index(1) << 40), most = rows ? *rows - 1 : index(1) << 40;
+  const auto check_one = [&](index p) {
+    if (p < least || p > most) check.fail({"positions from ", least, " to ", most}, p);
+  };
+  if (!positions) {
+    if (x.empty()) return;
+    check_one(first);
+    return check_one(first + std::min(x.extents[2] - 1, index(1) << 41));
+  }
+  check.broadcasts("positions batch", x.extents[0], positions.extent(0));
+  check.equal("positions length = x length", x.extents[2], positions.extent(1));
+  for (index b = 0; b < positions.extent(0); ++b)
+    for (index i = 0; i < positions.extent(1); ++i) check_one(positions(b, i));
+}
+
+/// x becomes `to`; names are those of both in messages.
+template <class S, class Options>
+void run_rotary(const validator& check, const tensor_view<const S>& x, const tensor_view<S>& to,
+                std::array<const char*, 2> names, const Options& o, bool back, bool accumulate, execution& exec) {
+  const memory_layout from = x, out = to;
+  check.memory({}, {{names[0], from}});
+  check.writable(names[1], out);
+  if (accumulate || !same_memory(out, from)) check.no_alias(names[1], out, names[0], from);
+  for (int n = 0; n < 4; ++n) {
+    constexpr const char* axes[] = {" batch = ", " heads = ", " length = ", " dim = "};
+    if (out.extents[n] != from.extents[n])
+      check.fail({names[1], axes[n], names[0], axes[n], from.extents[n]}, out.extents[n]);
+  }
+  const index dims = o.dims.value_or(x.extent(3));
+  if (dims < 0 || dims % 2 != 0 || dims > x.extent(3))
+    check.fail({"an even number of dims up to ", x.extent(3)}, dims);
+  for (const auto& [name, view] : std::initializer_list<validator::named_view>{
+           {"positions", o.positions}, {"cos", o.cos}, {"sin", o.sin}}) {
+    check.readable(name, view);
+    check.no_alias(names[1], out, name, view);
+  }
+  std::optional<index> rows;
+  if (o.cos || o.sin) {
+    rows = o.cos.extent(0);
+    check.extents({{"sin positions = cos positions", *rows, o.sin.extent(0)},
+                   {"cos columns = dims / 2 =", dims / 2, o.cos.extent(1)},
+                   {"sin columns = dims / 2 =", dims / 2, o.sin.extent(1)}});
+    if (!o.frequencies.empty()) check.fail("either frequencies or a table of cos and sin", "both");
+  }
+  check_positions(check, o.positions, o.first_position, from, rows);
+  if (!o.frequencies.empty())
+    check.equal("frequencies = dims / 2 =", dims / 2, static_cast<index>(o.frequencies.size()));
+  for (double f : o.frequencies)
+    if (!std::isfinite(f)) check.fail("finite frequencies", f);
+  if (!(o.base > 0 && std::isfinite(o.base))) check.fail("a finite base > 0", o.base);
+  if (!std::isfinite(o.magnitude)) check.fail("a finite magnitude", o.magnitude);
+  if (x.empty()) return;
+
+  double* const frequency = exec.shared_scratch([&](arena& memory) {
+    return memory.allocate<double>(round_up(dims / 2, width<double>));
+  });
+  std::fill_n(frequency, round_up(dims / 2, width<double>), 0.0);
+  for (index n = 0; n < dims / 2; ++n)
+    frequency[n] = o.frequencies.empty() ? frequency_of(n, dims, o.base) : o.frequencies[static_cast<std::size_t>(n)];
+  rotary_call<S>{.x = x, .to = to, .dims = dims, .first_position = o.first_position, .positions = o.positions,
+                 .cos = o.cos, .sin = o.sin, .frequency = frequency, .magnitude = o.magnitude,
+                 .own_table = rows.has_value(), .interleaved = o.interleaved, .back = back, .accumulate = accumulate}
+      .run(exec);
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

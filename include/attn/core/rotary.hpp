@@ -1,0 +1,140 @@
+// attn: rotary position embedding of queries or keys.
+//
+//   (out_a, out_b) = (x_a cos w - x_b sin w, x_b cos w + x_a sin w),  w = position * frequency of the pair (a, b)
+//                                       Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"
+//
+//   attn::rotary(q, q);                                               // in place; positions 0, 1, ...
+//   attn::rotary(k, rotated, {.first_position = 100}, threads);
+//   const auto scaled = attn::rotary_llama3(128, {.base = 500000, .factor = 8, .original_length = 8192});
+//   attn::rotary(q, q, {.frequencies = scaled});
+//   attn::rotary_backward(d_out, {.x = dx}, {.first_position = 100});
+//
+// Pairs are halves, dims n and n + dims / 2, as in GPT-NeoX and Llama, or neighbours, 2 n and 2 n + 1, as in GPT-J. The
+// rotation of positions i and j leaves q_i . k_j a function of i - j.
+//
+// Shapes   x and out [B, H, L, D]; out may be x. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
+//          arithmetic. Angles, sines and cosines are computed in double: an angle errs by 2^-53 of itself.
+// Cost     one pass over x; sines and cosines once for all heads, and for all batch items where they share positions.
+//          Scratch: 32 dims numbers per thread.
+// Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
+#pragma once
+
+#include <attn/core/detail/rotary_call.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// Options of rotary for elements of type S.
+template <class S>
+struct rotary_options {
+  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
+  using real = compute_type<S>;
+
+  /// Position of the first token.
+  index first_position = 0;
+  /// In place of first_position + i: [B or 1, L].
+  tensor_view<const index, 2> positions{};
+  /// Are pairs neighbours, not halves?
+  bool interleaved = false;
+  /// The first so many dims are rotated, an even number, the others copied; all of them unless given.
+  std::optional<index> dims{};
+  /// Frequencies base^(-2 n / dims) of pairs n = 0, 1, ...
+  double base = 10000;
+  /// In place of those of the base: one for each of the dims / 2 pairs, as the helpers below give them.
+  list_view<double> frequencies{};
+  /// Factor of what is rotated: YaRN's.
+  double magnitude = 1;
+  /// In place of all this a table of your own, [positions, dims / 2].
+  tensor_view<const real, 2> cos{}, sin{};
+};
+
+/// The gradient rotary_backward computes.
+template <class S>
+struct rotary_gradients {
+  tensor_view<S> x{};
+  /// Add to what is there instead of writing it over.
+  bool accumulate = false;
+};
+
+/// Rotates x into out. See the top of the file.
+template <viewable X, viewable O, class Options = rotary_options<element_of<const X&>>>
+void rotary(const X& x, O&& out, Options&& options = {}, execution_ref exec = {}) {
+  using S = element_of<const X&>;
+  static_assert(std::same_as<S, element_of<O&>>, "attn: x and out must have one element type");
+  const auto& given = detail::options_or_default<rotary_options<S>>(options);
+  detail::run_rotary<S>(detail::validator("rotary"), as_view(x), as_view(out), {"x", "out"}, given, false, false,
+                        detail::execution_of(exec, options));
+}
+
+/// The gradient of rotary, which is the rotation back: of d_out, with the forward call's options. It may lie where
+/// d_out does.
+template <viewable D, class Options = rotary_options<element_of<const D&>>>
+void rotary_backward(const D& d_out, const rotary_gradients<element_of<const D&>>& gradients, Options&& options = {},
+                     execution_ref exec = {}) {
+  using S = element_of<const D&>;
+  const auto& given = detail::options_or_default<rotary_options<S>>(options);
+  if (!gradients.x) return;
+  detail::run_rotary<S>(detail::validator("rotary_backward"), as_view(d_out), gradients.x,
+                        {"d_out", "the gradient of x"}, given, true, gradients.accumulate,
+                        detail::execution_of(exec, options));
+}
+
+// Frequencies ---------------------------------------------------------------------------------------------------------
+
+/// How a model that was trained with original_length positions is used with `factor` times as many.
+struct rotary_scaling {
+  double base = 10000, factor = 1;
+  index original_length = 2048;
+  /// rotary_yarn: turns within the original length above which a frequency stays, and below which it is divided.
+  double fast_turns = 32, slow_turns = 1;
+};
+
+/// base^(-2 n / dims), n < dims / 2. Throws std::invalid_argument for dims that are odd or negative, and bases and
+/// factors that are not greater than 0, as do those below.
+inline std::vector<double> rotary_frequencies(index dims, double base = 10000) {
+  return detail::frequencies_of("rotary_frequencies", dims, {base}, [](index, double f) { return f; });
+}
+
+/// Position interpolation (Chen 2023): all frequencies divided by the factor.
+inline std::vector<double> rotary_linear(index dims, const rotary_scaling& s) {
+  return detail::frequencies_of("rotary_linear", dims, {s.base, s.factor},
+                                [&](index, double f) { return f / s.factor; });
+}
+
+/// NTK-aware scaling (bloc97 2023): the base times factor^(dims / (dims - 2)), which leaves the highest frequency and
+/// divides the lowest by the factor.
+inline std::vector<double> rotary_ntk(index dims, const rotary_scaling& s) {
+  const double power = dims > 2 ? static_cast<double>(dims) / static_cast<double>(dims - 2) : 0;
+  return detail::frequencies_of("rotary_ntk", dims, {s.base * std::pow(s.factor, power), s.factor},
+                                [](index, double f) { return f; });
+}
+
+/// YaRN (Peng 2023): frequencies of more than fast_turns turns within the original length stay, those of fewer than
+/// slow_turns are divided by the factor, with a ramp over the pairs between. Goes with .magnitude = rotary_magnitude().
+inline std::vector<double> rotary_yarn(index dims, const rotary_scaling& s) {
+  const auto pair_of = [&](double turns) {  // whose frequency makes so many turns
+    return static_cast<double>(dims) * std::log(static_cast<double>(s.original_length) / (turns * detail::two_pi)) /
+           (2 * std::log(s.base));
+  };
+  const double last = static_cast<double>(std::max<index>(1, dims) - 1);
+  const double low = std::max(std::floor(pair_of(s.fast_turns)), 0.0),
+               high = std::max(std::min(std::ceil(pair_of(s.slow_turns)), last), low + 0.001);
+  return detail::frequencies_of("rotary_yarn", dims, {s.base, s.factor}, [&](index n, double f) {
+    const double divided = std::clamp((static_cast<double>(n) - low) / (high - low), 0.0, 1.0);
+    return f * (1 - divided) + f / s.factor * divided;
+  });
+}
+/// 0.1 ln(factor) + 1
+inline double rotary_magnitude(double factor) { return factor <= 1 ? 1 : 0.1 * std::log(factor) + 1; }
+
+/// Llama 3.1: wavelengths above original_length / slow_turns are multiplied by the factor, those below
+/// original_length / fast_turns stay, with a ramp over the turns between. Its fast_turns is 4.
+inline std::vector<double> rotary_llama3(index dims, const rotary_scaling& s) {
+  const double fast = s.fast_turns == rotary_scaling{}.fast_turns ? 4 : s.fast_turns;
+  return detail::frequencies_of("rotary_llama3", dims, {s.base, s.factor}, [&](index, double f) {
+    const double turns = static_cast<double>(s.original_length) * f / detail::two_pi;
+    const double stays = std::clamp((turns - s.slow_turns) / (fast - s.slow_turns), 0.0, 1.0);
+    return f * stays + f / s.factor * (1 - stays);
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA
