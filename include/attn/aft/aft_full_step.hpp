@@ -56,7 +56,7 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   check.at_least("w rows", tokens, x.w.extents[2]);
   check.at_least("w columns", tokens, x.w.extents[3]);
   const tensor_view<const S> keys = as_view(k), values = as_view(v);
-  cache.check_tokens(check, keys, values);
+  cache.check_tokens(check, keys, values, {});
   cache.no_alias(check, "q", x.q);
   cache.no_alias(check, "w", x.w);
   cache.no_alias(check, "out", x.out);

@@ -1,108 +1,143 @@
-// attn: keys and values of the tokens so far, for operators that decode with a cache that grows.
+// attn: keys and values of the tokens so far, for operators that decode with a cache.
 //
-//   attn::kv_cache<float> cache({.batch = 2, .heads = 8, .dim = 64});
-//   cache.append(k, v);                                             // or by the step of an operator
+//   attn::kv_cache<float> cache({.batch = 2, .heads = 8, .dim = 64});           // grows as tokens come
+//   attn::kv_cache<float> cache(keys, values);                                  // in memory of the caller's
+//   cache.append(k, v);                                                         // or by the step of an operator
+//   cache.append(k, v, {.lengths = n});                                         // n[0] tokens for item 0, n[1] for item 1
+//   cache.reset(1), cache.truncate(0, 3), cache.copy_item(0, 1), cache.reorder(beams);
+//
+// Batch items are sequences of their own: each has its number of tokens, and may begin anew. Where they come and go and
+// share beginnings, paged_cache.hpp takes less memory.
 //
 // Memory   batch * heads * capacity * (dim + value_dim) elements. It grows as tokens come, doubling; reserve() allocates
-//          once.
+//          once; the caller's is as large as it is. Where values are the first dims of the keys, as in multi-head latent
+//          attention (DeepSeek-AI 2024), without value_dim.
 #pragma once
 
-#include <attn/core/state_extents.hpp>
-
-#include <vector>
+#include <attn/core/detail/kv_memory.hpp>
 
 namespace attn::inline ATTN_ISA {
 
-/// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv], each head contiguous. One that was moved from may only be
-/// assigned to or destroyed.
+struct kv_cache_options {
+  /// Values are the first value_dim dims of the keys, and not stored: `v` of a step or append must be that part of `k`.
+  bool values_in_keys = false;
+};
+
+/// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv], each head contiguous unless the memory is the caller's. One
+/// that was moved from may only be assigned to or destroyed.
 template <element S>
 class kv_cache : public detail::token_state {
  public:
-  /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent.
-  explicit kv_cache(const state_extents& extents) : kv_cache("kv_cache", extents) {}
+  using value_type = S;
 
-  /// Tokens there is room for.
-  index capacity() const { return capacity_; }
-  std::size_t bytes() const { return (keys_.capacity() + values_.capacity()) * sizeof(S); }
+  /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent.
+  explicit kv_cache(const state_extents& extents, const kv_cache_options& options = {})
+      : kv_cache("kv_cache", extents, options) {}
+
+  /// A cache in the caller's memory, [B, Hkv, capacity, D] and [B, Hkv, capacity, Dv], with any strides, which has the
+  /// first lengths[b] tokens of item b already, none unless given. `values` may be the first dims of `keys`. A copy of
+  /// the cache is in the same memory. Throws std::invalid_argument for views that do not fit.
+  kv_cache(const tensor_view<S>& keys, const tensor_view<S>& values, list_view<index> lengths = {})
+      : kv_cache(detail::kv_memory<S>(detail::validator("kv_cache"), keys, values)) {
+    detail::check_length_list(detail::validator("kv_cache"), "lengths", lengths, batch(), keys.extent(2));
+    std::copy(lengths.begin(), lengths.end(), lengths_.begin());
+  }
+
+  /// Tokens of an item there is room for.
+  index capacity() const { return memory_.rows(); }
+  /// Of memory of its own.
+  std::size_t bytes() const { return memory_.bytes(); }
 
   /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
-  /// memory can hold, std::bad_alloc.
+  /// memory can hold, or beyond the caller's memory, std::bad_alloc.
   void reserve(index tokens) {
     const detail::validator check(name_);
     check.at_least("tokens to reserve", 0, tokens);
-    if (tokens <= capacity_) return;
-    const auto grown = [&](const char* what, const std::vector<S>& from, index dim) {
-      std::vector<S> to(static_cast<std::size_t>(check.fits(what, {batch(), heads(), tokens, dim})));
-      for (index h = 0; h < batch() * heads() && tokens_ > 0; ++h)
-        std::copy_n(from.data() + h * capacity_ * dim, tokens_ * dim, to.data() + h * tokens * dim);
-      return to;
-    };
-    std::vector<S> keys = grown("keys", keys_, dim()), values = grown("values", values_, value_dim());
-    keys_ = std::move(keys);
-    values_ = std::move(values);
-    capacity_ = tokens;
+    check_room(check, tokens);
+    if (tokens > capacity()) memory_.grow(check, tokens, lengths_);
   }
 
-  /// Forgets all but the first `tokens` tokens; the memory stays.
+  /// Forgets all but the first `tokens` tokens of every item, or of one; the memory stays.
   void truncate(index tokens) {
-    if (tokens < 0 || tokens > tokens_)
-      detail::validator(name_).fail(detail::text({"tokens to keep from 0 to ", tokens_}), tokens);
-    tokens_ = tokens;
+    check_kept(tokens, this->tokens());
+    for (index& length : lengths_) length = std::min(length, tokens);
   }
-  /// Forgets all tokens; the memory stays.
-  void reset() { tokens_ = 0; }
+  void truncate(index item, index tokens) {
+    check_kept(tokens, this->tokens(item));
+    length(item) = tokens;
+  }
+  /// Forgets all tokens, or those of one item; the memory stays.
+  void reset() { truncate(0); }
+  void reset(index item) { truncate(item, 0); }
+
+  /// Item `to` becomes a copy of item `from`: a branch.
+  void copy_item(index from, index to) {
+    if (check_item(from) != check_item(to)) memory_.copy(from, to, length(to) = length(from));
+  }
+  /// Item n becomes what item order[n] was, for all n: the survivors of a beam search. Throws std::invalid_argument for
+  /// a list of another size, or items there are not.
+  void reorder(list_view<index> order) {
+    const auto exchange = [&](index a, index b) {
+      memory_.exchange(a, b, std::max(length(a), length(b)));
+      std::swap(length(a), length(b));
+    };
+    detail::reorder_items(
+        detail::validator(name_), order, batch(), [&](index from, index to) { copy_item(from, to); }, exchange);
+  }
 
   /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv]: a copy, and now and then a move of what is there.
-  /// Throws std::invalid_argument for shapes that do not fit or views of the cache itself, before anything changes.
+  /// Throws std::invalid_argument for shapes that do not fit, views of the cache itself, or more tokens than the
+  /// caller's memory has room for, before anything changes.
   template <viewable K, viewable V>
-  void append(const K& k, const V& v) {
+  void append(const K& k, const V& v, const append_options& options = {}) {
     const tensor_view<const S> keys = as_view(k), values = as_view(v);
-    check_tokens(detail::validator(name_), keys, values);
-    const index count = keys.extent(2);
-    if (tokens_ + count > capacity_) reserve(std::max({tokens_ + count, 2 * capacity_, index(16)}));
-    const auto copy = [&](const tensor_view<const S>& from, std::vector<S>& to, index dim) {
-      for (index b = 0; b < batch(); ++b)
-        for (index h = 0; h < heads(); ++h)
-          for (index i = 0; i < count; ++i) {
-            S* row = to.data() + ((b * heads() + h) * capacity_ + tokens_ + i) * dim;
-            for (index d = 0; d < dim; ++d) row[d] = from(b, h, i, d);
-          }
-    };
-    copy(keys, keys_, dim());
-    copy(values, values_, value_dim());
-    tokens_ += count;
+    check_tokens(detail::validator(name_), keys, values, options.lengths);
+    const index count = keys.extent(2), most = tokens_after(count, options.lengths);
+    if (most > capacity()) reserve(std::max({most, 2 * capacity(), index(16)}));
+    for (index b = 0; b < batch(); ++b) {
+      const index taken = taken_of(b, count, options.lengths);
+      for (index h = 0; h < heads(); ++h)
+        for (index i = 0; i < taken; ++i) memory_.put(keys, values, b, h, i, b, length(b) + i);
+      length(b) += taken;
+    }
   }
 
-  tensor_view<const S> keys() const { return view(keys_, dim()); }
-  tensor_view<const S> values() const { return view(values_, value_dim()); }
+  /// [B, Hkv, tokens(), D]; of item b the first tokens(b) rows.
+  tensor_view<const S> keys() const { return tensor_view<const S>(memory_.keys()).slice(2, 0, tokens()); }
+  tensor_view<const S> values() const { return tensor_view<const S>(memory_.values()).slice(2, 0, tokens()); }
 
-  // For the step: checks what append() would, and nothing else.
-  void check_tokens(const detail::validator& check, const detail::memory_layout& k,
-                    const detail::memory_layout& v) const {
-    token_state::check_tokens(check, k, v);
-    no_alias(check, "k", k);
-    no_alias(check, "v", v);
+  // For the step ------------------------------------------------------------------------------------------------------
+
+  /// Checks what append() would, and nothing else.
+  void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v,
+                    std::span<const index> lengths) const {
+    token_state::check_tokens(check, k, v, lengths);
+    check_room(check, tokens_after(k.extent(2), lengths));
+    memory_.check_tokens(check, k, v);
   }
   void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
-    check.no_alias("cache keys", whole(keys_), what, x);
-    check.no_alias("cache values", whole(values_), what, x);
+    memory_.no_alias(check, what, x);
   }
+  /// Undoes an append of `count` tokens.
+  void forget(index count, std::span<const index> lengths) {
+    for (index b = 0; b < batch(); ++b) length(b) -= taken_of(b, count, lengths);
+  }
+  detail::page_tables pages() const { return {}; }
 
  protected:
   /// For caches that keep more than this: messages are theirs.
-  kv_cache(const char* name, const state_extents& extents) : token_state(name, extents), name_(name) {}
+  kv_cache(const char* name, const state_extents& extents, const kv_cache_options& options = {})
+      : token_state(name, extents), memory_(detail::validator(name), extents_, options.values_in_keys) {}
 
  private:
-  tensor_view<const S> view(const std::vector<S>& memory, index dim) const {
-    return {memory.data(), {batch(), heads(), tokens_, dim}, {heads() * capacity_ * dim, capacity_ * dim, dim, 1}};
-  }
-  static tensor_view<const S> whole(const std::vector<S>& memory) {
-    return {memory.data(), {1, 1, 1, static_cast<index>(memory.size())}};
+  explicit kv_cache(detail::kv_memory<S> given) : token_state("kv_cache", given.extents()), memory_(std::move(given)) {}
+
+  void check_room(const detail::validator& check, index tokens) const {
+    if (memory_.given() && tokens > capacity())
+      check.fail({"tokens up to the ", capacity(), " there is room for"}, tokens);
   }
 
-  const char* name_;
-  index capacity_ = 0;
-  std::vector<S> keys_, values_;
+  detail::kv_memory<S> memory_;
 };
 
 }  // namespace attn::inline ATTN_ISA

@@ -5,6 +5,8 @@
 
 #include <attn/core/detail/attention_shape.hpp>
 
+#include <vector>
+
 namespace attn::inline ATTN_ISA {
 
 /// Extents of a state that keeps keys and values, or sums over their channels.
@@ -16,6 +18,11 @@ struct state_extents {
   index dim = 0;
   /// Of values; that of keys unless given.
   index value_dim = -1;
+};
+
+/// How much of a chunk a cache or state takes: item b its first lengths[b] tokens; all of them unless given.
+struct append_options {
+  list_view<index> lengths{};
 };
 
 /// Extents of a state of kernel attention: linear_state, performer_state, rfa_state.
@@ -42,29 +49,84 @@ inline state_extents check_state_extents(const validator& check, state_extents e
   return e;
 }
 
-/// What every state of tokens tells of itself.
+/// Reorders what batch items have: item n becomes what item order[n] was. copy(from, to) overwrites an item, exchange(a,
+/// b) swaps two; items whose content is still needed are overwritten last, and cycles are swapped round.
+template <class Copy, class Exchange>
+void reorder_items(const validator& check, std::span<const index> order, index batch, const Copy& copy,
+                   const Exchange& exchange) {
+  check.one_per("order", "batch item", batch, static_cast<index>(order.size()));
+  for (index n : order)
+    if (n < 0 || n >= batch) check.fail({"batch items from 0 to ", batch - 1}, n);
+  std::vector<index> source(order.begin(), order.end()), readers(order.size(), 0), free;
+  const auto at = [](std::vector<index>& list, index n) -> index& { return list[static_cast<std::size_t>(n)]; };
+  for (index n = 0; n < batch; ++n)
+    if (at(source, n) != n) ++at(readers, at(source, n));
+  for (index n = 0; n < batch; ++n)
+    if (at(source, n) != n && at(readers, n) == 0) free.push_back(n);
+  while (!free.empty()) {
+    const index to = free.back(), from = std::exchange(at(source, to), to);
+    free.pop_back();
+    copy(from, to);
+    if (--at(readers, from) == 0 && at(source, from) != from) free.push_back(from);
+  }
+  for (index n = 0; n < batch; ++n)
+    for (index to = n; at(source, to) != to;) {
+      const index from = std::exchange(at(source, to), to);
+      if (from == n) break;
+      exchange(to, from);
+      to = from;
+    }
+}
+
+/// What every cache of tokens tells of itself. Batch items are sequences of their own, of any number of tokens each.
 class token_state {
  public:
-  /// Tokens fed so far.
-  index tokens() const { return tokens_; }
+  /// Tokens so far: of the longest item, or of one.
+  index tokens() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }
+  index tokens(index item) const { return length(check_item(item)); }
+  /// tokens(b) of every item.
+  std::span<const index> lengths() const { return lengths_; }
   index batch() const { return extents_.batch; }
   /// Key heads.
   index heads() const { return extents_.heads; }
   index dim() const { return extents_.dim; }
   index value_dim() const { return extents_.value_dim; }
 
-  /// For the step: k and v of a call fit.
-  void check_tokens(const validator& check, const memory_layout& k, const memory_layout& v) const {
+  /// For the step: k and v of a call fit, of which item b takes the first given[b] tokens, or all.
+  void check_tokens(const validator& check, const memory_layout& k, const memory_layout& v,
+                    std::span<const index> given) const {
     detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
+    check_length_list(check, "lengths", given, batch(), k.extents[2]);
+  }
+  /// Tokens of the longest item when it has taken those of a chunk of `count`.
+  index tokens_after(index count, std::span<const index> given) const {
+    index most = 0;
+    for (index b = 0; b < batch(); ++b) most = std::max(most, length(b) + taken_of(b, count, given));
+    return most;
   }
 
  protected:
   /// Throws std::invalid_argument for negative extents.
   token_state(const char* name, const state_extents& extents)
-      : extents_(check_state_extents(validator(name), extents)) {}
+      : name_(name), extents_(check_state_extents(validator(name), extents)),
+        lengths_(static_cast<std::size_t>(extents_.batch), 0) {}
 
+  static index taken_of(index b, index count, std::span<const index> given) {
+    return given.empty() ? count : given[static_cast<std::size_t>(b)];
+  }
+  index& length(index b) { return lengths_[static_cast<std::size_t>(b)]; }
+  index length(index b) const { return lengths_[static_cast<std::size_t>(b)]; }
+  index check_item(index b) const {
+    if (b < 0 || b >= batch()) validator(name_).fail({"a batch item from 0 to ", batch() - 1}, b);
+    return b;
+  }
+  void check_kept(index kept, index tokens) const {
+    if (kept < 0 || kept > tokens) validator(name_).fail({"tokens to keep from 0 to ", tokens}, kept);
+  }
+
+  const char* name_;
   state_extents extents_;
-  index tokens_ = 0;
+  std::vector<index> lengths_;
 };
 
 }  // namespace detail

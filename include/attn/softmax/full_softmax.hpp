@@ -69,6 +69,7 @@ struct full_call {
   const sequence_lengths& lengths = in.lengths;
 
   bool few(index b) const { return lengths.queries(b) <= few_queries; }
+  token_rows<const S> rows_of(const tensor_view<const S>& x, index b, index kv) const { return {x, b, kv, in.pages}; }
 
   /// A wave of pairs of batch item and key head, by the blockwise kernel: packed, then attended.
   void attend_pairs(const wave<packed_keys<T>>& pairs) const {
@@ -77,7 +78,7 @@ struct full_call {
     pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, packed_keys<T>& keys, index step, int) {
       const index b = pair / shape.kv_heads, h = pair % shape.kv_heads;
       const index begin = step * pack_step, end = std::min(begin + pack_step, in.keys_seen(b));
-      if (begin < end && !few(b)) keys.pack(head_of(in.k, b, h), head_of(in.v, b, h), begin, end);
+      if (begin < end && !few(b)) keys.pack(rows_of(in.k, b, h), rows_of(in.v, b, h), begin, end);
     });
     // The last row blocks of a causal call are the longest: they go first.
     pairs.for_each(row_blocks * group, [&](index pair, const packed_keys<T>& keys, index step, int worker) {
@@ -137,8 +138,9 @@ struct full_call {
     });
     rows.begin(in.q, b, h, state.rows, lengths.queries(b), in.terms.query_factor());
     const auto limit = in.causal ? stream_limit{in.shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
-    attend_stream(rows, in.key(b, h), in.value(b, h), {}, begin, end, in.terms.for_head(b, 0, in.shift(b)), limit,
-                  state);
+    const index kv = pair % shape.kv_heads;
+    attend_stream(rows, rows_of(in.k, b, kv), rows_of(in.v, b, kv), {}, begin, end,
+                  in.terms.for_head(b, 0, in.shift(b)), limit, state);
   }
 
   void run() const {

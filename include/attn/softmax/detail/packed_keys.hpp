@@ -44,9 +44,9 @@ struct packed_keys {
             .finite = memory.allocate<bool>(capacity / wide), .capacity = capacity, .dim = dim, .dim_v = dim_v};
   }
 
-  /// Fills slots [begin, end) from the rows `positions` names; begin is a multiple of the panel width.
-  template <class K, class V>
-  void pack(const matrix_view<K>& k, const matrix_view<V>& v, index begin, index end) {
+  /// Fills slots [begin, end) from the rows `positions` names of matrices, or of token_rows; begin is a multiple of the panel width.
+  template <class Keys, class Values>
+  void pack(const Keys& k, const Values& v, index begin, index end) {
     pack_keys([&](index slot) { return k.row(positions[begin + slot]); }, k.col_stride, begin, end);
     pack_values(v, begin, end);
   }
@@ -55,8 +55,8 @@ struct packed_keys {
   void pack_keys(Row&& key_row, index col_stride, index begin, index end) {
     pack_panels_across<T>(key_row, end - begin, dim, col_stride, keys + begin * dim);
   }
-  template <class V>
-  void pack_values(const matrix_view<V>& v, index begin, index end) {
+  template <class Values>
+  void pack_values(const Values& v, index begin, index end) {
     pack_value_rows([&](index slot) { return v.row(positions[slot]); }, v.col_stride, begin, end);
   }
   /// The values of these slots are value_row(begin), value_row(begin + 1), ...

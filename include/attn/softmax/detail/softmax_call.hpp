@@ -7,6 +7,7 @@
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/kv_memory.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -24,6 +25,7 @@ struct softmax_inputs {
   std::optional<index> first_position{};
   list_view<T> sinks{};
   tensor_view<T, 3> lse{};
+  page_tables pages{};    // where k and v are [pages, Hkv, page rows, ..], a step's
   tensor_view<T> sums{};  // takes the results in place of out, not rounded, where they are part of a sum
 
   /// What query head h reads and writes.

@@ -12,6 +12,7 @@
 // chunks of one head, and the result does not depend on who took which.
 #pragma once
 
+#include <attn/core/detail/kv_memory.hpp>
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
@@ -138,18 +139,21 @@ struct stream_limit {
 /// Takes the queries through rows [begin, end) of k and v, which are at positions[row]; query i sees the rows below
 /// limit(i). `terms` is of any head of the batch item.
 template <class T, class S, class Score>
-void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, const matrix_view<const S>& v,
+void attend_stream(const stream_queries<T>& q, const token_rows<const S>& k, const token_rows<const S>& v,
                    const index_map& positions, index begin, index end, const score_terms<T, Score>& terms,
                    const stream_limit& limit, const online_softmax<T>& state) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
-  for (; begin < end; begin += stream_tile) {
-    const index count = std::min(stream_tile, end - begin), padded = round_up(count, width<T>);
-    const auto keys = whole_packets<T>(k, begin, count, q.keys);
+  for (index count; begin < end; begin += count) {
+    const matrix_view<const S> k_rows = k.from(begin), v_rows = v.from(begin);
+    count = std::min({stream_tile, end - begin, k_rows.rows});
+    const index padded = round_up(count, width<T>), next = begin + count;
+    const matrix_view<const S> next_rows = next < end ? k.from(next) : matrix_view<const S>{};
+    const auto keys = whole_packets<T>(k_rows, 0, count, q.keys);
     by_rows<T>(q.rows, [&](index r, auto R) {
       stream_scores<T, R.value>(q.data + r * q.stride, q.stride, keys, q.scores + r * stream_tile,
-                                r == 0 ? stream_prefetcher(v, begin, begin + count) : stream_prefetcher());
+                                r == 0 ? stream_prefetcher(v_rows, 0, count) : stream_prefetcher());
     });
-    const auto values = whole_packets<T>(v, begin, count, q.values);
+    const auto values = whole_packets<T>(v_rows, 0, count, q.values);
     by_rows<T>(q.rows, [&](index r0, auto R) {
       T rescale[R.value];
       bool zeros = false;
@@ -176,11 +180,18 @@ void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, co
         state.maximum[r] = maximum;
         state.sum[r] = state.sum[r] * rescale[r - r0] + sum_lanes(sum);
       }
-      const index next = begin + count, next_end = r0 == 0 ? std::min(next + stream_tile, end) : next;
+      const index fetched = r0 == 0 ? std::min({stream_tile, end - next, next_rows.rows}) : 0;
       stream_output<T, R.value>(q.scores + r0 * stream_tile, zeros, rescale, values, state.row(r0), state.stride,
-                                stream_prefetcher(k, next, next_end));
+                                stream_prefetcher(next_rows, 0, fetched));
     });
   }
+}
+
+template <class T, class S, class Score>
+void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, const matrix_view<const S>& v,
+                   const index_map& positions, index begin, index end, const score_terms<T, Score>& terms,
+                   const stream_limit& limit, const online_softmax<T>& state) {
+  attend_stream(q, token_rows<const S>(k), token_rows<const S>(v), positions, begin, end, terms, limit, state);
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

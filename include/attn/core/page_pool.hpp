@@ -1,0 +1,136 @@
+// attn: pages of keys and values, for sequences that come and go: paged_cache.hpp.
+//
+//   attn::page_pool<float> pool({.pages = 1024, .page_tokens = 64, .heads = 8, .dim = 64});
+//   attn::page_pool<float> pool(keys, values);                     // [pages, Hkv, page tokens, D] of the caller's
+//
+// A page has the keys and values of page_tokens tokens in all heads, and is used by any number of sequences; the last
+// one to release it gives it back. Caches point to their pool, which must outlive them. A pool and its caches belong to
+// one thread at a time.
+//
+// Memory   pages * heads * page_tokens * (dim + value_dim) elements, or the caller's, and a few bytes per page.
+//          Pages of a multiple of 64 tokens are as fast as contiguous memory, and give the same bits.
+#pragma once
+
+#include <attn/core/kv_cache.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+struct page_pool_extents {
+  index pages = 0, page_tokens = 64;
+  /// Key heads.
+  index heads = 1;
+  /// Of keys.
+  index dim = 0;
+  /// Of values; that of keys unless given.
+  index value_dim = -1;
+};
+
+/// Chooses pages. One of your own may take the place of the free list that every pool has.
+class page_allocator {
+ public:
+  virtual ~page_allocator() = default;
+  /// Pages that allocate() can give.
+  virtual index available() const = 0;
+  /// A page that is in nobody's use; called only while there are some.
+  virtual index allocate() = 0;
+  /// Takes a page back.
+  virtual void free(index page) = 0;
+};
+
+/// The pages that were given back last go first.
+class page_free_list : public page_allocator {
+ public:
+  explicit page_free_list(index pages) : free_(static_cast<std::size_t>(pages)) {
+    for (index& page : free_) page = --pages;
+  }
+  index available() const override { return std::ssize(free_); }
+  index allocate() override {
+    const index page = free_.back();
+    free_.pop_back();
+    return page;
+  }
+  void free(index page) override { free_.push_back(page); }
+
+ private:
+  std::vector<index> free_;
+};
+
+template <element S>
+class page_pool {
+ public:
+  /// Memory of its own. The allocator, if given, must outlive the pool. Throws std::invalid_argument for extents that do
+  /// not fit or that no memory can hold.
+  explicit page_pool(const page_pool_extents& e, const kv_cache_options& options = {},
+                     page_allocator* allocator = nullptr)
+      : page_pool(own(e, options), allocator) {}
+  /// The caller's: keys [pages, Hkv, page tokens, D], values [pages, Hkv, page tokens, Dv], with any strides; the values
+  /// may be the first dims of the keys.
+  page_pool(const tensor_view<S>& keys, const tensor_view<S>& values, page_allocator* allocator = nullptr)
+      : page_pool(detail::kv_memory<S>(detail::validator("page_pool"), keys, values), allocator) {}
+
+  page_pool(const page_pool&) = delete;
+  page_pool& operator=(const page_pool&) = delete;
+
+  index pages() const { return memory_.extents().batch; }
+  index page_tokens() const { return memory_.rows(); }
+  index heads() const { return memory_.extents().heads; }
+  index dim() const { return memory_.extents().dim; }
+  index value_dim() const { return memory_.extents().value_dim; }
+  index free_pages() const { return allocator_->available(); }
+  std::size_t bytes() const { return memory_.bytes() + users_.capacity() * sizeof(int); }
+
+  /// All pages, [pages, Hkv, page tokens, D] and [.., Dv].
+  tensor_view<S> keys() const { return memory_.keys(); }
+  tensor_view<S> values() const { return memory_.values(); }
+
+  /// How many sequences use a page.
+  index users(index page) const { return users_[check_page(page)]; }
+  /// A free page, with one user. Throws std::invalid_argument if there is none.
+  index allocate() {
+    const detail::validator check("page_pool");
+    check.at_least("free pages", 1, free_pages());
+    const index page = allocator_->allocate();
+    if (users_[check_page(page)] != 0) check.fail("the allocator to give a free page", page);
+    users_[static_cast<std::size_t>(page)] = 1;
+    return page;
+  }
+  /// One user more of a page that has some, or one less. Throws std::invalid_argument for one that has none.
+  void retain(index page) { ++users_[check_used(page)]; }
+  void release(index page) {
+    if (--users_[check_used(page)] == 0) allocator_->free(page);
+  }
+
+  // For caches --------------------------------------------------------------------------------------------------------
+
+  detail::kv_memory<S>& memory() { return memory_; }
+  const detail::kv_memory<S>& memory() const { return memory_; }
+
+ private:
+  page_pool(detail::kv_memory<S> memory, page_allocator* allocator)
+      : memory_(std::move(memory)), free_list_(pages()), allocator_(allocator ? allocator : &free_list_),
+        users_(static_cast<std::size_t>(pages()), 0) {
+    detail::validator("page_pool").at_least("tokens of a page", 1, page_tokens());
+  }
+  static detail::kv_memory<S> own(const page_pool_extents& e, const kv_cache_options& options) {
+    const detail::validator check("page_pool");
+    detail::kv_memory<S> memory(check, {e.pages, e.heads, e.dim, e.value_dim}, options.values_in_keys);
+    check.at_least("tokens of a page", 1, e.page_tokens);
+    memory.grow(check, e.page_tokens, {});
+    return memory;
+  }
+  std::size_t check_page(index page) const {
+    if (page < 0 || page >= pages()) detail::validator("page_pool").fail({"a page from 0 to ", pages() - 1}, page);
+    return static_cast<std::size_t>(page);
+  }
+  std::size_t check_used(index page) const {
+    if (users(page) == 0) detail::validator("page_pool").fail("a page in use", page);
+    return static_cast<std::size_t>(page);
+  }
+
+  detail::kv_memory<S> memory_;
+  page_free_list free_list_;
+  page_allocator* allocator_;
+  std::vector<int> users_;
+};
+
+}  // namespace attn::inline ATTN_ISA

@@ -1,0 +1,184 @@
+// attn: keys and values of sequences in pages of one pool (Kwon et al. 2023, "Efficient memory management for large
+// language model serving with PagedAttention").
+//
+//   attn::page_pool<float> pool({.pages = 1024, .page_tokens = 64, .heads = 8, .dim = 64});
+//   attn::paged_cache<float> cache(pool, 16);                      // 16 sequences, its batch items
+//   attn::full_softmax_step(cache, q, k, v, out, {.lengths = n}, threads);
+//   cache.copy_item(0, 1);                                         // item 1 goes on from where item 0 is: shares its pages
+//   cache.reset(0);                                                // its pages are free, but for those that are shared
+//
+// A sequence takes pages as it grows. Pages of a common beginning are shared: one that is shared and not full is copied
+// before a sequence writes to it.
+//
+// Throws   std::invalid_argument where an append needs more pages than are free, before anything changes.
+#pragma once
+
+#include <attn/core/page_pool.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// Sequences in pages of a pool. A copy shares all pages. One that was moved from may only be assigned to or destroyed.
+template <element S>
+class paged_cache : public detail::token_state {
+ public:
+  using value_type = S;
+
+  /// `batch` empty sequences. The pool must outlive the cache.
+  paged_cache(page_pool<S>& pool, index batch)
+      : token_state("paged_cache", {batch, pool.heads(), pool.dim(), pool.value_dim()}), pool_(&pool),
+        tables_(static_cast<std::size_t>(batch)) {}
+  paged_cache(const paged_cache& other) : token_state(other), pool_(other.pool_), tables_(other.tables_) {
+    for (const auto& table : tables_)
+      for (index page : table) pool_->retain(page);
+  }
+  paged_cache(paged_cache&&) noexcept = default;
+  paged_cache& operator=(paged_cache other) noexcept {
+    static_cast<token_state&>(*this) = static_cast<const token_state&>(other);
+    std::swap(pool_, other.pool_);
+    tables_.swap(other.tables_);
+    return *this;
+  }
+  ~paged_cache() {
+    for (const auto& table : tables_)
+      for (index page : table) pool_->release(page);
+  }
+
+  page_pool<S>& pool() const { return *pool_; }
+  /// The pages of a sequence: token t is token t % page_tokens of page table(item)[t / page_tokens].
+  std::span<const index> table(index item) const { return table_of(check_item(item)); }
+
+  /// Forgets all but the first `tokens` tokens of every item, or of one; pages nobody else uses are free then.
+  void truncate(index tokens) {
+    check_kept(tokens, this->tokens());
+    for (index b = 0; b < batch(); ++b) cut(b, std::min(length(b), tokens));
+  }
+  void truncate(index item, index tokens) {
+    check_kept(tokens, this->tokens(item));
+    cut(item, tokens);
+  }
+  /// Forgets all tokens, or those of one item.
+  void reset() { truncate(0); }
+  void reset(index item) { truncate(item, 0); }
+
+  /// Item `to` becomes what item `from` is, in the same pages; or begins with its first `tokens` tokens.
+  void copy_item(index from, index to) { copy_item(from, to, tokens(from)); }
+  void copy_item(index from, index to, index tokens) {
+    check_kept(tokens, this->tokens(from));
+    if (from == check_item(to)) return truncate(to, tokens);
+    std::vector<index> shared(table_of(from).begin(), table_of(from).begin() + pages_for(tokens));
+    adopt(to, std::move(shared), tokens);
+  }
+  /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or items
+  /// there are not.
+  void reorder(list_view<index> order) {
+    const auto exchange = [&](index a, index b) {
+      table_of(a).swap(table_of(b));
+      std::swap(length(a), length(b));
+    };
+    detail::reorder_items(
+        detail::validator(name_), order, batch(), [&](index from, index to) { copy_item(from, to); }, exchange);
+  }
+  /// An item becomes the `tokens` tokens that lie in pages of the pool, which have users already, such as one who keeps
+  /// beginnings for later. Throws std::invalid_argument for pages there are not, that are not in use or named twice, or
+  /// of another number than the tokens take.
+  void assign(index item, list_view<index> pages, index tokens) {
+    const detail::validator check(name_);
+    check_item(item);
+    check.at_least("tokens", 0, tokens);
+    check.equal("pages for the tokens", pages_for(tokens), std::ssize(pages));
+    for (auto page = pages.begin(); page != pages.end(); ++page) {
+      if (*page < 0 || *page >= pool_->pages()) check.fail({"pages from 0 to ", pool_->pages() - 1}, *page);
+      if (pool_->users(*page) == 0) check.fail("pages in use", *page);
+      if (std::find(pages.begin(), page, *page) != page) check.fail("every page once", *page);
+    }
+    adopt(item, {pages.begin(), pages.end()}, tokens);
+  }
+
+  /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv], of which item b takes the first lengths[b]. Throws
+  /// std::invalid_argument for shapes that do not fit, views of the pool, or more pages than are free, before anything
+  /// changes.
+  template <viewable K, viewable V>
+  void append(const K& k, const V& v, const append_options& options = {}) {
+    const tensor_view<const S> keys = as_view(k), values = as_view(v);
+    check_tokens(detail::validator(name_), keys, values, options.lengths);
+    for (index b = 0; b < batch(); ++b) {
+      std::vector<index>& table = table_of(b);
+      const index taken = taken_of(b, keys.extent(2), options.lengths), end = length(b) + taken;
+      if (taken == 0) continue;
+      if (writes_shared(b)) own_last_page(b);
+      while (std::ssize(table) < pages_for(end)) table.push_back(pool_->allocate());
+      for (index h = 0; h < heads(); ++h)
+        for (index i = 0; i < taken; ++i) {
+          const index t = length(b) + i;
+          pool_->memory().put(keys, values, b, h, i, page_of(b, t), t % pool_->page_tokens());
+        }
+      length(b) = end;
+    }
+  }
+
+  // For the step ------------------------------------------------------------------------------------------------------
+
+  /// Checks what append() would, and nothing else.
+  void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v,
+                    std::span<const index> lengths) const {
+    token_state::check_tokens(check, k, v, lengths);
+    pool_->memory().check_tokens(check, k, v);
+    index needed = 0;
+    for (index b = 0; b < batch(); ++b) {
+      const index taken = taken_of(b, k.extent(2), lengths);
+      if (taken == 0) continue;
+      needed += pages_for(length(b) + taken) - std::ssize(table_of(b));
+      if (!writes_shared(b)) continue;
+      index users = pool_->users(table_of(b).back());  // one of several that write to it need not copy it
+      for (index other = 0; other < b; ++other)
+        users -= taken_of(other, k.extent(2), lengths) > 0 && writes_shared(other) &&
+                 table_of(other).back() == table_of(b).back();
+      needed += users > 1;
+    }
+    if (needed > pool_->free_pages())
+      check.fail({"at most as many new pages as the ", pool_->free_pages(), " that are free"}, needed);
+  }
+  void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
+    pool_->memory().no_alias(check, what, x);
+  }
+  void forget(index count, std::span<const index> lengths) {
+    for (index b = 0; b < batch(); ++b) cut(b, length(b) - taken_of(b, count, lengths));
+  }
+  tensor_view<const S> keys() const { return pool_->keys(); }
+  tensor_view<const S> values() const { return pool_->values(); }
+  detail::page_tables pages() const { return {tables_.data(), pool_->page_tokens()}; }
+
+ private:
+  std::vector<index>& table_of(index b) { return tables_[static_cast<std::size_t>(b)]; }
+  const std::vector<index>& table_of(index b) const { return tables_[static_cast<std::size_t>(b)]; }
+  index page_of(index b, index t) const {
+    return table_of(b)[static_cast<std::size_t>(t / pool_->page_tokens())];
+  }
+  index pages_for(index tokens) const { return (tokens + pool_->page_tokens() - 1) / pool_->page_tokens(); }
+
+  /// Does the next token of an item go to a page others use?
+  bool writes_shared(index b) const {
+    return length(b) % pool_->page_tokens() != 0 && pool_->users(table_of(b).back()) > 1;
+  }
+  void own_last_page(index b) {
+    const index page = pool_->allocate();
+    pool_->memory().copy(table_of(b).back(), page, length(b) % pool_->page_tokens());
+    pool_->release(std::exchange(table_of(b).back(), page));
+  }
+  void cut(index b, index tokens) {
+    std::vector<index>& table = table_of(b);
+    for (; std::ssize(table) > pages_for(tokens); table.pop_back()) pool_->release(table.back());
+    length(b) = tokens;
+  }
+  void adopt(index b, std::vector<index> pages, index tokens) {
+    for (index page : pages) pool_->retain(page);
+    for (index page : table_of(b)) pool_->release(page);
+    table_of(b) = std::move(pages);
+    length(b) = tokens;
+  }
+
+  page_pool<S>* pool_;
+  std::vector<std::vector<index>> tables_;
+};
+
+}  // namespace attn::inline ATTN_ISA
