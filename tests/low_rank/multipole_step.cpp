@@ -1,8 +1,10 @@
 // multipole_step against the causal form: token by token and in chunks, after append, truncate, reset and copies.
 #include "reference/multipole.hpp"
 
+#include "support/cache_items.hpp"
 #include "support/call_multipole.hpp"
 #include "support/catch.hpp"
+#include "support/refusal.hpp"
 #include "support/run_multipole.hpp"
 
 namespace testing {
@@ -163,6 +165,21 @@ TEMPLATE_LIST_TEST_CASE("multipole_step: append, truncate, reset, copies and thr
   CHECK(cache.tokens() == 0);
   for (index t = 0; t < 90; ++t) feed<TestType>(cache, c, t, 1, into, serial);
   CHECK(same_from(0));
+}
+
+TEMPLATE_LIST_TEST_CASE("multipole_cache: items of their own lengths", "[multipole_step]", exact_types) {
+  const attn::multipole_cache_options options{
+      .exact = 7, .clusters = 5, .candidate_clusters = 3, .segment = 16, .seed = 4};
+  attn::multipole_cache<TestType> cache({.batch = 4, .heads = 2, .dim = 20, .value_dim = 12}, options);
+  const attn::multipole_cache<TestType> alone({.heads = 2, .dim = 20, .value_dim = 12}, options);
+  const attn::rotary_options<TestType> rotary{.dims = 8};
+  check_items<TestType>(cache, alone, [&](auto& c, auto q, auto k, auto v, auto out, const std::vector<index>& lengths) {
+    attn::multipole_step(c, q, k, v, out, {.lengths = lengths, .rotary = rotary});
+  });
+  const std::vector<index> three(3, 1);
+  CHECK(well_formed(refusal([&] { cache.reset(4); }), "multipole_cache"));
+  CHECK(well_formed(refusal([&] { cache.reorder(three); }), "multipole_cache"));
+  CHECK(well_formed(refusal([&] { cache.copy_item(0, 4); }), "multipole_cache"));
 }
 
 }  // namespace testing

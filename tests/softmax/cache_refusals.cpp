@@ -100,12 +100,7 @@ TEST_CASE("full_softmax_step refuses what does not fit", "[refusals]") {
     check(says, in, view(out), {.lse = row_view(lse)});
   }
   const step_inputs good;
-  const std::vector<index> two = {2, 2};
   const std::vector<float> three(3, 0.5f);
-  check("lengths", good, view(out), {.lengths = two});
-  check("lengths", good, view(out), {.query_lengths = two});
-  check("lengths", good, view(out), {.key_lengths = two});
-  check("no first_position", good, view(out), {.first_position = 0});
   check("length", good, view(out).slice(2, 0, 1), {});
   check("bias", good, view(out), {.bias = shaped(1, 1, 2, 3)});  // not the size after the append
   check("softcap", good, view(out), {.softcap = -1.0f});

@@ -60,6 +60,7 @@ struct compiled_full_softmax : compiled_full_softmax_backward<S> {
   using options = attn::full_softmax_options<S>;
   static void call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&, const score_of<S>&,
                    attn::execution&);
+  // The options that steps have, too.
   static void step(attn::kv_cache<S>&, in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options&,
                    const score_of<S>&, attn::execution&);
 };

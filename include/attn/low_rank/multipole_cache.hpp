@@ -9,6 +9,7 @@
 //          come, doubling; reserve() allocates once.
 #pragma once
 
+#include <attn/core/detail/arguments.hpp>
 #include <attn/core/kv_cache.hpp>
 #include <attn/low_rank/detail/multipole_clusters.hpp>
 
@@ -39,7 +40,7 @@ class multipole_cache : public detail::token_state {
   /// An empty cache; heads are key heads. Throws std::invalid_argument for a negative extent or options that do not
   /// fit.
   explicit multipole_cache(const state_extents& extents, const multipole_cache_options& options = {})
-      : token_state("multipole_cache", extents), keys_and_values_(extents) {
+      : token_state("multipole_cache", extents), keys_and_values_(extents), segments_(lengths_) {
     settings_ = {.causal = true,
                  .exact = options.exact,
                  .clusters = std::min(options.clusters, std::max<index>(1, options.segment)),
@@ -66,31 +67,57 @@ class multipole_cache : public detail::token_state {
     keys_and_values_.reserve(tokens);
     reserve_segments(tokens / settings_.segment);
   }
-  /// Forgets all but the first `tokens` tokens; the memory stays.
+  /// Forgets all but the first `tokens` tokens of every item, or of one; the memory stays.
   void truncate(index tokens) {
-    if (tokens < 0 || tokens > tokens_)
-      detail::validator("multipole_cache").fail(detail::text({"tokens to keep from 0 to ", tokens_}), tokens);
-    keys_and_values_.truncate(tokens);
-    tokens_ = tokens;
-    segments_ = std::min(segments_, tokens / settings_.segment);
+    check_kept(tokens, this->tokens());
+    for (index b = 0; b < batch(); ++b) cut(b, std::min(length(b), tokens));
   }
-  /// Forgets all tokens; the memory stays.
+  void truncate(index item, index tokens) {
+    check_kept(tokens, this->tokens(item));
+    cut(item, tokens);
+  }
+  /// Forgets all tokens, or those of one item; the memory stays.
   void reset() { truncate(0); }
+  void reset(index item) { truncate(item, 0); }
+
+  /// Item `to` becomes a copy of item `from`: a branch.
+  void copy_item(index from, index to) {
+    keys_and_values_.copy_item(from, to);
+    length(to) = length(from);
+    each_list([&](auto* list, index each) {
+      if (from != to) std::copy_n(list + from * each, each, list + to * each);
+    });
+    segments(to) = segments(from);
+  }
+  /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or items
+  /// there are not.
+  void reorder(list_view<index> order) {
+    keys_and_values_.reorder(order);
+    const auto exchange = [&](index a, index b) {
+      each_list([&](auto* list, index each) { std::swap_ranges(list + a * each, list + (a + 1) * each, list + b * each); });
+      std::swap(segments(a), segments(b));
+    };
+    const auto copy = [&](index from, index to) {
+      each_list([&](auto* list, index each) { std::copy_n(list + from * each, each, list + to * each); });
+      segments(to) = segments(from);
+    };
+    detail::reorder_items(detail::validator(name_), order, batch(), copy, exchange);
+    copy_lengths();
+  }
 
   /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv] and clusters segments that lie before the last of them.
   /// Throws std::invalid_argument for shapes that do not fit or views of the cache itself, before anything changes.
-  template <viewable K, viewable V>
-  void append(const K& k, const V& v, execution_ref exec = {}) {
+  template <viewable K, viewable V, class Options = append_options>
+  void append(const K& k, const V& v, Options&& options = {}, execution_ref exec = {}) {
     const tensor_view<const S> keys = as_view(k), values = as_view(v);
-    check_tokens(detail::validator("multipole_cache"), keys, values);
-    const index before = tokens_;
+    const auto& given = detail::options_or_default<append_options>(options);
+    check_tokens(detail::validator(name_), keys, values, given.lengths);
+    keys_and_values_.append(keys, values, given);
+    copy_lengths();
     try {
-      keys_and_values_.append(keys, values);
-      tokens_ = keys_and_values_.tokens();
-      cluster_segments(exec.get());
+      cluster_segments(detail::execution_of(exec, options));
     } catch (...) {  // no memory
-      tokens_ = keys_and_values_.tokens();
-      truncate(before);
+      forget(keys.extent(2), given.lengths);
       throw;
     }
   }
@@ -100,9 +127,12 @@ class multipole_cache : public detail::token_state {
 
   // For the step ------------------------------------------------------------------------------------------------------
 
-  void check_tokens(const detail::validator& check, const detail::memory_layout& k,
-                    const detail::memory_layout& v) const {
-    keys_and_values_.check_tokens(check, k, v);
+  void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v,
+                    std::span<const index> given) const {
+    keys_and_values_.check_tokens(check, k, v, given);
+  }
+  void forget(index count, std::span<const index> given) {
+    for (index b = 0; b < batch(); ++b) cut(b, length(b) - taken_of(b, count, given));
   }
   void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
     keys_and_values_.no_alias(check, what, x);
@@ -133,6 +163,27 @@ class multipole_cache : public detail::token_state {
   index stride() const { return detail::cluster_sums<real>::padded(dim()); }
   index stride_v() const { return detail::cluster_sums<real>::padded(value_dim()); }
 
+  index& segments(index b) { return segments_[static_cast<std::size_t>(b)]; }
+  void cut(index b, index tokens) {
+    keys_and_values_.truncate(b, tokens);
+    length(b) = tokens;
+    segments(b) = std::min(segments(b), tokens / settings_.segment);
+  }
+  void copy_lengths() {
+    const std::span<const index> now = keys_and_values_.lengths();
+    std::copy(now.begin(), now.end(), lengths_.begin());
+  }
+  /// visit(list, numbers of an item) for all that is kept of clusters.
+  template <class Visit>
+  void each_list(const Visit& visit) {
+    const index m = settings_.clusters, rows = heads() * room_ * m;
+    visit(means_.data(), rows * stride());
+    visit(value_means_.data(), rows * stride_v());
+    visit(counts_.data(), 2 * rows);
+    visit(order_.data(), m > 0 ? heads() * room_ * settings_.segment : 0);
+    visit(begins_.data(), rows);
+  }
+
   void reserve_segments(index segments) {
     if (segments <= room_) return;
     const detail::validator check("multipole_cache");
@@ -140,8 +191,8 @@ class multipole_cache : public detail::token_state {
     const auto grown = [&](const auto& from, index numbers, index lists) {  // `numbers` per segment, of each list
       std::remove_cvref_t<decltype(from)> to(
           static_cast<std::size_t>(check.fits("clusters", {pairs, lists, segments, numbers})));
-      for (index h = 0; h < pairs * lists && segments_ > 0; ++h)
-        std::copy_n(from.data() + h * room_ * numbers, segments_ * numbers, to.data() + h * segments * numbers);
+      for (index h = 0; h < pairs * lists && room_ > 0; ++h)
+        std::copy_n(from.data() + h * room_ * numbers, room_ * numbers, to.data() + h * segments * numbers);
       return to;
     };
     auto means = grown(means_, m * stride(), 1), value_means = grown(value_means_, m * stride_v(), 1),
@@ -153,13 +204,20 @@ class multipole_cache : public detail::token_state {
   }
 
   void cluster_segments(execution& exec) {
-    const index finished = settings_.segments(tokens_), pairs = batch() * heads(), first = segments_;
-    if (finished <= first) return;
+    index most = 0, finished = 0;  // new ones of an item; segments of the longest
+    for (index b = 0; b < batch(); ++b) {
+      most = std::max(most, settings_.segments(length(b)) - segments(b));
+      finished = std::max(finished, settings_.segments(length(b)));
+    }
+    if (most <= 0) return;
     if (finished > room_) reserve_segments(std::max(finished, 2 * room_));
+    const index pairs = batch() * heads();
     if (settings_.clusters > 0)
-      exec.for_each(pairs * (finished - first),
-                    [&](index task, int worker) { cluster_segment(task % pairs, first + task / pairs, exec, worker); });
-    segments_ = finished;
+      exec.for_each(pairs * most, [&](index task, int worker) {
+        const index pair = task % pairs, number = segments(pair / heads()) + task / pairs;
+        if (number < settings_.segments(length(pair / heads()))) cluster_segment(pair, number, exec, worker);
+      });
+    for (index b = 0; b < batch(); ++b) segments(b) = settings_.segments(length(b));
   }
 
   void cluster_segment(index pair, index number, execution& exec, int worker) {
@@ -206,7 +264,8 @@ class multipole_cache : public detail::token_state {
 
   kv_cache<S> keys_and_values_;
   detail::multipole_settings settings_;
-  index segments_ = 0, room_ = 0;  // clustered, and there is room for
+  std::vector<index> segments_;  // clustered, of every item
+  index room_ = 0;               // segments there is room for
   std::vector<real> means_, value_means_, counts_;
   std::vector<detail::cluster_number> order_, begins_;
 };

@@ -15,6 +15,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 #pragma once
 
+#include <attn/core/detail/rotary_step.hpp>
 #include <attn/low_rank/detail/multipole_step_call.hpp>
 
 namespace attn::inline ATTN_ISA {
@@ -25,7 +26,12 @@ struct multipole_step_options {
   using real = compute_type<S>;
 
   /// As in multipole_options; lse is [B, H, n].
-  std::optional<real> scale{}, softcap{};
+  std::optional<real> scale{};
+  /// Of the chunk item b has its first lengths[b] tokens, the rest is padding; all of them unless given.
+  list_view<index> lengths{};
+  /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
+  std::optional<rotary_options<S>> rotary{};
+  std::optional<real> softcap{};
   list_view<real> sinks{};
   tensor_view<real, 3> lse{};
 };
@@ -38,17 +44,22 @@ void multipole_step(multipole_cache<S>& cache, const Q& q, const K& k, const V& 
   detail::no_score none;
   detail::call_softmax<multipole_step_options>(
       "multipole_step", q, k, v, out, options, none, exec, [&](auto& call, const auto& given) {
-        cache.check_tokens(call.check, call.k, call.v);
+        cache.check_tokens(call.check, call.k, call.v, given.lengths);
         call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
         for (const auto& [name, view] :
              std::initializer_list<detail::validator::named_view>{{"q", call.q}, {"out", call.out}, {"lse", given.lse}})
           cache.no_alias(call.check, name, view);
-        const index before = cache.tokens();
-        cache.append(call.k, call.v, call.exec);
+        const auto rotation = call.exec.workspace([&](detail::arena& memory) {
+          return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
+        });
+        rotation->rotate(call.check, given.rotary, cache.lengths(), call.q, call.k, call.exec);
+        const index count = call.shape.queries;
+        cache.append(call.k, call.v, append_options{given.lengths}, call.exec);
+        call.lengths = {count, cache.tokens(), given.lengths, cache.lengths()};
         try {
-          detail::multipole_step_call<S>{call, cache, before}.run();
+          detail::multipole_step_call<S>{call, cache}.run();
         } catch (...) {  // no memory
-          cache.truncate(before);
+          cache.forget(count, given.lengths);
           throw;
         }
       });

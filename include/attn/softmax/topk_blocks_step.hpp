@@ -14,6 +14,7 @@
 //          What `score` throws passes through, and leaves the cache as it was.
 #pragma once
 
+#include <attn/core/detail/rotary_step.hpp>
 #include <attn/core/kv_cache.hpp>
 #include <attn/softmax/detail/streaming.hpp>
 #include <attn/softmax/topk_blocks.hpp>
@@ -27,6 +28,10 @@ struct topk_blocks_step_options {
 
   /// As in topk_blocks_options; lse is [B, H, n].
   std::optional<real> scale{};
+  /// Of the chunk item b has its first lengths[b] tokens, the rest is padding; all of them unless given.
+  list_view<index> lengths{};
+  /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
+  std::optional<rotary_options<S>> rotary{};
   index topk = 3;
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
@@ -56,7 +61,8 @@ class topk_blocks_cache : kv_cache<S> {
   }
 
   // As those of kv_cache.
-  using base::tokens, base::batch, base::heads, base::dim, base::value_dim, base::capacity, base::keys, base::values;
+  using base::tokens, base::lengths, base::batch, base::heads, base::dim, base::value_dim, base::capacity, base::keys,
+      base::values;
 
   /// Tokens of a block.
   index block() const { return block_; }
@@ -67,27 +73,51 @@ class topk_blocks_cache : kv_cache<S> {
     reserve_sums();
   }
   void truncate(index count) {
-    base::truncate(count);
-    add_up(count / block_ * block_, count);  // the last block's sum, if it is cut
+    base::check_kept(count, tokens());
+    for (index b = 0; b < batch(); ++b) cut(b, std::min(count, base::length(b)));
+  }
+  void truncate(index item, index count) {
+    base::check_kept(count, tokens(item));
+    cut(item, count);
   }
   void reset() { truncate(0); }
+  void reset(index item) { truncate(item, 0); }
+
+  void copy_item(index from, index to) {
+    base::copy_item(from, to);
+    for (index h = 0; h < heads() && from != to; ++h)
+      std::copy_n(sums_.data() + (from * heads() + h) * sums_stride_, sums_stride_,
+                  sums_.data() + (to * heads() + h) * sums_stride_);
+  }
+  void reorder(list_view<index> order) {
+    base::reorder(order);
+    const std::vector<T> before = sums_;
+    const index each = heads() * sums_stride_;
+    for (index b = 0; b < batch(); ++b)
+      std::copy_n(before.data() + order[static_cast<std::size_t>(b)] * each, each, sums_.data() + b * each);
+  }
 
   template <viewable K, viewable V>
-  void append(const K& k, const V& v) {
-    const index before = tokens();
-    base::append(k, v);
+  void append(const K& k, const V& v, const append_options& options = {}) {
+    base::append(k, v, options);
+    const index count = as_view(k).extent(2);
     try {
       reserve_sums();
     } catch (...) {
-      base::truncate(before);
+      base::forget(count, options.lengths);
       throw;
     }
-    add_up(before, tokens());
+    for (index b = 0; b < batch(); ++b)
+      add_up(b, base::length(b) - base::taken_of(b, count, options.lengths), base::length(b));
   }
 
   // For the step ------------------------------------------------------------------------------------------------------
 
-  using base::check_tokens, base::no_alias;
+  using base::check_tokens, base::no_alias, base::tokens_after;
+
+  void forget(index count, std::span<const index> given) {
+    for (index b = 0; b < batch(); ++b) cut(b, base::length(b) - base::taken_of(b, count, given));
+  }
 
   /// Those of pair 0 of batch item and head; the next pair's are sums_stride() numbers on.
   const T* sums() const { return sums_.data(); }
@@ -109,16 +139,23 @@ class topk_blocks_cache : kv_cache<S> {
     sums_stride_ = stride;
   }
 
-  /// Adds the keys of tokens [begin, end) to the sums of their blocks; a block's first key begins its sum.
-  void add_up(index begin, index end) {
+  /// Adds the keys of tokens [begin, end) of an item to the sums of their blocks; a block's first key begins its sum.
+  void add_up(index b, index begin, index end) {
     const tensor_view<const S> k = keys();
-    for (index pair = 0; pair < batch() * heads(); ++pair) {
-      const auto rows = detail::head_of(k, pair / heads(), pair % heads());
+    for (index h = 0; h < heads(); ++h) {
+      const auto rows = detail::head_of(k, b, h);
+      const auto sums = sums_of(b * heads() + h);
       for (index j = begin; j < end; ++j) {
-        if (j % block_ == 0) sums_of(pair).clear(j / block_);
-        sums_of(pair).add_key(j / block_, rows.row(j), rows.col_stride);
+        if (j % block_ == 0) sums.clear(j / block_);
+        sums.add_key(j / block_, rows.row(j), rows.col_stride);
       }
     }
+  }
+  /// Keeps the first `count` tokens of an item; the last block's sum is added up again, if it is cut.
+  void cut(index b, index count) {
+    if (count == base::length(b)) return;
+    base::length(b) = count;
+    add_up(b, count / block_ * block_, count);
   }
 
   index block_;
@@ -153,7 +190,7 @@ struct topk_step {
   }
 
   void attend_query(index b, index h, index i, scratch& s) const {
-    const index position = i + shape.keys - shape.queries, own = blocks.block_of(position) * blocks.block;
+    const index position = i + in.shift(b), own = blocks.block_of(position) * blocks.block;
     const index pair = b * shape.kv_heads + h / shape.group();
     const block_sums<const T> sums{cache.sums() + pair * cache.sums_stride(), shape.dim};
     if (blocks.rounds > 0) s.chooser.choose(in.query(b, h), i, 1, position, blocks, sums);
@@ -175,7 +212,9 @@ struct topk_step {
                                         static_cast<double>(shape.group() * shape.queries) * seen);
     in.exec.for_each(shape.batch * shape.heads, [&](index n, int worker) {
       scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      for (index i = 0; i < shape.queries; ++i) attend_query(n / shape.heads, n % shape.heads, i, s);
+      const index b = n / shape.heads, h = n % shape.heads;
+      for (index i = 0; i < in.lengths.queries(b); ++i) attend_query(b, h, i, s);
+      in.clear_padding(b, h);
     });
   }
 };
@@ -193,15 +232,19 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
   detail::call_softmax<topk_blocks_step_options>(
       "topk_blocks_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
-        cache.check_tokens(call.check, call.k, call.v);
+        cache.check_tokens(call.check, call.k, call.v, given.lengths);
         call.check.at_least("topk", 1, given.topk);
         call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
         for (const auto& [name, view] : std::initializer_list<detail::validator::named_view>{
                  {"q", call.q}, {"out", call.out}, {"lse", given.lse}})
           cache.no_alias(call.check, name, view);
-        const index before = cache.tokens();
-        cache.append(call.k, call.v);
-        call.lengths.full_keys = call.shape.keys = cache.tokens();
+        const auto rotation = call.exec.workspace([&](detail::arena& memory) {
+          return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
+        });
+        rotation->rotate(call.check, given.rotary, cache.lengths(), call.q, call.k, call.exec);
+        const index count = call.shape.queries;
+        cache.append(call.k, call.v, {given.lengths});
+        call.lengths = {count, call.shape.keys = cache.tokens(), given.lengths, cache.lengths()};
         call.k = cache.keys();
         call.v = cache.values();
         call.causal = true;
@@ -212,7 +255,7 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
           else
             detail::topk_driver{call, blocks, cache.sums(), cache.sums_stride()}.run();
         } catch (...) {  // of the score function, or no memory
-          cache.truncate(before);
+          cache.forget(count, given.lengths);
           throw;
         }
       });

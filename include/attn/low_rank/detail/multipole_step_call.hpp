@@ -39,12 +39,11 @@ struct multipole_step_call {
 
   const softmax_call<S, no_score>& in;
   const multipole_cache<S>& cache;
-  index before;  // tokens of the cache before the call
   const attention_shape& shape = in.shape;
   const multipole_settings& o = cache.settings();
   tensor_view<const S> all_keys = cache.keys(), all_values = cache.values();
 
-  index most_past() const { return (before + shape.queries) / o.segment * o.segment; }
+  index most_past() const { return in.lengths.full_keys / o.segment * o.segment; }
   index most_clusters() const { return most_past() / o.segment * o.clusters; }
 
   struct scratch {
@@ -239,7 +238,7 @@ struct multipole_step_call {
   }
 
   void attend_token(index b, index kv, index t, scratch& s) const {
-    const index p = before + t, past = p / o.segment * o.segment, clusters = past / o.segment * o.clusters;
+    const index p = in.shift(b) + t, past = p / o.segment * o.segment, clusters = past / o.segment * o.clusters;
     const index group = shape.group(), head = kv * group;
     s.rows.begin(in.q.slice(2, t, 1), b, head, group, 1, in.terms.query_factor());
     s.own.rows = s.far.rows = group;
@@ -260,11 +259,14 @@ struct multipole_step_call {
   }
 
   void run() const {
-    const index seen = most_clusters() + std::min(o.exact, before) + std::min(o.segment, before + shape.queries);
+    const index tokens = in.lengths.full_keys,
+                seen = most_clusters() + std::min(o.exact, tokens) + std::min(o.segment, tokens);
     const auto limit = in.limit_threads(seen, static_cast<double>(shape.queries) * static_cast<double>(seen));
     in.exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {
+      const index b = task / shape.kv_heads, kv = task % shape.kv_heads;
       scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      for (index t = 0; t < shape.queries; ++t) attend_token(task / shape.kv_heads, task % shape.kv_heads, t, s);
+      for (index t = 0; t < in.lengths.queries(b); ++t) attend_token(b, kv, t, s);
+      for (index h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h) in.clear_padding(b, h);
     });
   }
 };

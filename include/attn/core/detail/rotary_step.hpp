@@ -1,0 +1,42 @@
+// attn: rotary positions in a step with a cache: the new queries and keys are rotated in memory of the execution's before
+// the keys enter the cache.
+#pragma once
+
+#include <attn/core/rotary.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class S>
+struct rotary_step {
+  S *q = nullptr, *k = nullptr;
+  index* positions = nullptr;
+
+  static rotary_step layout(arena& memory, bool wanted, const tensor_view<const S>& q, const tensor_view<const S>& k) {
+    if (!wanted) return {};
+    return {memory.allocate<S>(q.size()), memory.allocate<S>(k.size()),
+            memory.allocate<index>(k.extent(0) * k.extent(2))};
+  }
+
+  /// q_new [B, H, n, D] and k_new [B, Hkv, n, D] become views of their rotations. Item b has before[b] tokens so far:
+  /// its next one is at that position, plus first_position, unless positions are given.
+  void rotate(const validator& check, std::optional<rotary_options<S>> options, std::span<const index> before,
+              tensor_view<const S>& q_new, tensor_view<const S>& k_new, execution& exec) const {
+    if (!options) return;
+    const index batch = k_new.extent(0), count = k_new.extent(2);
+    if (!options->positions) {
+      for (index b = 0; b < batch; ++b)
+        for (index t = 0; t < count; ++t)
+          positions[b * count + t] = before[static_cast<std::size_t>(b)] + options->first_position + t;
+      options->positions = {positions, {batch, count}};
+    }
+    const auto rotated = [&](const char* name, const tensor_view<const S>& x, S* memory) {
+      const tensor_view<S> to(memory, x.extents());
+      run_rotary<S>(check, x, to, {name, "the rotated tokens"}, *options, false, false, exec);
+      return to;
+    };
+    q_new = rotated("q", q_new, q);
+    k_new = rotated("k", k_new, k);
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

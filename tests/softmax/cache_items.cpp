@@ -1,0 +1,312 @@
+// Caches of several sequences: lengths of their own, memory of the caller's, pages, values that lie in the keys.
+#include <attn/core/paged_cache.hpp>
+
+#include "support/cache_items.hpp"
+#include "support/call_topk_blocks.hpp"
+#include "support/refusal.hpp"
+
+namespace testing {
+namespace {
+
+constexpr cache_shape shape{};
+const attn::state_extents four{.batch = 4, .heads = 2, .dim = 20, .value_dim = 12},
+    one{.batch = 1, .heads = 2, .dim = 20, .value_dim = 12};
+attn::page_pool_extents pages_of(index page, index count = 300) {
+  return {.pages = count, .page_tokens = page, .heads = 2, .dim = 20, .value_dim = 12};
+}
+
+const auto full_step = [](auto& cache, auto q, auto k, auto v, auto out, const std::vector<index>& lengths) {
+  attn::full_softmax_step(cache, q, k, v, out, {.lengths = lengths});
+};
+
+// A page allocator that gives the highest pages first, and counts.
+struct highest_first : attn::page_allocator {
+  std::vector<bool> used = std::vector<bool>(300, false);
+  int given = 0;
+  index available() const override { return std::count(used.begin(), used.end(), false); }
+  index allocate() override {
+    ++given;
+    index page = 299;
+    while (used[static_cast<std::size_t>(page)]) --page;
+    used[static_cast<std::size_t>(page)] = true;
+    return page;
+  }
+  void free(index page) override { used[static_cast<std::size_t>(page)] = false; }
+};
+
+}  // namespace
+
+TEMPLATE_LIST_TEST_CASE("kv_cache: items of their own lengths", "[cache_items]", exact_types) {
+  attn::kv_cache<TestType> cache(four);
+  check_items<TestType>(cache, attn::kv_cache<TestType>(one), full_step);
+}
+
+TEST_CASE("kv_cache: in memory of the caller's", "[cache_items]") {
+  // [capacity, batch, head, dim], every other number.
+  std::vector<float> keys(200 * 4 * 2 * 20 * 2, 7), values(200 * 4 * 2 * 12 * 2, 7);
+  const attn::tensor_view<float> k(keys.data(), {4, 2, 200, 20}, {80, 40, 320, 2}),
+      v(values.data(), {4, 2, 200, 12}, {48, 24, 192, 2});
+  attn::kv_cache<float> cache(k, v);
+  CHECK(cache.capacity() == 200);
+  CHECK(cache.bytes() == 0);
+  check_items<float>(cache, attn::kv_cache<float>(one), full_step);
+  CHECK(std::count(keys.begin(), keys.end(), 7.0f) >= std::ssize(keys) / 2);
+  // A cache over memory that has tokens already goes on from there.
+  const std::vector<index> lengths(cache.lengths().begin(), cache.lengths().end());
+  attn::kv_cache<float> again(k, v, lengths);
+  const tensor<float> x(4, 4, 1, 20, 0.5f), kt(4, 2, 1, 20, 0.25f), vt(4, 2, 1, 12, 2.0f);
+  tensor<float> a(4, 4, 1, 12, 7), b = a;
+  attn::full_softmax_step(again, view(x), view(kt), view(vt), view(a));
+  attn::full_softmax_step(cache, view(x), view(kt), view(vt), view(b));
+  CHECK(a == b);
+}
+
+TEST_CASE("kv_cache: values that are the first dims of the keys", "[cache_items]") {
+  attn::kv_cache<float> latent({.batch = 4, .heads = 1, .dim = 20, .value_dim = 12}, {.values_in_keys = true});
+  attn::kv_cache<float> plain({.batch = 4, .heads = 1, .dim = 20, .value_dim = 12});
+  for (index count : {1, 40, 2}) {
+    const tensor<float> q = cast<float>(random_normal(1, 4, 4, count, 20)),
+                        k = cast<float>(random_normal(2, 4, 1, count, 20));
+    tensor<float> a(4, 4, count, 12, 7), b(4, 4, count, 12, 7);
+    const auto v = view(k).slice(3, 0, 12);
+    attn::full_softmax_step(latent, view(q), view(k), v, view(a));
+    attn::full_softmax_step(plain, view(q), view(k), v, view(b));
+    CHECK(a == b);
+  }
+  latent.copy_item(0, 1), plain.copy_item(0, 1);
+  latent.reorder(std::vector<index>{3, 0, 1, 2}), plain.reorder(std::vector<index>{3, 0, 1, 2});
+  bool same = true;
+  for (index b = 0; b < 4; ++b)
+    for (index t = 0; t < 43; ++t)
+      for (index d = 0; d < 12; ++d) same &= latent.values()(b, 0, t, d) == plain.values()(b, 0, t, d);
+  CHECK(same);
+  CHECK(latent.bytes() < plain.bytes());
+  const tensor<float> k(4, 1, 1, 20, 1), v(4, 1, 1, 12, 1);
+  CHECK(well_formed(refusal([&] { latent.append(view(k), view(v)); }), "kv_cache"));
+  CHECK(latent.tokens() == 43);
+}
+
+TEMPLATE_LIST_TEST_CASE("paged_cache: items of their own lengths", "[cache_items]", exact_types) {
+  for (index page : {64, 16, 7}) {
+    attn::page_pool<TestType> pool(pages_of(page));
+    {
+      attn::paged_cache<TestType> cache(pool, 4);
+      CAPTURE(page);
+      check_items<TestType>(cache, attn::paged_cache<TestType>(pool, 1), full_step);
+    }
+    CHECK(pool.free_pages() == 300);
+  }
+  attn::page_pool<TestType> pool(pages_of(64));  // pages of whole tiles: the bits of contiguous memory
+  attn::paged_cache<TestType> cache(pool, 4);
+  check_items<TestType>(cache, attn::kv_cache<TestType>(one), full_step);
+}
+
+TEST_CASE("paged_cache: shared beginnings, tables and an allocator of one's own", "[cache_items]") {
+  highest_first allocator;
+  std::vector<float> keys(300 * 2 * 16 * 20), values(300 * 2 * 16 * 12);
+  attn::page_pool<float> pool(attn::tensor_view<float>(keys.data(), {300, 2, 16, 20}),
+                              attn::tensor_view<float>(values.data(), {300, 2, 16, 12}), &allocator);
+  attn::paged_cache<float> cache(pool, 3);
+  const tensor<float> k = cast<float>(random_normal(1, 3, 2, 40, 20)), v = cast<float>(random_normal(2, 3, 2, 40, 12));
+  cache.append(view(k), view(v), {.lengths = std::vector<index>{40, 0, 0}});
+  CHECK(allocator.given == 3);
+  cache.copy_item(0, 1);
+  cache.copy_item(0, 2, 33);
+  CHECK(allocator.given == 3);
+  CHECK(pool.users(cache.table(0)[2]) == 3);
+  CHECK(cache.tokens(2) == 33);
+  // Two of the three that write to the shared page copy it.
+  cache.append(view(k).slice(2, 0, 1), view(v).slice(2, 0, 1));
+  CHECK(allocator.given == 5);
+  for (index b = 0; b < 3; ++b) CHECK(pool.users(cache.table(b)[2]) == 1);
+  CHECK(pool.users(cache.table(0)[0]) == 3);
+  bool same = true;
+  for (index b = 0; b < 3; ++b)
+    for (index t = 0; t < cache.tokens(b); ++t) {
+      const index page = cache.table(b)[static_cast<std::size_t>(t / 16)];
+      const bool last = t + 1 == cache.tokens(b);
+      same &= pool.keys()(page, 1, t % 16, 3) == (last ? k(b, 1, 0, 3) : k(0, 1, t, 3));
+      same &= pool.values()(page, 1, t % 16, 3) == (last ? v(b, 1, 0, 3) : v(0, 1, t, 3));
+    }
+  CHECK(same);
+  // A beginning that is kept while no sequence uses it.
+  const std::vector<index> kept(cache.table(0).begin(), cache.table(0).begin() + 2);
+  for (index page : kept) pool.retain(page);
+  cache.reset();
+  CHECK(pool.free_pages() == 298);
+  cache.assign(1, kept, 32);
+  CHECK(cache.tokens(1) == 32);
+  for (index page : kept) pool.release(page);
+  cache.reset(1);
+  CHECK(pool.free_pages() == 300);
+}
+
+TEMPLATE_LIST_TEST_CASE("sliding_window_cache: items of their own lengths", "[cache_items]", exact_types) {
+  const std::vector<index> globals = {0, 9}, dilation = {2};
+  const auto step = [](auto& cache, auto q, auto k, auto v, auto out, const std::vector<index>& lengths) {
+    attn::sliding_window_step(cache, q, k, v, out, {.lengths = lengths});
+  };
+  const attn::sliding_window_cache_options window{.left = 9, .dilation = dilation, .global_positions = globals};
+  const attn::sliding_window_cache<TestType> alone(one, window);
+  attn::sliding_window_cache<TestType> cache(four, window);
+  check_items<TestType>(cache, alone, step);
+  tensor<TestType> keys(4, 2, alone.rows() + 1, 20), values(4, 2, alone.rows() + 1, 12);
+  attn::sliding_window_cache<TestType> given(view(keys), view(values), window);
+  check_items<TestType>(given, alone, step);
+}
+
+TEMPLATE_LIST_TEST_CASE("topk_blocks_cache: items of their own lengths", "[cache_items]", exact_types) {
+  attn::topk_blocks_cache<TestType> cache(four, {.block = 8});
+  const auto step = [](auto& c, auto q, auto k, auto v, auto out, const std::vector<index>& lengths) {
+    attn::topk_blocks_step(c, q, k, v, out, {.lengths = lengths, .topk = 3});
+  };
+  // Chunks of up to four tokens of an item alone are attended by another kernel than longer ones.
+  check_items<TestType>(cache, attn::topk_blocks_cache<TestType>(one, {.block = 8}), step, shape,
+                        10 * tolerance<TestType>::out);
+}
+
+TEMPLATE_LIST_TEST_CASE("steps rotate new queries and keys as rotary does", "[cache_items]", exact_types) {
+  using S = TestType;
+  const attn::rotary_options<S> rotary{.first_position = 3, .interleaved = true, .dims = 12, .base = 500};
+  attn::kv_cache<S> fused(four), plain(four);
+  attn::page_pool<S> pool(pages_of(16));
+  attn::paged_cache<S> paged(pool, 4);
+  attn::sliding_window_cache<S> ring(four, {.left = 9}), plain_ring(four, {.left = 9});
+  attn::topk_blocks_cache<S> topk(four, {.block = 8}), plain_topk(four, {.block = 8});
+  std::vector<index> lengths = {3, 0, 5, 1};
+  for (int round = 0; round < 4; ++round) {
+    const tensor<S> q = cast<S>(random_normal(1, 4, 4, 5, 20)), k = cast<S>(random_normal(2, 4, 2, 5, 20)),
+                    v = cast<S>(random_normal(3, 4, 2, 5, 12));
+    tensor<S> rotated_q = q, rotated_k = k;
+    std::vector<index> positions;
+    for (index b = 0; b < 4; ++b)
+      for (index t = 0; t < 5; ++t) positions.push_back(plain.tokens(b) + 3 + t);
+    attn::rotary_options<S> listed = rotary;
+    listed.positions = {positions.data(), {4, 5}};
+    attn::rotary(view(rotated_q), view(rotated_q), listed);
+    attn::rotary(view(rotated_k), view(rotated_k), listed);
+    const auto check = [&](const auto& step) {
+      tensor<S> a(4, 4, 5, 12, S(7)), b(4, 4, 5, 12, S(7));
+      step(view(q), view(k), view(a), true);
+      step(view(std::as_const(rotated_q)), view(std::as_const(rotated_k)), view(b), false);
+      CHECK(a == b);
+    };
+    const auto asked = [&](bool yes) { return yes ? std::optional(rotary) : std::nullopt; };
+    check([&](auto x, auto y, auto out, bool yes) {
+      attn::full_softmax_step(yes ? fused : plain, x, y, view(v), out, {.lengths = lengths, .rotary = asked(yes)});
+      if (!yes) return;
+      tensor<S> other(4, 4, 5, 12, S(7));
+      attn::full_softmax_step(paged, x, y, view(v), view(other), {.lengths = lengths, .rotary = rotary});
+      double worst = 0;
+      for (index b = 0; b < 4; ++b)
+        for (index h = 0; h < 4; ++h)
+          for (index t = 0; t < 5; ++t)
+            for (index d = 0; d < 12; ++d)
+              worst = std::max(worst, std::abs(static_cast<double>(other(b, h, t, d)) -
+                                               static_cast<double>(out(b, h, t, d))));
+      CHECK(worst <= 10 * tolerance<S>::out);
+    });
+    check([&](auto x, auto y, auto out, bool yes) {
+      attn::sliding_window_step(yes ? ring : plain_ring, x, y, view(v), out,
+                                {.lengths = lengths, .rotary = asked(yes)});
+    });
+    check([&](auto x, auto y, auto out, bool yes) {
+      attn::topk_blocks_step(yes ? topk : plain_topk, x, y, view(v), out, {.lengths = lengths, .rotary = asked(yes)});
+    });
+    std::rotate(lengths.begin(), lengths.begin() + 1, lengths.end());
+  }
+}
+
+TEST_CASE("caches of several sequences refuse what does not fit", "[cache_items]") {
+  const tensor<float> q(4, 4, 3, 20, 0.5f), k(4, 2, 3, 20, 0.5f), v(4, 2, 3, 12, 0.5f);
+  tensor<float> out(4, 4, 3, 12, 7);
+  const std::vector<index> three(3, 1), negative = {0, 1, -1, 0}, long_one = {3, 4, 0, 0};
+  const auto says = [&](const std::string& message, const char* name, const char* text) {
+    INFO(message << " should mention " << text);
+    CHECK(well_formed(message, name));
+    CHECK(message.find(text) != std::string::npos);
+    CHECK(out == tensor<float>(4, 4, 3, 12, 7));
+  };
+  const auto check_step = [&](auto& cache, const char* text, const attn::full_softmax_step_options<float>& o) {
+    const std::vector<index> before(cache.lengths().begin(), cache.lengths().end());
+    says(refusal([&] { attn::full_softmax_step(cache, view(q), view(k), view(v), view(out), o); }),
+         "full_softmax_step", text);
+    CHECK(std::equal(before.begin(), before.end(), cache.lengths().begin()));
+  };
+  attn::kv_cache<float> cache(four);
+  cache.append(view(k), view(v));
+  const auto check_items_of = [&](auto& some, const char* name) {
+    says(refusal([&] { some.reset(4); }), name, "a batch item from 0 to 3; found 4");
+    says(refusal([&] { some.copy_item(0, -1); }), name, "a batch item");
+    says(refusal([&] { some.copy_item(4, 0); }), name, "a batch item");
+    says(refusal([&] { some.tokens(9); }), name, "a batch item");
+    says(refusal([&] { some.reorder(three); }), name, "order");
+    says(refusal([&] { some.reorder(negative); }), name, "batch items from 0 to 3; found -1");
+    says(refusal([&] { some.append(view(k), view(v), {.lengths = three}); }), name, "lengths");
+    says(refusal([&] { some.append(view(k), view(v), {.lengths = negative}); }), name, "lengths");
+    CHECK(some.tokens() == 3);
+  };
+  check_items_of(cache, "kv_cache");
+  says(refusal([&] { cache.truncate(1, 4); }), "kv_cache", "tokens to keep from 0 to 3; found 4");
+  check_step(cache, "lengths", {.lengths = three});
+  check_step(cache, "lengths", {.lengths = negative});
+  check_step(cache, "lengths from 0 to 3; found 4", {.lengths = long_one});
+  check_step(cache, "an even number of dims", {.rotary = attn::rotary_options<float>{.dims = 3}});
+  attn::sliding_window_cache<float> ring(four, {.left = 4});
+  ring.append(view(k), view(v));
+  check_items_of(ring, "sliding_window_cache");
+  attn::topk_blocks_cache<float> topk(four, {.block = 4});
+  topk.append(view(k), view(v));
+  check_items_of(topk, "topk_blocks_cache");
+
+  // Memory of the caller's: of one shape, apart, and large enough.
+  tensor<float> keys(4, 2, 5, 20), values(4, 2, 5, 12);
+  const auto made = [&](auto x, auto y, const std::vector<index>& lengths = {}) {
+    return refusal([&] { attn::kv_cache<float>(x, y, lengths); });
+  };
+  says(made(view(keys), view(values).slice(2, 0, 4)), "kv_cache", "value length");
+  says(made(view(keys), view(values).slice(1, 0, 1)), "kv_cache", "value heads");
+  says(made(view(keys), view(keys).slice(3, 1, 12)), "kv_cache", "overlap");
+  says(made(view(keys), view(values), three), "kv_cache", "lengths");
+  says(made(view(keys), view(values), {6, 0, 0, 0}), "kv_cache", "lengths from 0 to 5; found 6");
+  attn::kv_cache<float> given(view(keys), view(values), std::vector<index>{3, 0, 0, 0});
+  check_step(given, "tokens up to the 5 there is room for; found 6", {});
+  says(refusal([&] { given.reserve(6); }), "kv_cache", "room");
+  says(refusal([&] { attn::full_softmax_step(given, view(std::as_const(keys)).slice(2, 0, 3), view(k), view(v), view(out)); }),
+       "full_softmax_step", "heads");
+  says(refusal([&] {
+         attn::sliding_window_cache<float>(view(keys), view(values), {.left = 5});
+       }),
+       "sliding_window_cache", "rows of the caller's memory >= 6; found 5");
+  says(refusal([&] { attn::kv_cache<float>({.dim = 4, .value_dim = 5}, {.values_in_keys = true}); }), "kv_cache",
+       "a value dim up to the key dim 4; found 5");
+
+  // Pages.
+  says(refusal([] { attn::page_pool<float>({.pages = -1}); }), "page_pool", "batch");
+  says(refusal([] { attn::page_pool<float>({.pages = 1, .page_tokens = 0}); }), "page_pool", "tokens of a page");
+  attn::page_pool<float> pool(pages_of(2, 9));
+  attn::paged_cache<float> paged(pool, 4);
+  paged.append(view(k), view(v), {.lengths = std::vector<index>{3, 3, 0, 3}});
+  check_items_of(paged, "paged_cache");
+  check_step(paged, "new pages as the 3 that are free; found 5", {});
+  CHECK(pool.free_pages() == 3);
+  paged.copy_item(0, 2);  // shares a page that is not full: one copy more
+  check_step(paged, "new pages as the 3 that are free; found 4", {.lengths = std::vector<index>{3, 0, 3, 2}});
+  says(refusal([&] { paged.copy_item(0, 1, 4); }), "paged_cache", "tokens to keep");
+  const index used = paged.table(0)[0], other = paged.table(1)[0];
+  says(refusal([&] { paged.assign(3, std::vector<index>{used, 9}, 4); }), "paged_cache", "pages from 0 to 8; found 9");
+  says(refusal([&] { paged.assign(3, std::vector<index>{used, -1}, 4); }), "paged_cache", "pages from 0 to 8");
+  says(refusal([&] { paged.assign(3, std::vector<index>{used, used}, 4); }), "paged_cache", "every page once");
+  says(refusal([&] { paged.assign(3, std::vector<index>{used, other}, 2); }), "paged_cache", "pages for the tokens 1");
+  says(refusal([&] { paged.assign(3, std::vector<index>{used}, -1); }), "paged_cache", "tokens >= 0");
+  const index free = pool.allocate();
+  pool.release(free);
+  says(refusal([&] { paged.assign(3, std::vector<index>{used, free}, 4); }), "paged_cache", "pages in use");
+  says(refusal([&] { pool.release(free); }), "page_pool", "a page in use");
+  says(refusal([&] { pool.retain(10); }), "page_pool", "a page from 0 to 8");
+  while (pool.free_pages() > 0) pool.allocate();
+  says(refusal([&] { pool.allocate(); }), "page_pool", "free pages >= 1; found 0");
+  CHECK(paged.tokens(3) == 3);
+}
+
+}  // namespace testing

@@ -1,0 +1,73 @@
+#pragma once
+// Batch items of a cache are sequences of their own: fed with chunks of different lengths, branched, reordered, begun
+// anew, each gives what a cache of one item gives.
+#include <cmath>
+#include <limits>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/run.hpp"
+
+namespace testing {
+
+struct cache_shape {
+  index heads = 4, kv_heads = 2, dim = 20, value_dim = 12, chunk = 21;
+};
+
+// step(cache, q, k, v, out, lengths) feeds `cache`, of four items, and those of `alone`, of one; rows may differ by the
+// tolerance.
+template <class S, class Cache, class One, class Step>
+void check_items(Cache& cache, const One& one, const Step& step, const cache_shape& s = {}, double tolerance = 0) {
+  constexpr index batch = 4;
+  std::vector<One> alone(batch, one);
+  random_source random(5);
+  const auto at = [](auto& list, index n) -> auto& { return list[static_cast<std::size_t>(n)]; };
+  for (int round = 0; round < 24; ++round) {
+    const index count = round % 5 == 0 ? s.chunk : 1 + round % 4;
+    const auto seed = static_cast<std::uint64_t>(3 * round);
+    tensor<S> q = cast<S>(random_normal(seed, batch, s.heads, count, s.dim)),
+              k = cast<S>(random_normal(seed + 1, batch, s.kv_heads, count, s.dim)),
+              v = cast<S>(random_normal(seed + 2, batch, s.kv_heads, count, s.value_dim));
+    tensor<S> out(batch, s.heads, count, s.value_dim, S(7));
+    std::vector<index> lengths(batch);
+    for (index& n : lengths) n = random.below(count + 1);
+    at(lengths, round % batch) = count;
+    for (auto* x : {&q, &k, &v})
+      for (index b = 0; b < batch; ++b)
+        for (index h = 0; h < x->heads(); ++h)
+          for (index t = at(lengths, b); t < count; ++t)
+            for (index d = 0; d < x->dim(); ++d) (*x)(b, h, t, d) = S(std::numeric_limits<float>::quiet_NaN());
+    step(cache, view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(v)), view(out), lengths);
+    CAPTURE(round);
+    double worst = 0;
+    for (index b = 0; b < batch; ++b) {
+      const index n = at(lengths, b);
+      tensor<S> row(1, s.heads, n, s.value_dim, S(9));
+      const auto part = [&](const tensor<S>& x) { return view(x).slice(0, b, 1).slice(2, 0, n); };
+      step(at(alone, b), part(q), part(k), part(v), view(row), {});
+      CHECK(cache.tokens(b) == at(alone, b).tokens());
+      for (index h = 0; h < s.heads; ++h)
+        for (index t = 0; t < count; ++t)
+          for (index d = 0; d < s.value_dim; ++d) {
+            const auto found = static_cast<double>(out(b, h, t, d)),
+                       wanted = t < n ? static_cast<double>(row(0, h, t, d)) : 0;
+            const double difference = found == wanted ? 0 : std::abs(found - wanted);
+            worst = difference <= worst ? worst : difference;  // NaN, too
+          }
+    }
+    CHECK(worst <= tolerance);
+    if (round == 8) cache.copy_item(0, 2), alone[2] = alone[0];
+    if (round == 12 || round == 15) {
+      // Two become the same and one is lost; then a cycle of three.
+      const std::vector<index> order = round == 12 ? std::vector<index>{2, 0, 0, 1} : std::vector<index>{1, 2, 0, 3};
+      cache.reorder(order);
+      const std::vector<One> before = alone;
+      for (index b = 0; b < batch; ++b) at(alone, b) = at(before, at(order, b));
+    }
+    if (round == 18) cache.reset(3), alone[3].reset();
+    if constexpr (requires { cache.truncate(index(1), index(5)); })
+      if (round == 20) cache.truncate(1, 30), alone[1].truncate(30);
+  }
+}
+
+}  // namespace testing
