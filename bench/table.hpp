@@ -107,10 +107,11 @@ family fourier_family();
 family kernel_family();
 family aft_family();
 family rotary_family();
+family cache_family();
 
 inline std::vector<family> families() {
   return {softmax_family(), low_rank_family(), multipole_family(), kernel_family(),
-          fourier_family(), aft_family(),      rotary_family()};
+          fourier_family(), aft_family(),      rotary_family(),     cache_family()};
 }
 
 }  // namespace bench

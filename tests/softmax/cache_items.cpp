@@ -150,6 +150,23 @@ TEMPLATE_LIST_TEST_CASE("sliding_window_cache: items of their own lengths", "[ca
   const attn::sliding_window_cache<TestType> alone(one, window);
   attn::sliding_window_cache<TestType> cache(four, window);
   check_items<TestType>(cache, alone, step);
+  // Over caches of all tokens; the ring's sums go on at other places.
+  const auto over = [&](auto& some, auto q, auto k, auto v, auto out, const std::vector<index>& lengths) {
+    attn::sliding_window_step(some, window, q, k, v, out, {.lengths = lengths});
+  };
+  attn::kv_cache<TestType> all(four);
+  check_items<TestType>(all, attn::kv_cache<TestType>(one), over);
+  attn::page_pool<TestType> pool(pages_of(7));
+  attn::paged_cache<TestType> paged(pool, 4);
+  check_items<TestType>(paged, attn::paged_cache<TestType>(pool, 1), over);
+  attn::kv_cache<TestType> once(four);
+  attn::sliding_window_cache<TestType> ring(four, window);
+  const tensor<TestType> q = cast<TestType>(random_normal(1, 4, 4, 50, 20)), k = cast<TestType>(random_normal(2, 4, 2, 50, 20)),
+                         v = cast<TestType>(random_normal(3, 4, 2, 50, 12));
+  tensor<TestType> a(4, 4, 50, 12, TestType(7)), b(4, 4, 50, 12, TestType(8));
+  attn::sliding_window_step(once, window, view(q), view(k), view(v), view(a));
+  attn::sliding_window_step(ring, view(q), view(k), view(v), view(b));
+  CHECK(relative_error(cast<double>(a), cast<double>(b)) <= tolerance<TestType>::out);
   tensor<TestType> keys(4, 2, alone.rows() + 1, 20), values(4, 2, alone.rows() + 1, 12);
   attn::sliding_window_cache<TestType> given(view(keys), view(values), window);
   check_items<TestType>(given, alone, step);
@@ -255,6 +272,15 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_items]
   attn::sliding_window_cache<float> ring(four, {.left = 4});
   ring.append(view(k), view(v));
   check_items_of(ring, "sliding_window_cache");
+  const std::vector<index> falling = {5, 5}, two = {1, 2};
+  const auto check_window = [&](const char* text, const attn::sliding_window_cache_options& window) {
+    says(refusal([&] { attn::sliding_window_step(cache, window, view(q), view(k), view(v), view(out)); }),
+         "sliding_window_step", text);
+    CHECK(cache.tokens() == 3);
+  };
+  check_window("left >= 0; found -1", {.left = -1});
+  check_window("global positions that ascend", {.global_positions = falling});
+  check_window("query heads", {.dilation = two});
   attn::topk_blocks_cache<float> topk(four, {.block = 4});
   topk.append(view(k), view(v));
   check_items_of(topk, "topk_blocks_cache");

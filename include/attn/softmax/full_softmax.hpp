@@ -69,7 +69,7 @@ struct full_call {
   const sequence_lengths& lengths = in.lengths;
 
   bool few(index b) const { return lengths.queries(b) <= few_queries; }
-  token_rows<const S> rows_of(const tensor_view<const S>& x, index b, index kv) const { return {x, b, kv, in.pages}; }
+  cache_rows<const S> rows_of(const tensor_view<const S>& x, index b, index kv) const { return {x, b, kv, in.pages}; }
 
   /// A wave of pairs of batch item and key head, by the blockwise kernel: packed, then attended.
   void attend_pairs(const wave<packed_keys<T>>& pairs) const {

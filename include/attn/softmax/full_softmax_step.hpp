@@ -40,18 +40,6 @@ struct full_softmax_step_options {
   tensor_view<real, 3> lse{};
 };
 
-namespace detail {
-
-/// kv_cache, paged_cache.
-template <class Cache>
-concept key_value_cache = requires(Cache& cache, std::span<const index> lengths) {
-  typename Cache::value_type;
-  { cache.pages() } -> std::same_as<page_tables>;
-  cache.forget(index(), lengths);
-};
-
-}  // namespace detail
-
 /// Feeds n tokens and attends their queries; options, score and execution may each be left out. The cache is a kv_cache
 /// or a paged_cache. See the top of the file.
 template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, viewable O,

@@ -2,6 +2,7 @@
 //
 //   attn::sliding_window_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64}, {.left = 512});
 //   attn::sliding_window_step(cache, q_t, k_t, v_t, out_t);    // a token or a chunk, as causal sliding_window
+//   attn::sliding_window_step(paged, {.left = 512}, q_t, k_t, v_t, out_t);     // over a kv_cache or paged_cache
 //
 // The step feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and attends their queries q [B, H, n, D] causally: the
 // next n rows of one causal sliding_window over the whole stream. Batch items are streams of their own: with `lengths`
@@ -18,7 +19,7 @@
 
 #include <attn/core/detail/kv_memory.hpp>
 #include <attn/core/detail/rotary_step.hpp>
-#include <attn/softmax/detail/streaming.hpp>
+#include <attn/softmax/detail/window_step.hpp>
 #include <attn/softmax/sliding_window.hpp>
 
 
@@ -109,24 +110,12 @@ class sliding_window_cache : public detail::token_state {
 
   // For the step ------------------------------------------------------------------------------------------------------
 
-  const std::vector<index>& globals() const { return globals_; }
-  void check_heads(const detail::validator& check, index query_heads) const {
-    if (!one_dilation()) check.equal("query heads = dilations of the cache", std::ssize(dilation_), query_heads);
-  }
-  bool one_dilation() const { return dilation_.size() <= 1; }
-  index dilation(index query_head) const {
-    return dilation_.empty() ? 1 : dilation_[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
-  }
-  index left() const { return left_; }
+  detail::stream_window window() const { return {left_, dilation_, globals_}; }
 
-  /// Keys and values of one head: `capacity` rows of the ring, where position p is in row p % capacity, then the
-  /// global ones in order.
-  detail::matrix_view<const S> keys(index b, index h) const {
-    return detail::head_of(tensor_view<const S>(memory_.keys()), b, h);
-  }
-  detail::matrix_view<const S> values(index b, index h) const {
-    return detail::head_of(tensor_view<const S>(memory_.values()), b, h);
-  }
+  /// [B, Hkv, rows, D]: of a head `capacity` rows of the ring, where position p is in row p % capacity, then the global
+  /// ones in order.
+  tensor_view<const S> keys() const { return memory_.keys(); }
+  tensor_view<const S> values() const { return memory_.values(); }
 
   /// Token t of a chunk goes to its place in the ring and, if global, among the global ones.
   void put(const tensor_view<const S>& k, const tensor_view<const S>& v, index b, index h, index t) {
@@ -153,10 +142,10 @@ class sliding_window_cache : public detail::token_state {
   sliding_window_cache(detail::kv_memory<S> memory, const sliding_window_cache_options& options)
       : token_state("sliding_window_cache", memory.extents()), left_(options.left), memory_(std::move(memory)) {
     const detail::validator check(name_);
-    check.at_least("left", 0, left_);
+    detail::stream_window{left_, options.dilation, options.global_positions}.check(check);
     index widest = 1, furthest = 0;
-    for (index d : options.dilation) check.at_least("dilation", 1, d), widest = std::max(widest, d);
-    for (index p : options.global_positions) check.at_least("global positions", 0, p), furthest = std::max(furthest, p);
+    for (index d : options.dilation) widest = std::max(widest, d);
+    for (index p : options.global_positions) furthest = std::max(furthest, p);
     dilation_.assign(options.dilation.begin(), options.dilation.end());
     globals_.assign(options.global_positions.begin(), options.global_positions.end());
     std::sort(globals_.begin(), globals_.end());
@@ -172,82 +161,43 @@ class sliding_window_cache : public detail::token_state {
 
 namespace detail {
 
-template <class S, class Score>
-struct window_step {
-  using T = compute_type<S>;
+template <class S>
+struct ring_source {
+  static constexpr bool adjacent_globals = true;
 
-  const softmax_call<S, Score>& in;
   sliding_window_cache<S>& cache;
-  const attention_shape& shape = in.shape;
+  const tensor_view<const S>&k_new, v_new;
+  tensor_view<const S> all_keys = cache.keys(), all_values = cache.values();
 
-  struct scratch {
-    stream_queries<T> rows;
-    online_softmax<T> state;
-  };
-  scratch layout(arena& memory) const {
-    return {stream_queries<T>::layout(memory, shape.group(), shape.dim, shape.dim_v),
-            online_softmax<T>::layout(memory, shape.group(), shape.dim_v)};
-  }
-
-  /// Attends token t of the chunk, of the `count` query heads from `head` on, which share a dilation.
-  void attend_token(index b, index kv, index t, index head, index count, scratch& s) const {
-    const index p = cache.tokens(b) + t, d = cache.dilation(head), ring = cache.capacity();
-    const auto& globals = cache.globals();
-    const index known = std::upper_bound(globals.begin(), globals.end(), p) - globals.begin();
-    const bool global_query = known > 0 && globals[static_cast<std::size_t>(known - 1)] == p;
-    const index step = global_query ? 1 : d, first = global_query ? 0 : p - std::min(cache.left(), p / d) * d;
-    s.rows.begin(in.q.slice(2, t, 1), b, head, count, 1, in.terms.query_factor());
-    s.state.rows = count;
-    s.state.clear();
-    const auto keys = cache.keys(b, kv), values = cache.values(b, kv);
-    const auto token_terms = in.terms.for_head(b, head, p);
-    const auto take = [&](index row, index stride, index rows, const index_map& positions) {
-      const matrix_view<const S> some_keys{keys.row(row), rows, keys.cols, keys.row_stride * stride,
-                                            keys.col_stride};
-      const matrix_view<const S> some_values{values.row(row), rows, values.cols, values.row_stride * stride,
-                                              values.col_stride};
-      attend_stream(s.rows, some_keys, some_values, positions, 0, rows, token_terms, stream_limit{rows}, s.state);
-    };
-    // The window lies in the ring in one run, or in two.
-    for (index from = first; from <= p;) {
-      const index rows = std::min((p - from) / step, (ring - 1 - from % ring) / step) + 1;
-      take(from % ring, step, rows, {from, step, nullptr});
-      from += rows * step;
-    }
-    // Global keys before the window, or beside its steps, run by run.
-    const auto outside = [&](index position) { return position < first || (p - position) % d != 0; };
-    for (index g = 0; g < known && !global_query; ++g) {
-      index end = g;
-      while (end < known && outside(globals[static_cast<std::size_t>(end)])) ++end;
-      if (end > g) take(ring + g, 1, end - g, {0, 1, globals.data() + g});
-      g = end;
-    }
-    for (index r = 0; r < count; ++r) in.finish_row(s.state, r, b, head + r, t);
-  }
-
-  void run() const {
-    const index tokens = shape.queries, group = shape.group();
-    const index seen = std::min(cache.left() + 1, cache.tokens() + tokens);
-    const auto limit = in.limit_threads(seen, static_cast<double>(tokens) * static_cast<double>(seen));
-    try {
-      in.exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {
-        const index b = task / shape.kv_heads, kv = task % shape.kv_heads, heads = cache.one_dilation() ? group : 1;
-        scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-        for (index t = 0; t < in.lengths.queries(b); ++t) {
-          cache.put(in.k, in.v, b, kv, t);
-          for (index h = kv * group; h < (kv + 1) * group; h += heads) attend_token(b, kv, t, h, heads, s);
-        }
-        for (index h = kv * group; h < (kv + 1) * group; ++h) in.clear_padding(b, h);
-      });
-    } catch (...) {  // of the score function, or no memory: the ring has already lost what the chunk pushed out
-      cache.reset();
-      throw;
-    }
-    cache.advance(tokens, in.lengths.given_queries);
-  }
+  stream_window window() const { return cache.window(); }
+  index before(index b) const { return cache.tokens(b); }
+  index ring() const { return cache.capacity(); }
+  index global_row(index g) const { return ring() + g; }
+  cache_rows<const S> keys(index b, index kv) const { return head_of(all_keys, b, kv); }
+  cache_rows<const S> values(index b, index kv) const { return head_of(all_values, b, kv); }
+  void put(index b, index kv, index t) const { cache.put(k_new, v_new, b, kv, t); }
 };
-template <class S, class Score>
-window_step(const softmax_call<S, Score>&, sliding_window_cache<S>&) -> window_step<S, Score>;
+
+/// What both steps do: checks, rotates, and calls attend(call, options) with what the chunk is.
+template <class S, class Cache, class Q, class K, class V, class O, class Options, class Score, class Attend>
+void run_window_step(Cache& cache, const stream_window& window, const Q& q, const K& k, const V& v, O&& out,
+                     Options& options, Score& score, execution_ref& exec, const Attend& attend) {
+  call_softmax<sliding_window_step_options>(
+      "sliding_window_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
+        cache.check_tokens(call.check, call.k, call.v, given.lengths);
+        for (const auto& [name, view] : std::initializer_list<validator::named_view>{
+                 {"q", call.q}, {"out", call.out}, {"lse", given.lse}})
+          cache.no_alias(call.check, name, view);
+        call.lengths.given_queries = given.lengths;
+        window.check_heads(call.check, call.shape.heads);
+        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
+        const auto rotation = call.exec.workspace([&](arena& memory) {
+          return rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
+        });
+        rotation->rotate(call.check, given.rotary, cache.lengths(), call.q, call.k, call.exec);
+        attend(call, given);
+      });
+}
 
 }  // namespace detail
 
@@ -257,20 +207,42 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Optio
 void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
                          Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
-  detail::call_softmax<sliding_window_step_options>(
-      "sliding_window_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
-        cache.check_tokens(call.check, call.k, call.v, given.lengths);
-        for (const auto& [name, view] : std::initializer_list<detail::validator::named_view>{
-                 {"q", call.q}, {"out", call.out}, {"lse", given.lse}})
-          cache.no_alias(call.check, name, view);
-        call.lengths.given_queries = given.lengths;
-        cache.check_heads(call.check, call.shape.heads);
-        call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
-        const auto rotation = call.exec.workspace([&](detail::arena& memory) {
-          return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
-        });
-        rotation->rotate(call.check, given.rotary, cache.lengths(), call.q, call.k, call.exec);
-        detail::window_step{call, cache}.run();
+  detail::run_window_step<S>(
+      cache, cache.window(), q, k, v, out, options, score, exec, [&](const auto& call, const auto& given) {
+        try {
+          detail::window_step{call, detail::ring_source<S>{cache, call.k, call.v}}.run();
+        } catch (...) {  // of the score function, or no memory: the ring has already lost what the chunk pushed out
+          cache.reset();
+          throw;
+        }
+        cache.advance(call.shape.queries, given.lengths);
+      });
+}
+
+/// The same over a kv_cache or paged_cache, which keeps all tokens and reads those of the window: for models that mix
+/// windows with full attention in one pool, and for sequences that go back. global_positions must ascend.
+template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, viewable O,
+          class Options = sliding_window_step_options<typename Cache::value_type>, class Score = detail::no_score>
+void sliding_window_step(Cache& cache, const sliding_window_cache_options& window, const Q& q, const K& k, const V& v,
+                         O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
+  using S = typename Cache::value_type;
+  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
+  const detail::validator check("sliding_window_step");
+  const detail::stream_window seen{window.left, window.dilation, window.global_positions};
+  seen.check(check);
+  if (!std::is_sorted(seen.globals.begin(), seen.globals.end(), std::less_equal<>()))
+    check.fail("global positions that ascend", "others");
+  detail::run_window_step<S>(
+      cache, seen, q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
+        const index count = call.shape.queries;
+        cache.append(call.k, call.v, {given.lengths});
+        call.lengths.full_keys = cache.tokens(), call.lengths.given_keys = cache.lengths();
+        try {
+          detail::window_step{call, detail::cache_source<Cache>{cache, call.lengths, seen}}.run();
+        } catch (...) {
+          cache.forget(count, given.lengths);
+          throw;
+        }
       });
 }
 

@@ -127,18 +127,18 @@ struct page_tables {
 
 /// Rows of one head, one after another or in pages.
 template <class S>
-struct token_rows {
+struct cache_rows {
   S* data = nullptr;
   index rows = 0, cols = 0, row_stride = 0, col_stride = 1;
   const index* pages = nullptr;
   index page_rows = 0, page_stride = 0;
 
-  token_rows(const matrix_view<S>& x)
+  cache_rows(const matrix_view<S>& x)
       : data(x.data), rows(x.rows), cols(x.cols), row_stride(x.row_stride), col_stride(x.col_stride) {}
 
   /// Of a batch item and head of x, which is [B, H, rows, D], or [pages, H, page_rows, D].
-  token_rows(const tensor_view<S>& x, index b, index h, const page_tables& given)
-      : token_rows(head_of(x, given ? 0 : b, h)) {
+  cache_rows(const tensor_view<S>& x, index b, index h, const page_tables& given)
+      : cache_rows(head_of(x, given ? 0 : b, h)) {
     if (!given) return;
     const std::vector<index>& table = given.tables[b];
     pages = table.data(), page_rows = given.page_rows, page_stride = x.stride(0);
@@ -153,6 +153,14 @@ struct token_rows {
     const index count = pages ? page_rows - j % page_rows : rows - j;
     return {row(j), count, cols, row_stride, col_stride};
   }
+};
+
+/// kv_cache, paged_cache: all tokens of all items.
+template <class Cache>
+concept key_value_cache = requires(Cache& cache, std::span<const index> lengths) {
+  typename Cache::value_type;
+  { cache.pages() } -> std::same_as<page_tables>;
+  cache.forget(index(), lengths);
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -139,7 +139,7 @@ struct stream_limit {
 /// Takes the queries through rows [begin, end) of k and v, which are at positions[row]; query i sees the rows below
 /// limit(i). `terms` is of any head of the batch item.
 template <class T, class S, class Score>
-void attend_stream(const stream_queries<T>& q, const token_rows<const S>& k, const token_rows<const S>& v,
+void attend_stream(const stream_queries<T>& q, const cache_rows<const S>& k, const cache_rows<const S>& v,
                    const index_map& positions, index begin, index end, const score_terms<T, Score>& terms,
                    const stream_limit& limit, const online_softmax<T>& state) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
@@ -191,7 +191,7 @@ template <class T, class S, class Score>
 void attend_stream(const stream_queries<T>& q, const matrix_view<const S>& k, const matrix_view<const S>& v,
                    const index_map& positions, index begin, index end, const score_terms<T, Score>& terms,
                    const stream_limit& limit, const online_softmax<T>& state) {
-  attend_stream(q, token_rows<const S>(k), token_rows<const S>(v), positions, begin, end, terms, limit, state);
+  attend_stream(q, cache_rows<const S>(k), cache_rows<const S>(v), positions, begin, end, terms, limit, state);
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

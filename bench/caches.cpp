@@ -1,0 +1,106 @@
+// Decoding with other caches than one contiguous one: in pages, and of many sequences of unequal length.
+#include <attn/core/paged_cache.hpp>
+#include <attn/softmax/full_softmax_step.hpp>
+
+#include "flops.hpp"
+#include "table.hpp"
+
+namespace bench {
+namespace {
+
+constexpr index page_tokens = 64, sequences = 16;
+
+double token_bytes(const problem& p) { return static_cast<double>(p.kv_heads * (p.dim + p.dim_v)) * sizeof(float); }
+
+/// A sequence has a sixteenth, two, ... of the length.
+index length_of(index sequence, index longest) { return (sequence + 1) * longest / sequences; }
+double all_tokens(const problem& p) {
+  double sum = 0;
+  for (index n = 0; n < sequences; ++n) sum += static_cast<double>(length_of(n, p.length));
+  return sum;
+}
+
+struct paged_stream final : stream {
+  problem p;
+  attn::page_pool<float> pool;
+  attn::paged_cache<float> cache;
+
+  explicit paged_stream(const problem& x)
+      : p(x), pool({.pages = x.length / page_tokens + 1, .page_tokens = page_tokens, .heads = x.kv_heads, .dim = x.dim,
+                    .value_dim = x.dim_v}),
+        cache(pool, 1) {}
+  std::unique_ptr<stream> copy() const override {
+    auto other = std::make_unique<paged_stream>(p);
+    for (index begin = 0; begin < cache.tokens(); begin += page_tokens) {
+      const index page = cache.table(0)[static_cast<std::size_t>(begin / page_tokens)],
+                  count = std::min(page_tokens, cache.tokens() - begin);
+      const auto rows = [&](const attn::tensor_view<float>& x) { return x.slice(0, page, 1).slice(2, 0, count); };
+      other->feed(rows(pool.keys()), rows(pool.values()));
+    }
+    return other;
+  }
+  void feed(input k, input v) override { cache.append(k, v); }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    attn::full_softmax_step(cache, q, k, v, out, exec);
+  }
+  void rewind(index tokens) override { cache.truncate(tokens); }
+};
+
+struct ragged_stream final : stream {
+  index longest;
+  attn::kv_cache<float> cache;
+  std::vector<float> results;
+
+  explicit ragged_stream(const problem& p)
+      : longest(p.length), cache({.batch = sequences, .heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}),
+        results(static_cast<std::size_t>(sequences * p.heads * p.dim_v)) {
+    cache.reserve(p.length);
+  }
+  std::unique_ptr<stream> copy() const override { return std::make_unique<ragged_stream>(*this); }
+
+  /// The same for all sequences.
+  static input repeated(input x) {
+    return {x.data(), {sequences, x.extent(1), x.extent(2), x.extent(3)}, {0, x.stride(1), x.stride(2), x.stride(3)}};
+  }
+  void feed(input k, input v) override {
+    std::vector<index> lengths;
+    for (index n = 0; n < sequences; ++n)
+      lengths.push_back(std::clamp(length_of(n, longest) - 1 - cache.tokens(n), index(0), k.extent(2)));
+    cache.append(repeated(k), repeated(v), {.lengths = lengths});
+  }
+  void step(input q, input k, input v, output out, attn::execution& exec) override {
+    const output all(results.data(), {sequences, out.extent(1), 1, out.extent(3)});
+    attn::full_softmax_step(cache, repeated(q), repeated(k), repeated(v), all, exec);
+    for (index h = 0; h < out.extent(1); ++h)
+      for (index d = 0; d < out.extent(3); ++d) out(0, h, 0, d) = all(sequences - 1, h, 0, d);
+  }
+  void rewind(index) override {
+    for (index n = 0; n < sequences; ++n)
+      cache.truncate(n, std::min(cache.tokens(n), std::max<index>(0, length_of(n, longest) - 1)));
+  }
+};
+
+}  // namespace
+
+family cache_family() {
+  return {.operators = {},
+          .decoders = {{.name = "full_softmax_paged_decode",
+                        .exact = true,
+                        .uses = {},
+                        .flops = [](const problem& p) { return pair_flops(p, static_cast<double>(p.length)); },
+                        .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes(p); },
+                        .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+                          return std::make_unique<paged_stream>(p);
+                        }},
+                       {.name = "full_softmax_ragged_decode",
+                        .exact = true,
+                        .uses = {},
+                        .flops = [](const problem& p) { return pair_flops(p, all_tokens(p)); },
+                        .cache_bytes = [](const problem& p) { return all_tokens(p) * token_bytes(p); },
+                        .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+                          return std::make_unique<ragged_stream>(p);
+                        },
+                        .approximates = false}}};
+}
+
+}  // namespace bench

@@ -1,0 +1,143 @@
+// attn: a step of sliding-window attention, token by token, over a ring or over a cache of all tokens.
+#pragma once
+
+#include <attn/softmax/detail/softmax_call.hpp>
+#include <attn/softmax/detail/streaming.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// What a stream sees: `left` keys before the query's own, every dilation-th, and the global positions, which ascend.
+struct stream_window {
+  index left = 0;
+  std::span<const index> dilations{}, globals{};
+
+  bool one_dilation() const { return dilations.size() <= 1; }
+  index dilation(index query_head) const {
+    return dilations.empty() ? 1 : dilations[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
+  }
+  /// How many global positions there are up to p.
+  index globals_up_to(index p) const {
+    return std::upper_bound(globals.begin(), globals.end(), p) - globals.begin();
+  }
+
+  void check(const validator& check) const {
+    check.at_least("left", 0, left);
+    for (index d : dilations) check.at_least("dilation", 1, d);
+    for (index p : globals) check.at_least("global positions", 0, p);
+  }
+  void check_heads(const validator& check, index query_heads) const {
+    if (!one_dilation()) check.equal("query heads = dilations of the cache", std::ssize(dilations), query_heads);
+  }
+};
+
+/// Source tells where the tokens of the stream lie:
+///   stream_window window() const;
+///   index before(index b) const;                            tokens before the chunk's
+///   index ring() const;                                     position p lies in row p % ring()
+///   index global_row(index g) const;                        the row of a global position,
+///   static constexpr bool adjacent_globals;                 and are they one after another?
+///   cache_rows<const S> keys(index b, index kv) const;      values likewise
+///   void put(index b, index kv, index t) const;             token t of the chunk must lie there now
+template <class S, class Score, class Source>
+struct window_step {
+  using T = compute_type<S>;
+
+  const softmax_call<S, Score>& in;
+  const Source& source;
+  stream_window window = source.window();
+  const attention_shape& shape = in.shape;
+
+  struct scratch {
+    stream_queries<T> rows;
+    online_softmax<T> state;
+  };
+  scratch layout(arena& memory) const {
+    return {stream_queries<T>::layout(memory, shape.group(), shape.dim, shape.dim_v),
+            online_softmax<T>::layout(memory, shape.group(), shape.dim_v)};
+  }
+
+  /// Attends token t of the chunk, of the `count` query heads from `head` on, which share a dilation.
+  void attend_token(index b, index kv, index t, index head, index count, scratch& s) const {
+    const index p = source.before(b) + t, d = window.dilation(head), ring = source.ring();
+    const index known = window.globals_up_to(p);
+    const auto global = [&](index g) { return window.globals[static_cast<std::size_t>(g)]; };
+    const bool global_query = known > 0 && global(known - 1) == p;
+    const index step = global_query ? 1 : d, first = global_query ? 0 : p - std::min(window.left, p / d) * d;
+    s.rows.begin(in.q.slice(2, t, 1), b, head, count, 1, in.terms.query_factor());
+    s.state.rows = count;
+    s.state.clear();
+    const auto keys = source.keys(b, kv), values = source.values(b, kv);
+    const auto token_terms = in.terms.for_head(b, head, p);
+    // Every stride-th row from `row` on, of which pages may have some each.
+    const auto take = [&](index row, index stride, index rows, index_map positions) {
+      while (rows > 0) {
+        const matrix_view<const S> k = keys.from(row), v = values.from(row);
+        const index some = std::min(rows, (k.rows - 1) / stride + 1);
+        attend_stream(s.rows, matrix_view<const S>{k.data, some, k.cols, k.row_stride * stride, k.col_stride},
+                      matrix_view<const S>{v.data, some, v.cols, v.row_stride * stride, v.col_stride}, positions, 0,
+                      some, token_terms, stream_limit{some}, s.state);
+        row += some * stride, rows -= some;
+        positions.first += some * positions.step;
+        if (positions.list) positions.list += some;
+      }
+    };
+    // The window lies in the ring in one run, or in two.
+    for (index from = first; from <= p;) {
+      const index rows = std::min((p - from) / step, (ring - 1 - from % ring) / step) + 1;
+      take(from % ring, step, rows, {from, step, nullptr});
+      from += rows * step;
+    }
+    // Global keys before the window, or beside its steps, run by run.
+    const auto outside = [&](index position) { return position < first || (p - position) % d != 0; };
+    for (index g = 0; g < known && !global_query; ++g) {
+      index end = g;
+      while (end < known && outside(global(end)) && (end == g || Source::adjacent_globals)) ++end;
+      if (end == g) continue;
+      take(source.global_row(g), 1, end - g, {0, 1, window.globals.data() + g});
+      g = end - 1;
+    }
+    for (index r = 0; r < count; ++r) in.finish_row(s.state, r, b, head + r, t);
+  }
+
+  void run() const {
+    index longest = 0;
+    for (index b = 0; b < shape.batch; ++b) longest = std::max(longest, source.before(b));
+    const index tokens = shape.queries, group = shape.group(), heads = window.one_dilation() ? group : 1;
+    const index seen = std::min(window.left + 1, longest + tokens);
+    const auto limit = in.limit_threads(seen, static_cast<double>(tokens) * static_cast<double>(seen));
+    in.exec.for_each(shape.batch * shape.kv_heads, [&](index task, int worker) {
+      const index b = task / shape.kv_heads, kv = task % shape.kv_heads;
+      scratch s = in.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      for (index t = 0; t < in.lengths.queries(b); ++t) {
+        source.put(b, kv, t);
+        for (index h = kv * group; h < (kv + 1) * group; h += heads) attend_token(b, kv, t, h, heads, s);
+      }
+      for (index h = kv * group; h < (kv + 1) * group; ++h) in.clear_padding(b, h);
+    });
+  }
+};
+template <class S, class Score, class Source>
+window_step(const softmax_call<S, Score>&, const Source&) -> window_step<S, Score, Source>;
+
+/// The tokens of a cache that has taken those of the chunk, all of them: kv_cache, paged_cache.
+template <class Cache>
+struct cache_source {
+  using S = typename Cache::value_type;
+  static constexpr bool adjacent_globals = false;
+
+  const Cache& cache;
+  const sequence_lengths& lengths;
+  stream_window seen;
+  tensor_view<const S> all_keys = cache.keys(), all_values = cache.values();
+  page_tables pages = cache.pages();
+
+  stream_window window() const { return seen; }
+  index before(index b) const { return lengths.keys(b) - lengths.queries(b); }
+  index ring() const { return std::numeric_limits<index>::max(); }
+  index global_row(index g) const { return seen.globals[static_cast<std::size_t>(g)]; }
+  cache_rows<const S> keys(index b, index kv) const { return {all_keys, b, kv, pages}; }
+  cache_rows<const S> values(index b, index kv) const { return {all_values, b, kv, pages}; }
+  void put(index, index, index) const {}
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
