@@ -15,6 +15,8 @@
 #include <attn/aft/aft_simple_step.hpp>
 #include <attn/core/execution.hpp>
 #include <attn/core/kv_cache.hpp>
+#include <attn/core/page_pool.hpp>
+#include <attn/core/paged_cache.hpp>
 #include <attn/core/random.hpp>
 #include <attn/core/rotary.hpp>
 #include <attn/core/state_extents.hpp>
