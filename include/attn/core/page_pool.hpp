@@ -115,7 +115,7 @@ class page_pool {
     const detail::validator check("page_pool");
     detail::kv_memory<S> memory(check, {e.pages, e.heads, e.dim, e.value_dim}, options.values_in_keys);
     check.at_least("tokens of a page", 1, e.page_tokens);
-    memory.grow(check, e.page_tokens, {});
+    memory.make_pages(check, e.page_tokens);
     return memory;
   }
   std::size_t check_page(index page) const {
