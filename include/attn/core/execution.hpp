@@ -27,6 +27,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -123,6 +124,7 @@ class execution {
     std::size_t bytes = 0;
     for (const auto& buffer : buffers_) bytes += buffer.size();
     for (const auto& buffer : kept_) bytes += buffer.size();
+    for (const execution& serial : serial_) bytes += serial.scratch_bytes();
     return bytes;
   }
 
@@ -130,6 +132,7 @@ class execution {
   void release() {
     for (auto& buffer : buffers_) buffer = {};
     for (auto& buffer : kept_) buffer = {};
+    serial_.clear();
   }
 
   // For operators -----------------------------------------------------------------------------------------------------
@@ -202,6 +205,12 @@ class execution {
     int before_;
   };
 
+  /// A serial execution for every worker, for operators that are called from within for_each. Call it outside.
+  std::span<execution> serial_executions() {
+    if (serial_.empty()) serial_ = std::vector<execution>(static_cast<std::size_t>(threads()));
+    return serial_;
+  }
+
   /// The threads for_each uses now.
   int active_threads() const { return active_threads_ > 0 ? active_threads_ : threads(); }
 
@@ -256,6 +265,7 @@ class execution {
 
   std::vector<detail::scratch_buffer> buffers_;  // one a worker, then the shared one
   std::vector<detail::scratch_buffer> kept_;     // one for each workspace alive, at most so far
+  std::vector<execution> serial_;
   std::size_t workspaces_ = 0;
   int active_threads_ = 0;  // 0: all
   double least_seconds_ = 0;

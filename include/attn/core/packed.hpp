@@ -1,0 +1,149 @@
+// attn: sequences packed one after another in one buffer, for every operator.
+//
+//   // offsets: where each sequence begins, and where the last one ends ("cu_seqlens")
+//   attn::for_each_sequence({.offsets = offsets}, threads, [&](const auto& s, attn::execution& exec) {
+//     attn::full_softmax(s.queries(q), s.queries(k), s.queries(v), s.queries(out), {.causal = true}, exec);
+//   });
+//   // queries and keys of other lengths:
+//   attn::for_each_sequence({.query_offsets = of_q, .key_offsets = of_k}, threads, [&](const auto& s, auto& exec) {
+//     attn::full_softmax(s.queries(q), s.keys(k), s.keys(v), s.queries(out), {}, exec);
+//   });
+//
+// The body is called once for every sequence and calls what it likes, an operator, its backward pass, a layer, with slices
+// of the views: each sequence gives what it gives alone, to the last bit. Views of [total, heads, dim] memory are
+// blhd_view(data, 1, total, heads, dim).
+//
+// Threads  Long sequences are computed by all threads, one after another; the others by one thread each, the longest
+//          first. What the body writes for one sequence must be apart from the others' then. Gradients of parameters
+//          are not: with in_order, sequences come in their order, each by all threads, and `.accumulate` adds up.
+// Cost     that of the calls; scratch is theirs, for every thread, and 8 bytes per sequence.
+// Throws   std::invalid_argument for offsets that fall, before the first call; for offsets beyond the end of a view where
+//          it is first sliced, before its operator is called. What the body throws passes through, and no further
+//          sequence begins.
+#pragma once
+
+#include <attn/core/detail/check.hpp>
+#include <attn/core/execution.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// Where packed sequences lie: sequence n has the tokens from offsets[n] to offsets[n + 1].
+struct packed_offsets {
+  /// Of queries and keys alike, or of each: one more than there are sequences, from 0 on, not falling.
+  list_view<index> offsets{}, query_offsets{}, key_offsets{};
+  /// One sequence after another, each by all threads.
+  bool in_order = false;
+};
+
+/// One of them.
+class packed_sequence {
+ public:
+  packed_sequence(index number, std::span<const index> queries, std::span<const index> keys)
+      : number_(number), queries_(queries), keys_(keys) {}
+
+  index number() const { return number_; }
+  index query_length() const { return length(queries_); }
+  index key_length() const { return length(keys_); }
+
+  /// The sequence's part of a view of all: along the length, which is the third axis, of matrices the rows of Eigen's and
+  /// the second axis of views; other axes, as of layers' [batch, length, dim], are to be named.
+  template <viewable X>
+  auto queries(const X& x) const {
+    return part(as_view(x), length_axis<decltype(as_view(x))>, queries_);
+  }
+  template <viewable X>
+  auto keys(const X& x) const {
+    return part(as_view(x), length_axis<decltype(as_view(x))>, keys_);
+  }
+  template <viewable X>
+  auto queries(const X& x, int axis) const {
+    return part(as_view(x), axis, queries_);
+  }
+  template <viewable X>
+  auto keys(const X& x, int axis) const {
+    return part(as_view(x), axis, keys_);
+  }
+
+ private:
+  template <class View>
+  static constexpr int length_axis = View::rank > 2 ? 2 : View::rank - 1;
+
+  index length(std::span<const index> offsets) const { return at(offsets, number_ + 1) - at(offsets, number_); }
+  static index at(std::span<const index> offsets, index n) { return offsets[static_cast<std::size_t>(n)]; }
+
+  template <class T, int Rank>
+  auto part(const tensor_view<T, Rank>& x, int axis, std::span<const index> offsets) const {
+    const detail::validator check("for_each_sequence");
+    if (axis < 0 || axis >= Rank) check.fail({"an axis of the view, from 0 to ", Rank - 1}, axis);
+    if (offsets.back() > x.extent(axis))
+      check.fail({"offsets up to the ", x.extent(axis), " tokens of the view"}, offsets.back());
+    return x.slice(axis, at(offsets, number_), length(offsets));
+  }
+
+  index number_;
+  std::span<const index> queries_, keys_;
+};
+
+namespace detail {
+
+inline std::span<const index> check_offsets(const validator& check, const char* what, std::span<const index> list) {
+  if (list.empty()) check.fail({what, ", one more than there are sequences"}, "none");
+  if (list[0] < 0) check.fail({what, " from 0 on"}, list[0]);
+  for (std::size_t n = 1; n < list.size(); ++n)
+    if (list[n] < list[n - 1]) check.fail({what, " that do not fall, after ", list[n - 1]}, list[n]);
+  return list;
+}
+
+}  // namespace detail
+
+/// body(packed_sequence, execution) for every sequence that is not empty. See the top of the file.
+template <class Body>
+void for_each_sequence(const packed_offsets& options, execution_ref threads, Body&& body) {
+  using namespace detail;
+  const validator check("for_each_sequence");
+  const bool both = !options.offsets.empty();
+  if (both && (!options.query_offsets.empty() || !options.key_offsets.empty()))
+    check.fail("either offsets, or query_offsets and key_offsets", "both");
+  const auto queries = check_offsets(check, both ? "offsets" : "query_offsets",
+                                     both ? options.offsets : options.query_offsets);
+  const auto keys = check_offsets(check, both ? "offsets" : "key_offsets", both ? options.offsets : options.key_offsets);
+  check.equal("entries of key_offsets = those of query_offsets", std::ssize(queries), std::ssize(keys));
+  const index count = std::ssize(queries) - 1;
+  const auto sequence = [&](index n) { return packed_sequence(n, queries, keys); };
+  const auto tokens = [&](index n) { return sequence(n).query_length() + sequence(n).key_length(); };
+
+  execution& exec = threads.get();
+  if (options.in_order || exec.threads() == 1) {
+    for (index n = 0; n < count; ++n)
+      if (tokens(n) > 0) body(sequence(n), exec);
+    return;
+  }
+  // The longest first; one that is more than its share of what is left, even if work grows with the square of the length,
+  // is left to all threads.
+  const auto order = exec.workspace([&](arena& memory) { return memory.allocate<index>(count); });
+  std::iota(*order, *order + count, index(0));
+  std::sort(*order, *order + count, [&](index a, index b) { return tokens(a) != tokens(b) ? tokens(a) > tokens(b) : a < b; });
+  const auto work = [&](index n) { return static_cast<double>(tokens(n)) * static_cast<double>(tokens(n)); };
+  double left = 0;
+  for (index n = 0; n < count; ++n) left += work(n);
+  index first = 0;
+  for (; first < count && work((*order)[first]) > left / (2 * exec.threads()); ++first) {
+    const index n = (*order)[first];
+    left -= work(n);
+    if (tokens(n) > 0) body(sequence(n), exec);
+  }
+  const auto serial = exec.serial_executions();
+  exec.for_each(count - first, [&](index task, int worker) {
+    const index n = (*order)[first + task];
+    if (tokens(n) > 0) body(sequence(n), serial[static_cast<std::size_t>(worker)]);
+  });
+}
+
+/// The same on the caller's thread.
+template <class Body>
+  requires std::invocable<Body&, const packed_sequence&, execution&>
+void for_each_sequence(const packed_offsets& options, Body&& body) {
+  for_each_sequence(options, execution_ref(), body);
+}
+
+}  // namespace attn::inline ATTN_ISA
