@@ -98,7 +98,8 @@ class engine {
                        {.heads = shape.heads, .kv_heads = shape.kv_heads}, exec_);
       x += mixed;
       attn::rms_norm(x, normed);
-      attn::feed_forward(normed, mixed, {.gate = w.gate, .up = w.up, .down = w.down}, exec_);
+      attn::feed_forward(normed, mixed, {.up = w.up, .down = w.down, .gate = w.gate},
+                         {.activation = attn::activation::silu}, exec_);
       x += mixed;
     }
 

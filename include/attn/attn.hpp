@@ -51,6 +51,8 @@
 #include <attn/layers/project_backward.hpp>
 #include <attn/layers/reversible_block.hpp>
 #include <attn/layers/reversible_block_backward.hpp>
+#include <attn/layers/rms_norm.hpp>
+#include <attn/layers/rms_norm_backward.hpp>
 #include <attn/low_rank/draw_projection.hpp>
 #include <attn/low_rank/linformer.hpp>
 #include <attn/low_rank/linformer_backward.hpp>

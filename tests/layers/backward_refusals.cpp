@@ -193,6 +193,8 @@ TEST_CASE("feed_forward_backward refuses what does not fit", "[layer_backward_re
                           [](arguments& d) { d.feed.down = d.matrix(8, 11), d.d_feed.down = {}; }},
                          {"a gradient of no up bias", "up bias, since its gradient is asked for",
                           [](arguments& d) { d.feed.up_bias = {}; }},
+                         {"a gradient of no gate", "gate weight, since its gradient is asked for",
+                          [](arguments& d) { d.d_feed.gate = {d.d_feed.up.data(), {10, 8}}, d.d_feed.up = {}; }},
                          {"a gradient of no down bias", "down bias, since its gradient is asked for",
                           [](arguments& d) { d.feed.down_bias = {}; }},
                          {"gradients of up and down in one place", "separate",

@@ -25,7 +25,7 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, index width) {
   const auto out_matrix = [](tensor<S>& g) { return matrix_or_none(&g); };
   const auto out_vector = [](tensor<S>& g) { return vector_or_none(&g); };
   const tensor<S> weight = cast<S>(random_weight(1, width, width)), bias = cast<S>(random_vector(2, width)),
-                  up = cast<S>(random_weight(3, 600, width)), down = cast<S>(random_weight(4, width, 600));
+                  up = cast<S>(random_weight(3, 600, width)), gate = cast<S>(random_weight(5, 600, width)), down = cast<S>(random_weight(4, width, 600));
   const auto add = [&](std::string name, reach sees, list weights, auto run) {
     all.push_back({name + " of width " + std::to_string(width), width, sees, weights, run});
   };
@@ -36,6 +36,14 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, index width) {
   add("layer_norm", reach::token, {bias, bias}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
     L::layer_norm_backward(x, {.gamma = vector(bias), .beta = vector(bias)}, d,
                            {.x = dx, .gamma = out_vector(g[0]), .beta = out_vector(g[1])}, {}, exec);
+  });
+  add("rms_norm", reach::token, {bias}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
+    L::rms_norm_backward(x, {.gamma = vector(bias)}, d, {.x = dx, .gamma = out_vector(g[0])}, {}, exec);
+  });
+  add("feed_forward, gated,", reach::token, {up, down, gate}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
+    L::feed_forward_backward(x, {.up = matrix(up), .down = matrix(down), .gate = matrix(gate)}, d,
+                             {.x = dx, .up = out_matrix(g[0]), .down = out_matrix(g[1]), .gate = out_matrix(g[2])},
+                             attn::activation::silu, exec);
   });
   add("feed_forward", reach::token, {up, down}, [=](auto x, auto d, auto dx, list& g, auto& exec) {
     L::feed_forward_backward(x, {.up = matrix(up), .down = matrix(down)}, d,

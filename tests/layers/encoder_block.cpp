@@ -4,9 +4,9 @@
 namespace testing {
 namespace {
 
-reference::encoder_block_weights random_weights(index dim, index hidden, bool all) {
+reference::encoder_block_weights random_weights(index dim, index hidden, bool all, bool gated = false) {
   reference::encoder_block_weights w;
-  w.feed = random_feed_forward(dim, hidden, dim, all);
+  w.feed = random_feed_forward(dim, hidden, dim, all, gated);
   if (!all) return w;
   w.gamma_1 = random_vector(1, dim, 1), w.beta_1 = random_vector(2, dim);
   w.gamma_2 = random_vector(3, dim, 1), w.beta_2 = random_vector(4, dim);
@@ -24,14 +24,15 @@ void shift(in_sequence<S> x, out_sequence<S> out, attn::execution&) {
 
 template <class S>
 double error_of(index batch, index length, index dim, index hidden, bool all, bool norm_first, attn::activation f,
-                bool in_place) {
+                bool in_place, bool llama = false) {
   const auto x = rounded<S>(random_sequence(5, batch, length, dim));
-  const auto w = rounded<S>(random_weights(dim, hidden, all));
+  const auto w = rounded<S>(random_weights(dim, hidden, all, llama));
   const encoder_store<S> stored(w);
   tensor<S> sx = cast<S>(x), out(batch, 1, length, dim, S(7));
   attn::execution serial;
   compiled_layers<S>::encoder_block(sequence(std::as_const(sx)), in_place ? sequence(sx) : sequence(out),
-                                    stored.views(), shift<S>, {.norm_first = norm_first, .activation = f}, serial);
+                                    stored.views(), shift<S>,
+                                    {.norm_first = norm_first, .rms = llama, .activation = f}, serial);
   const auto mix = [](const tensor<double>& s) {
     tensor<double> to = s;
     shift<double>(sequence(s), sequence(to), *std::make_unique<attn::execution>());
@@ -39,9 +40,10 @@ double error_of(index batch, index length, index dim, index hidden, bool all, bo
   };
   const auto formula = f == attn::activation::relu   ? reference::relu
                        : f == attn::activation::gelu ? reference::gelu
+                       : f == attn::activation::silu ? reference::silu
                                                      : reference::gelu_tanh;
   const double eps = static_cast<double>(attn::encoder_block_options<S>{}.eps);
-  return relative_error(in_place ? sx : out, reference::encoder_block(x, mix, w, norm_first, formula, eps));
+  return relative_error(in_place ? sx : out, reference::encoder_block(x, mix, w, norm_first, formula, eps, llama));
 }
 
 // Norm, mixing and two products in a row, each within the tolerance.
@@ -59,6 +61,13 @@ TEMPLATE_LIST_TEST_CASE("encoder_block: against the reference", "[encoder_block]
           const auto f = static_cast<attn::activation>(length % 3);
           CHECK(error_of<TestType>(2, length, 24, 70, all, norm_first, f, in_place) <= allowed<TestType>);
         }
+}
+
+TEMPLATE_LIST_TEST_CASE("encoder_block: RMS norm and a gate", "[encoder_block]", exact_types) {
+  for (bool norm_first : {true, false})
+    for (index length : {1, 47})
+      CHECK(error_of<TestType>(2, length, 24, 70, length == 47, norm_first, attn::activation::silu, false, true) <=
+            allowed<TestType>);
 }
 
 TEMPLATE_LIST_TEST_CASE("encoder_block: odd sizes", "[encoder_block]", exact_types) {

@@ -24,7 +24,7 @@ struct block_arguments {
 
 struct block_case {
   index batch = 2, length = 21, dim = 10, hidden = 14, blocks = 1;
-  bool norm_first = true, all = true, causal = false, mixed = false, fourier = false, in_place = false;
+  bool norm_first = true, all = true, causal = false, mixed = false, fourier = false, in_place = false, rms = false;
   attn::activation f = attn::activation::gelu;
 };
 
@@ -63,7 +63,7 @@ tensor<variable> reference_block(const block_case& a, const tensor<variable>& x,
     });
   };
   return reference::encoder_block(
-      x, mix, w, a.norm_first, [&](const variable& v) { return activated(a.f, v); }, eps);
+      x, mix, w, a.norm_first, [&](const variable& v) { return activated(a.f, v); }, eps, a.rms);
 }
 
 // One block through the library, there and back.
@@ -131,7 +131,7 @@ struct block {
     };
   }
   attn::encoder_block_options<S> options() const {
-    return {.norm_first = a.norm_first, .activation = a.f, .eps = static_cast<real<S>>(eps)};
+    return {.norm_first = a.norm_first, .rms = a.rms, .activation = a.f, .eps = static_cast<real<S>>(eps)};
   }
   void forward(in_sequence<S> x, out_sequence<S> out, out_sequence<S> mixed, attn::execution& exec) const {
     auto how = options();
@@ -162,8 +162,8 @@ layer_backward_case<S> case_of(const block_case& a) {
   auto& r = c.reference;
   r.name = "length " + std::to_string(a.length) + ", blocks " + std::to_string(a.blocks) + ", norm_first " +
            std::to_string(a.norm_first) + ", all " + std::to_string(a.all) + ", causal " + std::to_string(a.causal) +
-           ", mixed " + std::to_string(a.mixed) + ", fourier " + std::to_string(a.fourier) + ", activation " +
-           std::to_string(int(a.f));
+           ", mixed " + std::to_string(a.mixed) + ", fourier " + std::to_string(a.fourier) + ", rms " +
+           std::to_string(a.rms) + ", activation " + std::to_string(int(a.f));
   add(r, "x", random_sequence(1, a.batch, a.length, a.dim));
   for (index n = 0; n < a.blocks; ++n) add_block(r, a, 100 + 20 * static_cast<std::uint64_t>(n));
   const int each = block_inputs(a);
@@ -214,10 +214,11 @@ constexpr double factor = sizeof(S) == 2 ? 6 : 2;
 
 TEMPLATE_LIST_TEST_CASE("encoder_block_backward: options", "[encoder_block_backward]", all_types) {
   std::vector<block_case> all;
-  for (int bits = 0; bits < 32; ++bits)
-    for (int f = 0; f < 3; ++f) {
+  for (int bits = 0; bits < 64; ++bits)
+    for (int f = 0; f < 4; ++f) {
       block_case c;
       c.norm_first = bits & 1, c.all = bits & 2, c.causal = bits & 4, c.mixed = bits & 8, c.fourier = bits & 16;
+      c.rms = bits & 32;
       c.f = static_cast<attn::activation>(f);
       // a 16-bit x + mixed has many numbers so close to 0 that rounding decides over the slope of relu
       if (sizeof(TestType) == 2 && c.f == attn::activation::relu) continue;
@@ -226,7 +227,7 @@ TEMPLATE_LIST_TEST_CASE("encoder_block_backward: options", "[encoder_block_backw
   for (const auto& chosen : selected(
            all,
            [](const block_case& c) {
-             return std::array{+c.norm_first, +c.all, +c.causal, +c.mixed, +c.fourier, static_cast<int>(c.f)};
+             return std::array{+c.norm_first, +c.all, +c.causal, +c.mixed, +c.fourier, +c.rms, static_cast<int>(c.f)};
            },
            true))
     check_layer_backward(case_of<TestType>(chosen), factor<TestType>);

@@ -6,7 +6,7 @@ namespace {
 
 struct feed_case {
   index batch = 2, length = 20, inputs = 8, hidden = 20, outputs = 8;
-  bool up_bias = true, down_bias = true;
+  bool up_bias = true, down_bias = true, gated = false;
   attn::activation f = attn::activation::gelu;
   double scale = 1;  // of the inputs
 };
@@ -21,25 +21,33 @@ layer_backward_case<S> case_of(const feed_case& a) {
   add(r, "x", random_normal(1, a.batch, 1, a.length, a.inputs, a.scale));
   add(r, "up", random_weight(2, a.hidden, a.inputs));
   add(r, "down", random_weight(3, a.outputs, a.hidden));
+  if (a.gated) add(r, "gate", random_weight(6, a.hidden, a.inputs));
   if (a.up_bias) add(r, "up_bias", random_vector(4, a.hidden));
+  if (a.up_bias && a.gated) add(r, "gate_bias", random_vector(7, a.hidden));
   if (a.down_bias) add(r, "down_bias", random_vector(5, a.outputs));
   r.forward = [a](const std::vector<tensor<variable>>& in) {
     next_of<tensor<variable>> next(in);
     const auto x = next();
     reference::basic_feed_forward_weights<variable> w;
-    w.up = next(), w.down = next(), w.up_bias = next(a.up_bias), w.down_bias = next(a.down_bias);
+    w.up = next(), w.down = next(), w.gate = next(a.gated), w.up_bias = next(a.up_bias);
+    w.gate_bias = next(a.up_bias && a.gated), w.down_bias = next(a.down_bias);
     return std::vector{reference::feed_forward(x, w, [&](const variable& v) { return activated(a.f, v); })};
   };
   c.run = [a](const std::vector<tensor<S>>& in, const tensor<S>& d_out, const std::vector<tensor<S>*>& to,
               bool accumulate, attn::execution& exec) {
     attn::feed_forward_weights<S> w{.up = matrix(in[1]), .down = matrix(in[2])};
-    if (a.up_bias) w.up_bias = vector(in[3]);
+    if (a.gated) w.gate = matrix(in[3]);
+    const std::size_t up_bias = a.gated ? 4 : 3;
+    if (a.up_bias) w.up_bias = vector(in[up_bias]);
+    if (a.up_bias && a.gated) w.gate_bias = vector(in[5]);
     if (a.down_bias) w.down_bias = vector(in.back());
     attn::feed_forward_gradients<S> g{.x = sequence_or_none(to[0]),
                                       .up = matrix_or_none(to[1]),
                                       .down = matrix_or_none(to[2]),
                                       .accumulate = accumulate};
-    if (a.up_bias) g.up_bias = vector_or_none(to[3]);
+    if (a.gated) g.gate = matrix_or_none(to[3]);
+    if (a.up_bias) g.up_bias = vector_or_none(to[up_bias]);
+    if (a.up_bias && a.gated) g.gate_bias = vector_or_none(to[5]);
     if (a.down_bias) g.down_bias = vector_or_none(to.back());
     compiled_layers<S>::feed_forward_backward(sequence(in[0]), w, sequence(d_out), g, a.f, exec);
   };
@@ -52,7 +60,7 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: against the reverse pass", "[fee
   int n = 0;
   for (index length : {0, 1, 3, 47, 65})
     for (index hidden : {1, 20, 70})
-      for (int f = 0; f < 3; ++f) {
+      for (int f = 0; f < 4; ++f) {
         ++n;
         check_layer_backward(case_of<TestType>({.length = length,
                                                 .inputs = 5 + 8 * (n % 2),
@@ -60,6 +68,7 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: against the reverse pass", "[fee
                                                 .outputs = 9,
                                                 .up_bias = n % 2 == 0,
                                                 .down_bias = n % 3 == 0,
+                                                .gated = n % 5 < 2,
                                                 .f = static_cast<attn::activation>(f)}),
                              2);  // of h, rounded in the forward reference only, and of its gradient
       }
@@ -69,6 +78,9 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: against the reverse pass", "[fee
 TEMPLATE_LIST_TEST_CASE("feed_forward_backward: what is split", "[feed_forward_backward]", exact_types) {
   check_layer_backward(case_of<TestType>({.batch = 3, .length = 330, .inputs = 3, .hidden = 5, .outputs = 4}));
   check_layer_backward(case_of<TestType>({.length = 5, .hidden = 1100}));
+  check_layer_backward(case_of<TestType>({.length = 5, .hidden = 1100, .gated = true, .f = attn::activation::silu}));
+  check_layer_backward(
+      case_of<TestType>({.batch = 3, .length = 330, .inputs = 3, .hidden = 5, .outputs = 4, .gated = true}));
   check_layer_backward(case_of<TestType>({.length = 5, .inputs = 530, .hidden = 20, .outputs = 530}));
 }
 
@@ -79,7 +91,7 @@ TEST_CASE("feed_forward_backward: no features", "[feed_forward_backward]") {
 }
 
 TEMPLATE_LIST_TEST_CASE("feed_forward_backward: hidden numbers far from 0", "[feed_forward_backward]", exact_types) {
-  for (int f = 0; f < 3; ++f)
+  for (int f = 0; f < 4; ++f)
     for (double scale : {5.0, 100.0})
       check_layer_backward(case_of<TestType>({.f = static_cast<attn::activation>(f), .scale = scale}));
 }
@@ -88,7 +100,7 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: hidden numbers far from 0", "[fe
 TEMPLATE_LIST_TEST_CASE("feed_forward_backward: the slopes of the activations", "[feed_forward_backward]",
                         exact_types) {
   using S = TestType;
-  for (int kind = 0; kind < 3; ++kind) {
+  for (int kind = 0; kind < 4; ++kind) {
     const auto f = static_cast<attn::activation>(kind);
     tensor<S> x(1, 1, 4001, 1), one(1, 1, 1, 1, S(1)), d(1, 1, 4001, 1, S(1)), dx = x;
     for (index i = 0; i < 4001; ++i) x(0, 0, i, 0) = static_cast<S>(static_cast<double>(i - 2000) * 0.01 + 0.003);
@@ -119,8 +131,10 @@ TEMPLATE_LIST_TEST_CASE("feed_forward_backward: the slopes of the activations", 
 }
 
 TEST_CASE("feed_forward_backward: the reverse pass against central differences", "[feed_forward_backward]") {
-  for (int f = 0; f < 3; ++f)
-    check_central_differences(case_of<float>({.length = 6, .f = static_cast<attn::activation>(f)}).reference);
+  for (int f = 0; f < 4; ++f)
+    for (bool gated : {false, true})
+      check_central_differences(
+          case_of<float>({.length = 6, .gated = gated, .f = static_cast<attn::activation>(f)}).reference);
 }
 
 TEST_CASE("feed_forward_backward: Eigen matrices and default arguments", "[feed_forward_backward]") {

@@ -148,6 +148,7 @@ N activated(attn::activation f, const N& x) {
   using std::erf;
   if (f == attn::activation::relu) return x < N(0) ? N(0) : x;
   if (f == attn::activation::gelu) return 0.5 * x * (1 + erf(x / std::sqrt(2.0)));
+  if (f == attn::activation::silu) return reference::silu_of(x);
   return reference::gelu_tanh_of(x);
 }
 

@@ -5,7 +5,8 @@ namespace testing {
 namespace {
 
 template <class S>
-layer_backward_case<S> case_of(index batch, index length, index dim, bool gamma, bool beta, double eps = 1e-5) {
+layer_backward_case<S> case_of(index batch, index length, index dim, bool gamma, bool beta, double eps = 1e-5,
+                               bool rms = false) {
   layer_backward_case<S> c;
   auto& r = c.reference;
   r.name = "batch " + std::to_string(batch) + ", length " + std::to_string(length) + ", dim " + std::to_string(dim);
@@ -16,10 +17,18 @@ layer_backward_case<S> case_of(index batch, index length, index dim, bool gamma,
   r.forward = [=](const std::vector<tensor<variable>>& in) {
     next_of<tensor<variable>> next(in);
     const auto x = next(), g = next(gamma), b = next(beta);
-    return std::vector{reference::layer_norm(x, g, b, stored_eps)};
+    return std::vector{rms ? reference::rms_norm(x, g, stored_eps) : reference::layer_norm(x, g, b, stored_eps)};
   };
   c.run = [=](const std::vector<tensor<S>>& in, const tensor<S>& d_out, const std::vector<tensor<S>*>& to,
               bool accumulate, attn::execution& exec) {
+    if (rms) {
+      attn::rms_norm_weights<S> w;
+      if (gamma) w.gamma = vector(in[1]);
+      attn::rms_norm_gradients<S> g{.x = sequence_or_none(to[0]), .accumulate = accumulate};
+      if (gamma) g.gamma = vector_or_none(to[1]);
+      return compiled_layers<S>::rms_norm_backward(sequence(in[0]), w, sequence(d_out), g,
+                                                   {.eps = static_cast<real<S>>(eps)}, exec);
+    }
     const tensor<S> none;
     attn::layer_norm_weights<S> w;
     if (gamma) w.gamma = vector(in[1]);
@@ -46,6 +55,15 @@ TEMPLATE_LIST_TEST_CASE("layer_norm_backward: a large eps, one feature, none", "
   check_layer_backward(case_of<TestType>(2, 20, 16, true, true, 0.5));
   check_layer_backward(case_of<TestType>(2, 20, 1, true, true));
   check_layer_backward(case_of<TestType>(2, 20, 0, true, true));
+}
+
+TEMPLATE_LIST_TEST_CASE("rms_norm_backward: against the reverse pass", "[layer_norm_backward]", all_types) {
+  for (index length : {0, 1, 65, 130})
+    for (index dim : {5, 8, 33})
+      check_layer_backward(case_of<TestType>(1 + length % 3, length, dim, dim != 8, false, 1e-5, true));
+  check_layer_backward(case_of<TestType>(2, 20, 16, true, false, 0.5, true));
+  check_layer_backward(case_of<TestType>(2, 20, 0, true, false, 1e-5, true));
+  check_central_differences(case_of<float>(2, 7, 5, true, false, 1e-5, true).reference);
 }
 
 TEST_CASE("layer_norm_backward: the reverse pass against central differences", "[layer_norm_backward]") {

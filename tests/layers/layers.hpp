@@ -41,16 +41,21 @@ inline tensor<double> random_sequence(std::uint64_t seed, index batch, index len
 
 template <class S>
 struct feed_forward_store {
-  tensor<S> up, up_bias, down, down_bias;
+  tensor<S> up, up_bias, down, down_bias, gate, gate_bias;
   explicit feed_forward_store(const reference::feed_forward_weights& w)
-      : up(cast<S>(w.up)), up_bias(cast<S>(w.up_bias)), down(cast<S>(w.down)), down_bias(cast<S>(w.down_bias)) {}
+      : up(cast<S>(w.up)), up_bias(cast<S>(w.up_bias)), down(cast<S>(w.down)), down_bias(cast<S>(w.down_bias)),
+        gate(cast<S>(w.gate)), gate_bias(cast<S>(w.gate_bias)) {}
   attn::feed_forward_weights<S> views() const {
-    return {.up = matrix(up), .down = matrix(down), .up_bias = vector(up_bias), .down_bias = vector(down_bias)};
+    attn::feed_forward_weights<S> w{
+        .up = matrix(up), .down = matrix(down), .up_bias = vector(up_bias), .down_bias = vector(down_bias)};
+    if (!gate.empty()) w.gate = matrix(gate), w.gate_bias = vector(gate_bias);
+    return w;
   }
 };
 template <class S>
 reference::feed_forward_weights rounded(const reference::feed_forward_weights& w) {
-  return {rounded<S>(w.up), rounded<S>(w.up_bias), rounded<S>(w.down), rounded<S>(w.down_bias)};
+  return {rounded<S>(w.up),        rounded<S>(w.up_bias), rounded<S>(w.down),
+          rounded<S>(w.down_bias), rounded<S>(w.gate),    rounded<S>(w.gate_bias)};
 }
 
 template <class S>
@@ -104,9 +109,12 @@ reference::encoder_block_weights rounded(const reference::encoder_block_weights&
 }
 
 inline reference::feed_forward_weights random_feed_forward(index inputs, index hidden, index outputs,
-                                                           bool biases = true) {
-  return {random_weight(11, hidden, inputs), biases ? random_vector(12, hidden) : tensor<double>{},
-          random_weight(13, outputs, hidden), biases ? random_vector(14, outputs) : tensor<double>{}};
+                                                           bool biases = true, bool gated = false) {
+  const auto bias = [&](std::uint64_t seed, index n) { return biases ? random_vector(seed, n) : tensor<double>{}; };
+  reference::feed_forward_weights w{random_weight(11, hidden, inputs), bias(12, hidden),
+                                    random_weight(13, outputs, hidden), bias(14, outputs)};
+  if (gated) w.gate = random_weight(15, hidden, inputs), w.gate_bias = bias(16, hidden);
+  return w;
 }
 
 template <class S>

@@ -34,22 +34,31 @@ double norm_error(index length, index dim, bool parameters, double eps, double o
   tensor<S> in_place = sx;
   compiled_layers<S>::layer_norm(sequence(in_place), sequence(in_place), weights, options, serial);
   CHECK(in_place == out);
-  return relative_error(out, reference::layer_norm(x, gamma, beta, static_cast<double>(options.eps)));
+  const attn::rms_norm_weights<S> scales{.gamma = vector(sg)};
+  const attn::rms_norm_options<S> same_eps{.eps = options.eps};
+  compiled_layers<S>::rms_norm(sequence(sx), sequence(in_place), scales, same_eps, serial);
+  const double stored_eps = static_cast<double>(options.eps);
+  CHECK(relative_error(in_place, reference::rms_norm(x, gamma, stored_eps)) <= tolerance<S>::out);
+  tensor<S> again = sx;
+  compiled_layers<S>::rms_norm(sequence(again), sequence(again), scales, same_eps, serial);
+  CHECK(in_place == again);
+  return relative_error(out, reference::layer_norm(x, gamma, beta, stored_eps));
 }
 
 double (*formula(attn::activation f))(double) {
   return f == attn::activation::relu   ? reference::relu
          : f == attn::activation::gelu ? reference::gelu
+         : f == attn::activation::silu ? reference::silu
                                        : reference::gelu_tanh;
 }
 constexpr attn::activation every_activation[] = {attn::activation::relu, attn::activation::gelu,
-                                                 attn::activation::gelu_tanh};
+                                                 attn::activation::gelu_tanh, attn::activation::silu};
 
 template <class S>
 double feed_forward_error(index length, index inputs, index hidden, index outputs, bool biases, attn::activation f,
-                          index batch = 2) {
+                          index batch = 2, bool gated = false) {
   const auto x = rounded<S>(random_sequence(1, batch, length, inputs));
-  const auto w = rounded<S>(random_feed_forward(inputs, hidden, outputs, biases));
+  const auto w = rounded<S>(random_feed_forward(inputs, hidden, outputs, biases, gated));
   const feed_forward_store<S> stored(w);
   const tensor<S> sx = cast<S>(x);
   tensor<S> out(batch, 1, length, outputs, S(7));
@@ -74,6 +83,7 @@ double exactly(attn::activation f, long double x) {
   constexpr long double pi = 3.14159265358979323846264338328L;
   if (f == attn::activation::relu) return static_cast<double>(x < 0 ? 0 : x);
   if (f == attn::activation::gelu) return static_cast<double>(x / 2 * std::erfc(-x / std::sqrt(2.0L)));
+  if (f == attn::activation::silu) return static_cast<double>(x / (1 + std::exp(-x)));
   return static_cast<double>(x / (1 + std::exp(-2 * std::sqrt(2 / pi) * (x + 0.044715L * x * x * x))));
 }
 
@@ -163,6 +173,18 @@ TEMPLATE_LIST_TEST_CASE("layer_norm: against the reference", "[layer_norm]", all
   CHECK(norm_error<TestType>(20, 64, true, 0, 0) <= tolerance<TestType>::out);
 }
 
+TEST_CASE("rms_norm: Eigen matrices and default arguments", "[layer_norm]") {
+  Eigen::Matrix<float, -1, -1, Eigen::RowMajor> x = Eigen::MatrixXf::Random(30, 8), normed(30, 8), other(30, 8);
+  attn::rms_norm(x, normed);
+  CHECK(std::abs(normed.row(3).norm() - std::sqrt(8.0f)) < 1e-3);
+  attn::execution threads(2, 0);
+  const Eigen::VectorXf gamma = Eigen::VectorXf::Constant(8, 2.0f);
+  attn::rms_norm(x, other, {.gamma = gamma}, threads);
+  CHECK((other - 2 * normed).norm() < 1e-4);
+  attn::rms_norm(x, x, {}, {.eps = 1e9f}, attn::execution(2));
+  CHECK(x.norm() < 1e-2);
+}
+
 TEST_CASE("layer_norm: equal features become beta", "[layer_norm]") {
   const tensor<float> x(1, 1, 3, 5, 0.75f), gamma(1, 1, 1, 5, 3), beta(1, 1, 1, 5, 0.5f);
   tensor<float> out(1, 1, 3, 5);
@@ -185,6 +207,20 @@ TEMPLATE_LIST_TEST_CASE("feed_forward: against the reference", "[feed_forward]",
     // more than a block of few tokens
     CHECK(feed_forward_error<TestType>(3, 24, 130, 17, true, f, 33) <= tolerance<TestType>::out);
   }
+}
+
+TEMPLATE_LIST_TEST_CASE("feed_forward: gated, against the reference", "[feed_forward]", all_types) {
+  // Two rounded factors where the tolerance is of one.
+  constexpr double allowed = 2 * tolerance<TestType>::out;
+  for (index length : {0, 1, 3, 49, 100})
+    for (index hidden : {1, 40, 130}) {
+      CAPTURE(length, hidden);
+      const auto f = every_activation[static_cast<std::size_t>((length + hidden) % 4)];
+      CHECK(feed_forward_error<TestType>(length, 24, hidden, 17, hidden % 4 == 0, f, 2, true) <= allowed);
+    }
+  for (index length : {2, 50})
+    CHECK(feed_forward_error<TestType>(length, 530, 1100, 33, true, attn::activation::silu, 2, true) <= allowed);
+  CHECK(feed_forward_error<TestType>(3, 24, 130, 17, true, attn::activation::silu, 33, true) <= allowed);
 }
 
 TEMPLATE_LIST_TEST_CASE("feed_forward: in place", "[feed_forward]", exact_types) {

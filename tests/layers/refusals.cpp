@@ -153,6 +153,18 @@ TEST_CASE("layer_norm refuses what does not fit", "[layer_refusals]") {
       }));
 }
 
+TEST_CASE("rms_norm refuses what does not fit", "[layer_refusals]") {
+  check_refusals("rms_norm",
+                 [](arguments& d) {
+                   compiled_layers<float>::rms_norm(d.x_view, d.out_view_, {.gamma = d.gamma}, {.eps = d.eps}, d.serial);
+                 },
+                 {
+                     {"gamma of another length", "gamma", [](arguments& d) { d.gamma = d.vector(7); }},
+                     {"a negative eps", "eps >= 0", [](arguments& d) { d.eps = -1e-5f; }},
+                     {"gamma within out", "separate", [](arguments& d) { d.gamma = d.within_out(d.gamma); }},
+                 });
+}
+
 // The feed-forward weights, in a layer of their own and in a block.
 const std::vector<refused> feed_refusals = {
     {"columns of up", "up weight columns = dim of its input 8; found 9",
@@ -164,6 +176,18 @@ const std::vector<refused> feed_refusals = {
     {"bias of up", "up bias, one per row of its weight: 10; found 8",
      [](arguments& d) { d.block.feed_forward.up_bias = d.vector(8); }},
     {"bias of down", "down bias", [](arguments& d) { d.block.feed_forward.down_bias = d.vector(10); }},
+    {"columns of gate", "gate weight columns = dim of its input 8; found 9",
+     [](arguments& d) { d.block.feed_forward.gate = d.matrix(10, 9); }},
+    {"rows of gate", "gate weight rows = up weight rows 10; found 9",
+     [](arguments& d) { d.block.feed_forward.gate = d.matrix(9, 8); }},
+    {"a bias of no gate", "a gate weight, since there is a bias of it; found none",
+     [](arguments& d) { d.block.feed_forward.gate_bias = d.vector(10); }},
+    {"bias of gate", "gate bias",
+     [](arguments& d) {
+       d.block.feed_forward.gate = d.matrix(10, 8);
+       d.block.feed_forward.gate_bias = d.vector(9);
+     }},
+    {"gate within out", "separate", [](arguments& d) { d.block.feed_forward.gate = d.within_out(d.matrix(10, 8)); }},
     {"no up weight", "up weight", [](arguments& d) { d.block.feed_forward.up = {}; }},
     {"down within out", "separate", [](arguments& d) { d.block.feed_forward.down = d.within_out(d.matrix(8, 10)); }},
 };

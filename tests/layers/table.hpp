@@ -20,13 +20,14 @@ template <class S>
 struct layer_parts {
   using L = compiled_layers<S>;
   tensor<S> weight, bias, half_weight;
-  feed_forward_store<S> feed;
+  feed_forward_store<S> feed, gated;
 
   explicit layer_parts(index width)
       : weight(cast<S>(random_weight(1, width, width))),
         bias(cast<S>(random_vector(2, width))),
         half_weight(cast<S>(random_weight(3, width / 2, width / 2))),
-        feed(random_feed_forward(width, 600, width)) {}
+        feed(random_feed_forward(width, 600, width)),
+        gated(random_feed_forward(width, 600, width, true, true)) {}
 
   attn::encoder_block_weights<S> block() const {
     return {.norm_1 = {.gamma = vector(bias)}, .norm_2 = {.beta = vector(bias)}, .feed_forward = feed.views()};
@@ -60,6 +61,10 @@ void add_layers(std::vector<layer<S>>& all, index width, const layer_parts<S>& p
   add("layer_norm", reach::token, [&p](auto x, auto out, auto& exec) {
     L::layer_norm(x, out, {.gamma = vector(p.bias), .beta = vector(p.bias)}, {}, exec);
   });
+  add("rms_norm", reach::token,
+      [&p](auto x, auto out, auto& exec) { L::rms_norm(x, out, {.gamma = vector(p.bias)}, {}, exec); });
+  add("feed_forward, gated,", reach::token,
+      [&p](auto x, auto out, auto& exec) { L::feed_forward(x, out, p.gated.views(), attn::activation::silu, exec); });
   add("feed_forward", reach::token,
       [&p](auto x, auto out, auto& exec) { L::feed_forward(x, out, p.feed.views(), attn::activation::gelu, exec); });
   add("reversible_block", reach::token,

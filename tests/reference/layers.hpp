@@ -36,6 +36,20 @@ tensor<N> layer_norm(const tensor<N>& x, const tensor<N>& gamma, const tensor<N>
   return out;
 }
 
+template <class N>
+tensor<N> rms_norm(const tensor<N>& x, const tensor<N>& gamma, double eps) {
+  using std::sqrt;
+  tensor<N> out = x;
+  for (index n = 0; n < x.batch(); ++n)
+    for (index i = 0; i < x.length(); ++i) {
+      N square = 0;
+      for (index d = 0; d < x.dim(); ++d) square += x(n, 0, i, d) * x(n, 0, i, d) / static_cast<double>(x.dim());
+      for (index d = 0; d < x.dim(); ++d)
+        out(n, 0, i, d) = x(n, 0, i, d) / sqrt(square + eps) * (gamma.empty() ? N(1) : gamma(0, 0, 0, d));
+    }
+  return out;
+}
+
 inline double relu(double x) { return x < 0 ? 0 : x; }
 // erfc keeps the digits of the tail
 inline double gelu(double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }
@@ -46,17 +60,28 @@ N gelu_tanh_of(const N& x) {
   return x / (1 + exp(-2 * u));  // = x (1 + tanh u) / 2
 }
 inline double gelu_tanh(double x) { return gelu_tanh_of(x); }
+template <class N>
+N silu_of(const N& x) {
+  using std::exp;
+  return x / (1 + exp(N(0) - x));
+}
+inline double silu(double x) { return silu_of(x); }
 
 template <class N>
 struct basic_feed_forward_weights {
-  tensor<N> up, up_bias, down, down_bias;
+  tensor<N> up, up_bias, down, down_bias, gate{}, gate_bias{};  // gate: may be empty
 };
 using feed_forward_weights = basic_feed_forward_weights<double>;
 
 template <class N, class F>
 tensor<N> feed_forward(const tensor<N>& x, const basic_feed_forward_weights<N>& w, F&& f) {
   tensor<N> hidden = project(x, w.up, w.up_bias);
-  for (N& h : hidden.data) h = f(h);
+  if (w.gate.empty()) {
+    for (N& h : hidden.data) h = f(h);
+  } else {
+    const tensor<N> gate = project(x, w.gate, w.gate_bias);
+    for (std::size_t n = 0; n < hidden.data.size(); ++n) hidden.data[n] = f(gate.data[n]) * hidden.data[n];
+  }
   return project(hidden, w.down, w.down_bias);
 }
 
@@ -118,9 +143,17 @@ using encoder_block_weights = basic_encoder_block_weights<double>;
 
 template <class N, class Mixer, class F>
 tensor<N> encoder_block(const tensor<N>& x, Mixer&& mix, const basic_encoder_block_weights<N>& w, bool norm_before,
-                        F&& f, double eps) {
-  const auto norm_1 = [&](const tensor<N>& s) { return layer_norm(s, w.gamma_1, w.beta_1, eps); };
-  const auto norm_2 = [&](const tensor<N>& s) { return layer_norm(s, w.gamma_2, w.beta_2, eps); };
+                        F&& f, double eps, bool rms = false) {
+  const auto norm = [&](const tensor<N>& s, const tensor<N>& gamma, const tensor<N>& beta) {
+    if (!rms) return layer_norm(s, gamma, beta, eps);
+    tensor<N> out = rms_norm(s, gamma, eps);
+    for (index b = 0; !beta.empty() && b < s.batch(); ++b)
+      for (index i = 0; i < s.length(); ++i)
+        for (index d = 0; d < s.dim(); ++d) out(b, 0, i, d) += beta(0, 0, 0, d);
+    return out;
+  };
+  const auto norm_1 = [&](const tensor<N>& s) { return norm(s, w.gamma_1, w.beta_1); };
+  const auto norm_2 = [&](const tensor<N>& s) { return norm(s, w.gamma_2, w.beta_2); };
   if (norm_before) {
     const tensor<N> h = sum(x, mix(norm_1(x)));
     return sum(h, feed_forward(norm_2(h), w.feed, f));

@@ -15,6 +15,12 @@ void compiled_layers<S>::layer_norm(in_sequence<S> x, out_sequence<S> out, const
 }
 
 template <class S>
+void compiled_layers<S>::rms_norm(in_sequence<S> x, out_sequence<S> out, const attn::rms_norm_weights<S>& weights,
+                                  const attn::rms_norm_options<S>& options, execution& exec) {
+  attn::rms_norm(x, out, weights, options, exec);
+}
+
+template <class S>
 void compiled_layers<S>::feed_forward(in_sequence<S> x, out_sequence<S> out,
                                       const attn::feed_forward_weights<S>& weights, attn::activation activation,
                                       execution& exec) {

@@ -6,6 +6,8 @@
 #include <attn/layers/multi_head_backward.hpp>
 #include <attn/layers/reversible_block.hpp>
 #include <attn/layers/reversible_block_backward.hpp>
+#include <attn/layers/rms_norm.hpp>
+#include <attn/layers/rms_norm_backward.hpp>
 
 #include "support/call.hpp"
 
@@ -40,6 +42,8 @@ struct compiled_layers_backward {
                                const attn::project_gradients<S>&, execution&);
   static void layer_norm_backward(in_sequence<S> x, const attn::layer_norm_weights<S>&, in_sequence<S> d_out,
                                   const attn::layer_norm_gradients<S>&, const attn::layer_norm_options<S>&, execution&);
+  static void rms_norm_backward(in_sequence<S> x, const attn::rms_norm_weights<S>&, in_sequence<S> d_out,
+                                const attn::rms_norm_gradients<S>&, const attn::rms_norm_options<S>&, execution&);
   static void feed_forward_backward(in_sequence<S> x, const attn::feed_forward_weights<S>&, in_sequence<S> d_out,
                                     const attn::feed_forward_gradients<S>&, attn::activation, execution&);
   static void multi_head_backward(in_sequence<S> x, const attn::multi_head_weights<S>&, const attention_of<S>&,
@@ -63,6 +67,8 @@ struct compiled_layers : compiled_layers_backward<S> {
   static void project(in_sequence<S> x, out_sequence<S> out, const attn::project_weights<S>&, execution&);
   static void layer_norm(in_sequence<S> x, out_sequence<S> out, const attn::layer_norm_weights<S>&,
                          const attn::layer_norm_options<S>&, execution&);
+  static void rms_norm(in_sequence<S> x, out_sequence<S> out, const attn::rms_norm_weights<S>&,
+                       const attn::rms_norm_options<S>&, execution&);
   static void feed_forward(in_sequence<S> x, out_sequence<S> out, const attn::feed_forward_weights<S>&,
                            attn::activation, execution&);
   static void multi_head(in_sequence<S> x, out_sequence<S> out, const attn::multi_head_weights<S>&,

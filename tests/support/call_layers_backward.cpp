@@ -18,6 +18,13 @@ void compiled_layers_backward<S>::layer_norm_backward(in_sequence<S> x, const at
 }
 
 template <class S>
+void compiled_layers_backward<S>::rms_norm_backward(in_sequence<S> x, const attn::rms_norm_weights<S>& weights,
+                                                    in_sequence<S> d_out, const attn::rms_norm_gradients<S>& gradients,
+                                                    const attn::rms_norm_options<S>& options, execution& exec) {
+  attn::rms_norm_backward(x, weights, d_out, gradients, options, exec);
+}
+
+template <class S>
 void compiled_layers_backward<S>::feed_forward_backward(in_sequence<S> x, const attn::feed_forward_weights<S>& weights,
                                                         in_sequence<S> d_out,
                                                         const attn::feed_forward_gradients<S>& gradients,

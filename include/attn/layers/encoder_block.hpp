@@ -34,6 +34,8 @@ struct encoder_block_weights {
 template <class S>
 struct encoder_block_options {
   bool norm_first = true;
+  /// Are the norms rms_norm, without means?
+  bool rms = false;
   attn::activation activation = attn::activation::gelu;
   /// Added to the variances of the norms.
   compute_type<S> eps = compute_type<S>(1e-5);
@@ -83,6 +85,7 @@ void run_encoder_block(const tensor_view<const S, 3>& x, const tensor_view<S, 3>
   auto& [mixed, normed, norm_1, norm_2] = *workspace;
   norm_1.set(weights.norm_1, options.eps);
   norm_2.set(weights.norm_2, options.eps);
+  norm_1.centred = norm_2.centred = !options.rms;
   if (options.norm_first) run_layer_norm<T>(x, normed, norm_1, exec);
   mix(options.norm_first ? tensor_view<const S, 3>(normed) : x, mixed, exec);
   if (x.empty()) return;
@@ -118,7 +121,9 @@ void check_encoder_block(const layer_validator& check, const encoder_block_weigh
                 {"up weight", w.feed_forward.up},
                 {"up bias", w.feed_forward.up_bias},
                 {"down weight", w.feed_forward.down},
-                {"down bias", w.feed_forward.down_bias}});
+                {"down bias", w.feed_forward.down_bias},
+                {"gate weight", w.feed_forward.gate},
+                {"gate bias", w.feed_forward.gate_bias}});
 }
 
 }  // namespace detail

@@ -181,6 +181,7 @@ struct encoder_backward_call {
     auto workspace = exec.workspace([&](arena& memory) { return layout(memory); });
     workspace->norm_1.set(weights.norm_1, options.eps);
     workspace->norm_2.set(weights.norm_2, options.eps);
+    workspace->norm_1.centred = workspace->norm_2.centred = !options.rms;
     if (options.norm_first)
       run_norm_first(*workspace, mix, mixer, exec);
     else
@@ -203,6 +204,8 @@ void check_encoder_backward(const tensor_view<const S, 3>& x, const encoder_bloc
   views.gradient("the gradient of down", g.feed_forward.down, "down weight", w.feed_forward.down);
   views.gradient("the gradient of up_bias", g.feed_forward.up_bias, "up bias", w.feed_forward.up_bias);
   views.gradient("the gradient of down_bias", g.feed_forward.down_bias, "down bias", w.feed_forward.down_bias);
+  views.gradient("the gradient of gate", g.feed_forward.gate, "gate weight", w.feed_forward.gate);
+  views.gradient("the gradient of gate_bias", g.feed_forward.gate_bias, "gate bias", w.feed_forward.gate_bias);
   if (g.accumulate || !same_memory(g.x, d_out)) views.read("d_out", d_out);
   views.read("mixed", options.mixed);
   const layer_validator check("encoder_block_backward", x, views, d_out);

@@ -1,14 +1,16 @@
 // attn: the feed-forward layer of a Transformer.
 //
-//   out = f(x U^T + a) V^T + b          Vaswani et al. 2017, with f = GELU, its tanh form, or ReLU
+//   out = f(x U^T + a) V^T + b                        Vaswani et al. 2017, with f = GELU, its tanh form, ReLU or SiLU
+//   out = (f(x G^T + c) * (x U^T + a)) V^T + b        gated, Shazeer 2020: SwiGLU with f = SiLU, GEGLU with GELU
 //
 //   attn::feed_forward(x, out, {.up = u, .down = v, .up_bias = a, .down_bias = b});
+//   attn::feed_forward(x, out, {.up = u, .down = v, .gate = g}, {.activation = attn::activation::silu});
 //   attn::feed_forward(x, out, weights, {.activation = attn::activation::relu}, threads);
 //
-// Shapes   x [B, L, n], up [hidden, n], up_bias [hidden], down [m, hidden], down_bias [m], out [B, L, m]; the biases
-//          may be left out, and out may be x. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
+// Shapes   x [B, L, n], up and gate [hidden, n], their biases [hidden], down [m, hidden], down_bias [m], out [B, L, m];
+//          gate and biases may be left out, and out may be x. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
 //          arithmetic.
-// Cost     2 B L hidden (n + m) operations. Scratch: the packed weights, about hidden (n + m) numbers, and 48 tokens per
+// Cost     2 B L hidden (n + m) operations, with a gate 2 B L hidden (2 n + m). Scratch: the packed weights, about hidden (n + m) numbers, and 48 tokens per
 //          thread, with 512 hidden numbers each: never the hidden layer of the whole sequence. With L up to four, as in
 //          decoding, the weights are read in place, if their columns have stride 1; scratch is then 48 tokens at most,
 //          with all their hidden numbers, and threads share the hidden numbers and the outputs, 64 per task.
@@ -22,8 +24,8 @@ namespace attn::inline ATTN_ISA {
 
 template <class S>
 struct feed_forward_weights {
-  tensor_view<const S, 2> up{}, down{};
-  tensor_view<const S, 1> up_bias{}, down_bias{};
+  tensor_view<const S, 2> up{}, down{}, gate{};
+  tensor_view<const S, 1> up_bias{}, down_bias{}, gate_bias{};
 };
 
 struct feed_forward_options {
@@ -35,35 +37,53 @@ namespace detail {
 /// The weights of a feed-forward layer in memory.
 template <class T>
 struct feed_forward_memory {
-  linear_weight<T> up, down;
+  linear_weight<T> up, down, gate;
+  bool gated;
 
   template <class S>
-  feed_forward_memory(const feed_forward_weights<S>& w) : up(w.up, w.up_bias), down(w.down, w.down_bias) {}
+  feed_forward_memory(const feed_forward_weights<S>& w)
+      : up(w.up, w.up_bias), down(w.down, w.down_bias), gate(w.gate, w.gate_bias), gated(w.gate) {}
+
+  bool readable_in_place() const {
+    return up.readable_in_place() && down.readable_in_place() && (!gated || gate.readable_in_place());
+  }
 };
+
+template <class T>
+void multiply_rows(T* x, const T* y, index count) {
+  for (index n = 0; n < count; ++n) x[n] *= y[n];
+}
 
 /// Up to token_block tokens on their way through the layer. Hidden numbers are computed in blocks of input_block, which
 /// is how the second product takes them anyway.
 template <class T>
 struct feed_forward_block {
   packed_tokens<T> x, hidden_tiles;
-  row_buffer<T> hidden, out, inputs, residual;
+  row_buffer<T> hidden, gates, out, inputs, residual;
 
-  feed_forward_block(arena& memory, const linear_weight<T>& up, const linear_weight<T>& down)
-      : x(memory, up.inputs),
-        hidden_tiles(memory, std::min(input_block, up.outputs)),
+  feed_forward_block(arena& memory, const feed_forward_memory<T>& w)
+      : x(memory, w.up.inputs),
+        hidden_tiles(memory, std::min(input_block, w.up.outputs)),
         hidden(memory, token_block, hidden_tiles.inputs, panel_width<T>),
-        out(memory, token_block, down.outputs, panel_width<T>),
-        inputs(memory, token_block, up.inputs),
-        residual(memory, token_block, down.outputs) {}
+        gates(memory, token_block, w.gated ? hidden_tiles.inputs : 0, panel_width<T>),
+        out(memory, token_block, w.down.outputs, panel_width<T>),
+        inputs(memory, token_block, w.up.inputs),
+        residual(memory, token_block, w.down.outputs) {}
 
   /// out from the first `rows` inputs.
-  void run(index rows, const packed_weight<T>& up, const packed_weight<T>& down, activation f) {
+  void run(index rows, const packed_weight<T>& up, const packed_weight<T>& down, const packed_weight<T>* gate,
+           activation f) {
     x.pack([&](index r) { return inputs.row(r); }, rows);
     out.begin(down.bias, rows);
     for (index j0 = 0; j0 < down.from->inputs; j0 += input_block) {
       const index count = std::min(input_block, down.from->inputs - j0);
       multiply_tokens(x, up, j0, count, hidden);
-      for (index r = 0; r < rows; ++r) activate(f, hidden.row(r), count);
+      if (gate) multiply_tokens(x, *gate, j0, count, gates);
+      for (index r = 0; r < rows; ++r)
+        if (gate)
+          activate(f, gates.row(r), count), multiply_rows(hidden.row(r), gates.row(r), count);
+        else
+          activate(f, hidden.row(r), count);
       hidden_tiles.inputs = count;
       hidden_tiles.pack([&](index r) { return hidden.row(r); }, rows);
       add_products(hidden_tiles.tile(0, 0), rows, down.block(j0), count, out);
@@ -75,14 +95,15 @@ template <class T, class Begin, class End>
 void feed_many_tokens(index rows, const feed_forward_memory<T>& w, activation f, Begin&& begin, End&& end,
                       execution& exec) {
   const auto packed = exec.shared_scratch([&](arena& memory) {
-    return std::array{packed_weight<T>(memory, w.up), packed_weight<T>(memory, w.down)};
+    return std::array{packed_weight<T>(memory, w.up), packed_weight<T>(memory, w.down),
+                      packed_weight<T>(memory, w.gate)};
   });
   pack_weights<T>(packed, exec);
   exec.for_each(ceil_div(rows, token_block), [&](index task, int worker) {
     const index first = task * token_block, count = std::min(token_block, rows - first);
-    auto block = exec.scratch(worker, [&](arena& memory) { return feed_forward_block<T>(memory, w.up, w.down); });
+    auto block = exec.scratch(worker, [&](arena& memory) { return feed_forward_block<T>(memory, w); });
     for (index r = 0; r < count; ++r) begin(first + r, block.inputs.row(r), block.residual.row(r));
-    block.run(count, packed[0], packed[1], f);
+    block.run(count, packed[0], packed[1], w.gated ? &packed[2] : nullptr, f);
     for (index r = 0; r < count; ++r) end(first + r, block.out.row(r), block.residual.row(r));
   });
 }
@@ -101,10 +122,14 @@ void feed_few_tokens(index rows, const feed_forward_memory<T>& w, activation f, 
   for (index first = 0; first < rows; first += token_block) {
     const index count = std::min(token_block, rows - first);
     for (index r = 0; r < count; ++r) begin(first + r, all.x.row(r), all.residual.row(r));
-    few_token_products(all.x, count, w.up, exec, [&](index r, index o, index n, T* values) {
+    few_token_products(all.x, count, w.gated ? w.gate : w.up, exec, [&](index r, index o, index n, T* values) {
       activate(f, values, n);
       std::copy(values, values + n, all.hidden.row(r) + o);
     });
+    if (w.gated)
+      few_token_products(all.x, count, w.up, exec, [&](index r, index o, index n, const T* values) {
+        multiply_rows(all.hidden.row(r) + o, values, n);
+      });
     few_token_products(all.hidden, count, w.down, exec, [&](index r, index o, index n, const T* values) {
       std::copy(values, values + n, all.out.row(r) + o);
     });
@@ -119,10 +144,11 @@ template <class T, class Begin, class End>
 void feed_tokens(const input_tokens<T>& x, const feed_forward_memory<T>& w, activation f, Begin&& begin, End&& end,
                  execution& exec) {
   if (x.count == 0) return;
-  const double numbers = static_cast<double>(w.up.outputs) * static_cast<double>(w.up.inputs + w.down.outputs);
+  const double numbers =
+      static_cast<double>(w.up.outputs) * static_cast<double>((w.gated ? 2 : 1) * w.up.inputs + w.down.outputs);
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(x.count) * numbers, .bytes = static_cast<double>(sizeof(T)) * numbers});
-  if (x.length <= tokens_in_place && w.up.readable_in_place() && w.down.readable_in_place())
+  if (x.length <= tokens_in_place && w.readable_in_place())
     feed_few_tokens(x.count, w, f, begin, end, exec);
   else
     feed_many_tokens(x.count, w, f, begin, end, exec);
@@ -133,6 +159,11 @@ template <class S>
 void check_feed_forward(const layer_validator& check, const feed_forward_weights<S>& w) {
   check.linear("up weight", w.up, "up bias", w.up_bias, check.x.extents[2]);
   check.linear("down weight", w.down, "down bias", w.down_bias, w.up.extent(0));
+  if (!w.gate && w.gate_bias) check.fail("a gate weight, since there is a bias of it", "none");
+  if (w.gate) {
+    check.linear("gate weight", w.gate, "gate bias", w.gate_bias, check.x.extents[2]);
+    check.equal("gate weight rows = up weight rows", w.up.extent(0), w.gate.extent(0));
+  }
   check.equal("down weight rows = out dim", check.out.extents[2], w.down.extent(0));
 }
 

@@ -2,13 +2,15 @@
 //
 //   with p = x U^T + a, h = f(p), g = (d_out V) f'(p)                                     (out = h V^T + b)
 //   dx = g U,   dU = sum over tokens of g^T x,   da = sum of g,   dV = sum of d_out^T h,   db = sum of d_out
+//   gated, with q = x G^T + c, h = f(q) * p: g = (d_out V) * f(q), s = (d_out V) * p * f'(q),
+//   dx = g U + s G,   dG = sum over tokens of s^T x,   dc = sum of s
 //
 //   attn::feed_forward(x, out, weights, {.activation = f}, threads);
 //   attn::feed_forward_backward(x, weights, d_out, {.x = dx, .up = du, .down = dv}, {.activation = f}, threads);
 //
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
 //          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
-// Cost     B L hidden (6 n + 4 m) operations, 2.5 times those of the forward pass: the hidden layer is computed again,
+// Cost     B L hidden (6 n + 4 m) operations, with a gate B L hidden (12 n + 4 m), 2.5 times those of the forward pass: the hidden layer is computed again,
 //          480 tokens at a time, never that of the whole sequence. Scratch: packed, the weights and the transpose of
 //          up; the sums of dU and dV; n + m + 2 hidden numbers for each of 480 tokens, with more than four threads as
 //          many again for every four.
@@ -27,16 +29,16 @@ namespace attn::inline ATTN_ISA {
 /// The gradients of feed_forward_weights.
 template <class S>
 struct feed_forward_weight_gradients {
-  tensor_view<S, 2> up{}, down{};
-  tensor_view<S, 1> up_bias{}, down_bias{};
+  tensor_view<S, 2> up{}, down{}, gate{};
+  tensor_view<S, 1> up_bias{}, down_bias{}, gate_bias{};
 };
 
 /// The gradients feed_forward_backward writes: those given. S is the element type of the call.
 template <class S>
 struct feed_forward_gradients {
   tensor_view<S, 3> x{};
-  tensor_view<S, 2> up{}, down{};
-  tensor_view<S, 1> up_bias{}, down_bias{};
+  tensor_view<S, 2> up{}, down{}, gate{};
+  tensor_view<S, 1> up_bias{}, down_bias{}, gate_bias{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };
@@ -47,8 +49,8 @@ namespace detail {
 template <class T>
 struct feed_forward_backward_memory {
   feed_forward_memory<T> weights;
-  linear_weight<T> up_transposed, down_transposed;
-  gradient_memory<T> up, down, up_bias, down_bias;
+  linear_weight<T> up_transposed, down_transposed, gate_transposed;
+  gradient_memory<T> up, down, gate, up_bias, down_bias, gate_bias;
 
   template <class S>
   feed_forward_backward_memory(const feed_forward_weights<S>& w, const feed_forward_weight_gradients<S>& g,
@@ -56,10 +58,13 @@ struct feed_forward_backward_memory {
       : weights(w),
         up_transposed(transposed(w.up), {}),
         down_transposed(transposed(w.down), {}),
+        gate_transposed(transposed(w.gate), {}),
         up(g.up, accumulate),
         down(g.down, accumulate),
+        gate(g.gate, accumulate),
         up_bias(g.up_bias, accumulate),
-        down_bias(g.down_bias, accumulate) {}
+        down_bias(g.down_bias, accumulate),
+        gate_bias(g.gate_bias, accumulate) {}
 };
 
 template <class T>
@@ -72,52 +77,60 @@ struct feed_forward_backward_call {
   index inputs() const { return memory.weights.up.inputs; }
   index hidden() const { return memory.weights.up.outputs; }
   index outputs() const { return memory.weights.down.outputs; }
+  bool gated() const { return memory.weights.gated; }
   bool any_up() const { return memory.up.given() || memory.up_bias.given(); }
+  bool any_gate() const { return memory.gate.given() || memory.gate_bias.given(); }
   /// What is needed: the gradient of the hidden numbers, and the hidden numbers at all.
-  bool needs_slopes() const { return dx.given() || any_up(); }
+  bool needs_slopes() const { return dx.given() || any_up() || any_gate(); }
   bool needs_hidden() const { return needs_slopes() || memory.down.given(); }
   double products() const {
     const double up = static_cast<double>(inputs()), down = static_cast<double>(outputs());
     return static_cast<double>(hidden()) *
-           (up * (needs_hidden() + dx.given() + memory.up.given()) + down * (needs_slopes() + memory.down.given()));
+           (up * ((1 + gated()) * (needs_hidden() + dx.given()) + memory.up.given() + memory.gate.given()) + down * (needs_slopes() + memory.down.given()));
   }
 
   /// What the threads share.
   struct shared_pieces {
-    packed_weight<T> weights[3];  // up, and the transposes of down and up
-    weight_sums<T> sums[2];       // of up and down
+    packed_weight<T> weights[5];  // up, and the transposes of down and up; gate and its transpose
+    weight_sums<T> sums[3];       // of up, down and gate
 
     const packed_weight<T>& up() const { return weights[0]; }
     const packed_weight<T>& back_to_hidden() const { return weights[1]; }
     const packed_weight<T>& back_to_x() const { return weights[2]; }
+    const packed_weight<T>& gate() const { return weights[3]; }
+    const packed_weight<T>& gate_back_to_x() const { return weights[4]; }
   };
   shared_pieces layout(arena& m, index chunks) const {
     const packed_weight<T> up(m, memory.weights.up), to_hidden(m, memory.down_transposed),
-        to_x(m, memory.up_transposed);
-    const input_panels<T> x_panels(m, inputs(), memory.up.given() ? chunks : 0),
+        to_x(m, memory.up_transposed), gate(m, memory.weights.gate), gate_to_x(m, memory.gate_transposed);
+    const input_panels<T> x_panels(m, inputs(), memory.up.given() || memory.gate.given() ? chunks : 0),
         hidden_panels(m, hidden(), memory.down.given() ? chunks : 0);
     const weight_sums<T> up_sums(m, memory.up, memory.up_bias, hidden(), x_panels, chunks),
-        down_sums(m, memory.down, memory.down_bias, outputs(), hidden_panels, chunks);
-    return {{up, to_hidden, to_x}, {up_sums, down_sums}};
+        down_sums(m, memory.down, memory.down_bias, outputs(), hidden_panels, chunks),
+        gate_sums(m, memory.gate, memory.gate_bias, hidden(), x_panels, chunks);
+    return {{up, to_hidden, to_x, gate, gate_to_x}, {up_sums, down_sums, gate_sums}};
   }
 
   /// A worker's block of tokens. Hidden numbers are computed in pieces of input_block.
   struct block_pieces {
     packed_tokens<T> x_tiles, d_tiles, slope_tiles;
-    row_buffer<T> x, d, hidden, slopes, dx;
+    row_buffer<T> x, d, hidden, slopes, gates, gate_slopes, dx;
   };
   block_pieces layout_block(arena& m) const {
     const index piece = std::min(input_block, hidden());
     const packed_tokens<T> x_tiles(m, inputs()), d_tiles(m, outputs()), slope_tiles(m, piece);
     const row_buffer<T> x_rows(m, token_block, inputs()), d_rows(m, token_block, outputs()),
         hidden_rows(m, token_block, piece, panel_width<T>), slope_rows(m, token_block, piece, panel_width<T>),
+        gate_rows(m, token_block, gated() ? piece : 0, panel_width<T>),
+        gate_slope_rows(m, token_block, gated() ? piece : 0, panel_width<T>),
         dx_rows(m, token_block, inputs(), panel_width<T>);
-    return {x_tiles, d_tiles, slope_tiles, x_rows, d_rows, hidden_rows, slope_rows, dx_rows};
+    return {x_tiles,    d_tiles,   slope_tiles,     x_rows, d_rows, hidden_rows,
+            slope_rows, gate_rows, gate_slope_rows, dx_rows};
   }
 
   void run_block(index first, index rows, const chunk_place& place, const shared_pieces& shared,
                  block_pieces block) const {
-    const auto& [up_sums, down_sums] = shared.sums;
+    const auto& [up_sums, down_sums, gate_sums] = shared.sums;
     for (index r = 0; r < rows; ++r) {
       d.load(first + r, block.d.row(r));
       if (is_zero(block.d.row(r), outputs()))
@@ -127,7 +140,7 @@ struct feed_forward_backward_call {
     }
     if (down_sums.wanted()) down_sums.d.put(place, block.d, rows, 0, outputs());
     if (!needs_hidden()) return;
-    if (memory.up.given()) up_sums.x.put(place, block.x, rows, 0, inputs());
+    if (memory.up.given() || memory.gate.given()) up_sums.x.put(place, block.x, rows, 0, inputs());
     block.x_tiles.pack([&](index r) { return block.x.row(r); }, rows);
     block.d_tiles.pack([&](index r) { return block.d.row(r); }, rows);
     if (dx.given()) clear_buffer(block.dx, rows);
@@ -135,19 +148,41 @@ struct feed_forward_backward_call {
       const index count = std::min(input_block, hidden() - j0);
       multiply_tokens(block.x_tiles, shared.up(), j0, count, block.hidden);
       if (needs_slopes()) multiply_tokens(block.d_tiles, shared.back_to_hidden(), j0, count, block.slopes);
+      if (gated()) multiply_tokens(block.x_tiles, shared.gate(), j0, count, block.gates);
       for (index r = 0; r < rows; ++r)
-        if (needs_slopes())
+        if (gated())
+          gate_row(block, r, count);
+        else if (needs_slopes())
           activate_backward(f, block.hidden.row(r), block.slopes.row(r), count);
         else
           activate(f, block.hidden.row(r), count);
       if (memory.down.given()) down_sums.x.put(place, block.hidden, rows, j0, count);
       if (any_up()) up_sums.d.put(place, block.slopes, rows, j0, count);
+      if (any_gate()) gate_sums.d.put(place, block.gate_slopes, rows, j0, count);
       if (!dx.given()) continue;
       block.slope_tiles.inputs = count;
-      block.slope_tiles.pack([&](index r) { return block.slopes.row(r); }, rows);
-      add_products(block.slope_tiles.tile(0, 0), rows, shared.back_to_x().block(j0), count, block.dx);
+      const auto add_back = [&](const row_buffer<T>& slopes, const packed_weight<T>& back) {
+        block.slope_tiles.pack([&](index r) { return slopes.row(r); }, rows);
+        add_products(block.slope_tiles.tile(0, 0), rows, back.block(j0), count, block.dx);
+      };
+      add_back(block.slopes, shared.back_to_x());
+      if (gated()) add_back(block.gate_slopes, shared.gate_back_to_x());
     }
     for (index r = 0; dx.given() && r < rows; ++r) dx.put(first + r, 0, inputs(), block.dx.row(r));
+  }
+
+  /// Of a row: hidden p becomes h = f(q) p, slopes d V become g, and gates q and their slopes f(q) and s.
+  void gate_row(const block_pieces& block, index r, index count) const {
+    T *const hidden_row = block.hidden.row(r), *const gate = block.gates.row(r), *const slopes = block.slopes.row(r),
+      *const gate_slopes = block.gate_slopes.row(r);
+    if (needs_slopes()) {
+      for (index n = 0; n < count; ++n) gate_slopes[n] = slopes[n] * hidden_row[n];
+      activate_backward(f, gate, gate_slopes, count);
+      multiply_rows(slopes, gate, count);
+    } else {
+      activate(f, gate, count);
+    }
+    multiply_rows(hidden_row, gate, count);
   }
 
   void run(execution& exec) const {
@@ -184,13 +219,15 @@ void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,
   views.gradient("the gradient of down", gradients.down, "down weight", w.down);
   views.gradient("the gradient of up_bias", gradients.up_bias, "up bias", w.up_bias);
   views.gradient("the gradient of down_bias", gradients.down_bias, "down bias", w.down_bias);
+  views.gradient("the gradient of gate", gradients.gate, "gate weight", w.gate);
+  views.gradient("the gradient of gate_bias", gradients.gate_bias, "gate bias", w.gate_bias);
   views.read("d_out", d);
   const detail::layer_validator check("feed_forward_backward", from, views, d);
   check.out_dim(d.extent(2));
   detail::check_feed_forward(check, w);
 
-  const feed_forward_weight_gradients<S> of_weights{gradients.up, gradients.down, gradients.up_bias,
-                                                    gradients.down_bias};
+  const feed_forward_weight_gradients<S> of_weights{gradients.up,      gradients.down,      gradients.gate,
+                                                    gradients.up_bias, gradients.down_bias, gradients.gate_bias};
   const detail::feed_forward_backward_memory<T> memory(w, of_weights, gradients.accumulate);
   detail::feed_forward_backward_call<T>{detail::input_tokens<T>(from),
                                         detail::input_tokens<T>(d),

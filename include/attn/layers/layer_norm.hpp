@@ -35,6 +35,7 @@ struct row_norm {
   T *gamma, *beta;  // zeros fill up the last packet
   index dim;
   T eps = 0;
+  bool centred = true;  // is the mean taken off? Not by rms_norm
 
   row_norm(arena& memory, index features)
       : gamma(memory.allocate<T>(round_up(features, width<T>))),
@@ -49,14 +50,17 @@ struct row_norm {
     for (T* list : {gamma, beta}) std::fill(list + dim, list + round_up(dim, width<T>), T(0));
   }
 
-  /// Takes the mean from a row that is not empty; returns 1 / sqrt(variance + eps).
+  /// Takes the mean from a row that is not empty; returns 1 / sqrt(variance + eps), or without means of the squares.
   T centre(T* row) const {
-    packet<T> sums = zero<T>();
     const index whole = dim / width<T> * width<T>;
-    for (index d = 0; d < whole; d += width<T>) sums = add(sums, load<T>(row + d));
-    T sum = sum_lanes(sums);
-    for (index d = whole; d < dim; ++d) sum += row[d];
-    const T mean = sum / static_cast<T>(dim);
+    T mean = 0;
+    if (centred) {
+      packet<T> sums = zero<T>();
+      for (index d = 0; d < whole; d += width<T>) sums = add(sums, load<T>(row + d));
+      T sum = sum_lanes(sums);
+      for (index d = whole; d < dim; ++d) sum += row[d];
+      mean = sum / static_cast<T>(dim);
+    }
 
     packet<T> squares = zero<T>();
     for (index d = 0; d < whole; d += width<T>) {

@@ -76,7 +76,7 @@ struct norm_backward_call {
         sum = add(sum, scaled);
         sum_z = fma(scaled, unit, sum_z);
       }
-      const packet<T> mean = broadcast<T>(sum_lanes(sum) / static_cast<T>(dim()));
+      const packet<T> mean = broadcast<T>(norm.centred ? sum_lanes(sum) / static_cast<T>(dim()) : T(0));
       const packet<T> mean_z = broadcast<T>(-sum_lanes(sum_z) / static_cast<T>(dim()));
       for (index i = 0; i < padded(); i += width<T>) {
         const packet<T> away = fma(mean_z, load<T>(z + i), sub(load<T>(g + i), mean));

@@ -3,6 +3,7 @@
 //   relu       max(x, 0)
 //   gelu       x Phi(x), Phi the normal distribution: x (1 + erf(x / sqrt 2)) / 2     Hendrycks & Gimpel 2016
 //   gelu_tanh  its approximation x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, as in GPT-2
+//   silu       x / (1 + e^-x), also called swish                                       Elfwing, Uchibe & Doya 2017
 //
 // Both forms of GELU keep their digits where x is far below 0 and the usual formulas cancel. NaN stays NaN.
 #pragma once
@@ -11,7 +12,7 @@
 
 namespace attn::inline ATTN_ISA {
 
-enum class activation { relu, gelu, gelu_tanh };
+enum class activation { relu, gelu, gelu_tanh, silu };
 
 namespace detail {
 
@@ -97,6 +98,24 @@ ATTN_INLINE packet<T> gelu_tanh_slope(const packet<T>& x) {
   return fma(x_2u_slope, mul(large, small), if_less(zero<T>(), x, large, small));
 }
 
+/// x s, s = 1 / (1 + e^-x).
+template <class T>
+ATTN_INLINE packet<T> silu(const packet<T>& x) {
+  constexpr T farthest = std::same_as<T, float> ? T(-87) : T(-708);  // where e^-x is still finite
+  const packet<T> above = max(x, broadcast<T>(farthest));
+  return div(x, add(exp<T>(sub(zero<T>(), above)), broadcast<T>(T(1))));
+}
+
+/// s + x s (1 - s), the derivative of silu; both s and 1 - s keep their digits.
+template <class T>
+ATTN_INLINE packet<T> silu_slope(const packet<T>& x) {
+  const packet<T> one = broadcast<T>(T(1)), farthest = broadcast<T>(T(800));
+  const packet<T> above = max(x, broadcast<T>(T(-800)));
+  const packet<T> within = if_less(farthest, above, farthest, above);  // NaN stays
+  const packet<T> e = exp<T>(sub(zero<T>(), abs(within))), large = div(one, add(one, e)), small = mul(e, large);
+  return fma(within, mul(large, small), if_less(zero<T>(), x, large, small));
+}
+
 /// 0 for what is smaller than a normal number: products with such numbers take many times as long.
 template <class T>
 ATTN_INLINE packet<T> flush_tiny(const packet<T>& x) {
@@ -135,6 +154,8 @@ template <class T>
       return chain([](const auto& p) { return gelu<T>(p); }, [](const auto& p) { return gelu_slope<T>(p); });
     case activation::gelu_tanh:
       return chain([](const auto& p) { return gelu_tanh<T>(p); }, [](const auto& p) { return gelu_tanh_slope<T>(p); });
+    case activation::silu:
+      return chain([](const auto& p) { return silu<T>(p); }, [](const auto& p) { return silu_slope<T>(p); });
   }
 }
 
@@ -148,6 +169,8 @@ template <class T>
       return map_packets(x, x, count, [](const auto& p) { return gelu<T>(p); });
     case activation::gelu_tanh:
       return map_packets(x, x, count, [](const auto& p) { return gelu_tanh<T>(p); });
+    case activation::silu:
+      return map_packets(x, x, count, [](const auto& p) { return silu<T>(p); });
   }
 }
 

@@ -1,0 +1,52 @@
+// attn: root mean square normalisation.
+//
+//   out = gamma x / sqrt(mean(x^2) + eps)                       Zhang & Sennrich 2019, per token, over its features
+//
+//   attn::rms_norm(x, out);                         // Eigen matrices [length, dim]; out may be x
+//   attn::rms_norm(x, out, {.gamma = g}, {.eps = 1e-6f}, threads);
+//
+// Shapes   x and out [B, L, D], gamma [D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
+//          arithmetic.
+// Cost     a few operations a number; scratch: gamma and a row per thread.
+// Throws   std::invalid_argument for shapes that do not fit, before anything is written.
+#pragma once
+
+#include <attn/layers/layer_norm.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+template <class S>
+struct rms_norm_weights {
+  tensor_view<const S, 1> gamma{};  // 1 unless given
+};
+
+/// Options of rms_norm for elements of type S.
+template <class S>
+struct rms_norm_options {
+  /// Added to the mean of the squares.
+  compute_type<S> eps = compute_type<S>(1e-5);
+};
+
+/// Normalises every token. See the top of the file.
+template <viewable X, viewable O, class Weights = rms_norm_weights<element_of<const X&>>,
+          class Options = rms_norm_options<element_of<const X&>>>
+void rms_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {
+  using S = element_of<const X&>;
+  using T = compute_type<S>;
+  const auto [from, to] = detail::sequences_of(x, out);
+  const auto& w = detail::weights_of<rms_norm_weights<S>, true>(weights);
+  const T eps = detail::options_or_default<rms_norm_options<S>>(options).eps;
+  const index dim = from.extent(2);
+  const detail::layer_validator check("rms_norm", from, to);
+  check.out_dim(dim);
+  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
+  check.optional("gamma", w.gamma, "feature", dim);
+
+  execution& e = detail::execution_of(exec, options, weights);
+  auto norm = e.shared_scratch([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });
+  norm.set(layer_norm_weights<S>{.gamma = w.gamma}, eps);
+  norm.centred = false;
+  detail::run_layer_norm<T>(from, to, norm, e);
+}
+
+}  // namespace attn::inline ATTN_ISA

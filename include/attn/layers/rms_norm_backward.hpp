@@ -1,0 +1,71 @@
+// attn: the gradients of rms_norm.
+//
+//   with z = x r, r = 1 / sqrt(mean(x^2) + eps), g = gamma d_out (out = gamma z):
+//   dx = r (g - z mean(g z)),   dgamma = sum over tokens of d_out z
+//
+//   attn::rms_norm(x, out, {.gamma = g}, threads);
+//   attn::rms_norm_backward(x, {.gamma = g}, d_out, {.x = dx, .gamma = dg}, {}, threads);
+//   attn::rms_norm_backward(x, {}, d_out, {.x = dx});                   // without gamma
+//
+// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
+//          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Cost     some 12 operations a number; scratch: a few rows, per thread two rows of sums more.
+// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
+//          memory with an input or one another, before anything is written.
+//
+// Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. A token
+// whose d_out is 0 has gradient 0 and adds nothing, whatever its x is: so has padding, NaN or not.
+#pragma once
+
+#include <attn/layers/layer_norm_backward.hpp>
+#include <attn/layers/rms_norm.hpp>
+
+namespace attn::inline ATTN_ISA {
+
+/// The gradients rms_norm_backward writes: those given. S is the element type of the call.
+template <class S>
+struct rms_norm_gradients {
+  tensor_view<S, 3> x{};
+  tensor_view<S, 1> gamma{};
+  /// Add to what is there, instead of writing it over.
+  bool accumulate = false;
+};
+
+/// The gradients of rms_norm. See the top of the file.
+template <viewable X, viewable D, class Weights = rms_norm_weights<element_of<const X&>>,
+          class Options = rms_norm_options<element_of<const X&>>>
+void rms_norm_backward(const X& x, const Weights& weights, const D& d_out,
+                       const rms_norm_gradients<element_of<const X&>>& gradients, Options&& options = {},
+                       execution_ref exec = {}) {
+  using S = element_of<const X&>;
+  using T = compute_type<S>;
+  const auto [from, d] = detail::inputs_of(x, d_out);
+  const auto& w = detail::weights_of<rms_norm_weights<S>>(weights);
+  const T eps = detail::options_or_default<rms_norm_options<S>>(options).eps;
+  const index dim = from.extent(2);
+  detail::backward_views views;
+  views.gradient("the gradient of x", gradients.x, "x", from);
+  views.gradient("the gradient of gamma", gradients.gamma, "gamma", w.gamma);
+  views.read("d_out", d);
+  const detail::layer_validator check("rms_norm_backward", from, views, d);
+  check.out_dim(dim);
+  if (!(eps >= 0)) check.fail("eps >= 0", static_cast<double>(eps));
+  check.optional("gamma", w.gamma, "feature", dim);
+
+  execution& e = detail::execution_of(exec, options);
+  auto norm = e.workspace([dim](detail::arena& memory) { return detail::row_norm<T>(memory, dim); });
+  norm->set(layer_norm_weights<S>{.gamma = w.gamma}, eps);
+  norm->centred = false;
+  const bool adds = gradients.accumulate;
+  detail::norm_backward_call<T>{.norm = *norm,
+                                .x = detail::input_tokens<T>(from),
+                                .d = detail::input_tokens<T>(d),
+                                .residual = tensor_view<const T, 3>(),
+                                .dx = {gradients.x, adds},
+                                .copy = {tensor_view<T, 3>(), false},
+                                .gamma = {gradients.gamma, adds},
+                                .beta = {tensor_view<T, 1>(), false}}
+      .run(e);
+}
+
+}  // namespace attn::inline ATTN_ISA
