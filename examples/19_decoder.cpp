@@ -2,7 +2,7 @@
 // a prompt that ends makes room for the next one, prompts are read in chunks while others decode, and all of them share
 // the pages of a common beginning. The tokens are the same as those of one prompt at a time.
 //
-//   19_decoder [--operator=full|window|topk_blocks|multipole|linear] [--weights=DIR]
+//   19_decoder [--operator=full|window|topk_blocks|multipole] [--weights=DIR]
 //
 // Without weights, which decoder/weights.hpp describes, they are drawn: the text is noise then.
 #include <attn/attn.hpp>
@@ -14,12 +14,13 @@
 
 #include "decoder/weights.hpp"
 
-using decoder::index, decoder::matrix;
+namespace decoder {
+
 using view = attn::tensor_view<const float>;
 using out_view = attn::tensor_view<float>;
 using sequence = attn::tensor_view<float, 3>;  // [batch, length, width]
 
-const decoder::shape shape;
+const shape sizes;
 const attn::rotary_options<float> positions{.base = 10000};
 
 // What a layer attends with: a cache or state of several items, and the step that feeds it.
@@ -36,7 +37,7 @@ attention attention_over(std::shared_ptr<Cache> cache, Step step) {
 }
 
 attention make_attention(std::string_view name, index items, attn::page_pool<float>& pool) {
-  const attn::state_extents extents{.batch = items, .heads = shape.kv_heads, .dim = shape.head_dim};
+  const attn::state_extents extents{.batch = items, .heads = sizes.kv_heads, .dim = sizes.head_dim};
   if (name == "full")
     return attention_over(std::make_shared<attn::paged_cache<float>>(pool, items),
                           [](auto& cache, auto q, auto k, auto v, auto out, const auto& n, auto& exec) {
@@ -60,21 +61,15 @@ attention make_attention(std::string_view name, index items, attn::page_pool<flo
                           [](auto& cache, auto q, auto k, auto v, auto out, const auto& n, auto& exec) {
                             attn::multipole_step(cache, q, k, v, out, {.lengths = n, .rotary = positions}, exec);
                           });
-  if (name == "linear")
-    return attention_over(std::make_shared<attn::linear_state<float>>(attn::kernel_state_extents{
-                              items, shape.kv_heads, shape.head_dim, shape.head_dim}),
-                          [](auto& state, auto q, auto k, auto v, auto out, const auto& n, auto& exec) {
-                            attn::linear_step(state, q, k, v, out, {.lengths = n}, exec);
-                          });
-  throw std::runtime_error("--operator: expected full, window, topk_blocks, multipole or linear");
+  throw std::runtime_error("--operator: expected full, window, topk_blocks or multipole");
 }
 
 // A model and the sequences it is at: its batch items.
 class engine {
  public:
-  engine(const decoder::weights& w, std::string_view operator_name, index items, attn::page_pool<float>& pool)
+  engine(const weights& w, std::string_view operator_name, index items, attn::page_pool<float>& pool)
       : weights_(w), items_(items) {
-    for (index n = 0; n < shape.layers; ++n) layers_.push_back(make_attention(operator_name, items, pool));
+    for (index n = 0; n < sizes.layers; ++n) layers_.push_back(make_attention(operator_name, items, pool));
   }
 
   // Item b takes the tokens of chunks[b], if any; gives its likeliest next token, or -1.
@@ -82,20 +77,20 @@ class engine {
     std::vector<index> lengths;
     for (const auto& chunk : chunks) lengths.push_back(std::ssize(chunk));
     const index length = *std::max_element(lengths.begin(), lengths.end()), rows = items_ * length;
-    matrix x = matrix::Zero(rows, shape.width()), normed(rows, shape.width()), mixed(rows, shape.width());
+    matrix x = matrix::Zero(rows, sizes.width()), normed(rows, sizes.width()), mixed(rows, sizes.width());
     for (index b = 0; b < items_; ++b)
       for (index t = 0; t < lengths[b]; ++t) x.row(b * length + t) = weights_.embedding.row(chunks[b][t]);
     const auto by_item = [&](matrix& m) { return sequence(m.data(), {items_, length, m.cols()}); };
 
     for (std::size_t n = 0; n < layers_.size(); ++n) {
-      const decoder::layer_weights& w = weights_.layers[n];
+      const layer_weights& w = weights_.layers[n];
       const auto attend = [&](auto q, auto k, auto v, auto out, attn::execution& exec) {
         layers_[n].step(q, k, v, out, lengths, exec);
       };
       attn::rms_norm(x, normed);
       attn::multi_head(by_item(normed), by_item(mixed),
                        {.query = w.query, .key = w.key, .value = w.value, .output = w.output}, attend,
-                       {.heads = shape.heads, .kv_heads = shape.kv_heads}, exec_);
+                       {.heads = sizes.heads, .kv_heads = sizes.kv_heads}, exec_);
       x += mixed;
       attn::rms_norm(x, normed);
       attn::feed_forward(normed, mixed, {.up = w.up, .down = w.down, .gate = w.gate},
@@ -104,7 +99,7 @@ class engine {
     }
 
     std::vector<int> next(chunks.size(), -1);
-    matrix last(items_, shape.width()), logits(items_, shape.vocabulary);
+    matrix last(items_, sizes.width()), logits(items_, sizes.vocabulary);
     for (index b = 0; b < items_; ++b) last.row(b) = x.row(b * length + std::max<index>(lengths[b], 1) - 1);
     attn::rms_norm(last, last);
     attn::project(last, logits, {.weight = weights_.embedding}, exec_);
@@ -120,7 +115,7 @@ class engine {
   }
 
  private:
-  const decoder::weights& weights_;
+  const weights& weights_;
   index items_;
   std::vector<attention> layers_;
   attn::execution exec_{2};
@@ -171,14 +166,14 @@ index serve(engine& model, index slots, const std::vector<int>& beginning, std::
   }
 }
 
-int main(int argc, char** argv) try {
+int run(const std::vector<std::string_view>& arguments) {
   std::string operator_name = "full", folder;
-  for (const std::string_view argument : std::vector<std::string_view>(argv + 1, argv + argc)) {
+  for (const std::string_view argument : arguments) {
     if (argument.starts_with("--operator=")) operator_name = argument.substr(11);
     else if (argument.starts_with("--weights=")) folder = argument.substr(10);
     else throw std::runtime_error("usage: 19_decoder [--operator=NAME] [--weights=DIR]");
   }
-  const decoder::weights weights = decoder::make_weights(shape, folder);
+  const weights all_weights = make_weights(sizes, folder);
   const std::string text = "You are a helpful assistant. Answer in one sentence. ";
   const std::vector<int> beginning(text.begin(), text.end());
   std::vector<request> requests;
@@ -187,12 +182,12 @@ int main(int argc, char** argv) try {
     requests.push_back({{prompt.begin(), prompt.end()}, std::ssize(prompt) + 24 + 8 * std::ssize(requests), 0});
 
   // One pool for all layers: 4 prompts at a time take at most what is needed for 4 sequences and the beginning.
-  const auto run = [&](index slots) {
-    attn::page_pool<float> pool({.pages = shape.layers * (slots + 1) * 12, .page_tokens = 16, .heads = shape.kv_heads,
-                                 .dim = shape.head_dim});
+  const auto serve_all = [&](index slots) {
+    attn::page_pool<float> pool({.pages = sizes.layers * (slots + 1) * 12, .page_tokens = 16, .heads = sizes.kv_heads,
+                                 .dim = sizes.head_dim});
     std::vector<request> all = requests;
     const auto start = std::chrono::steady_clock::now();
-    engine model(weights, operator_name, slots + 1, pool);
+    engine model(all_weights, operator_name, slots + 1, pool);
     const index rounds = serve(model, slots, beginning, all);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     std::size_t tokens = 0;
@@ -201,11 +196,17 @@ int main(int argc, char** argv) try {
                 tokens, all.size(), rounds, double(tokens) / seconds.count(), pool.pages() - pool.free_pages());
     return all;
   };
-  const std::vector<request> together = run(4), alone = run(1);
+  const std::vector<request> together = serve_all(4), alone = serve_all(1);
   bool same = true;
   for (std::size_t n = 0; n < alone.size(); ++n) same &= together[n].tokens == alone[n].tokens;
   std::printf("the same tokens as one prompt at a time: %s\n", same ? "yes" : "no");
   return same ? 0 : 1;
+}
+
+}  // namespace decoder
+
+int main(int argc, char** argv) try {
+  return decoder::run({argv + 1, argv + argc});
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

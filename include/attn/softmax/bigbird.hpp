@@ -141,6 +141,8 @@ struct bigbird_options {
   index global_blocks = 1;
   /// Random blocks of each query block, [H or 1, blocks, r], -1 for none; those that begin beyond the length are empty.
   tensor_view<const index, 3> random{};
+  /// Keys a query sees of the pattern's: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
+  mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};

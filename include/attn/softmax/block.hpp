@@ -65,6 +65,8 @@ struct block_options {
   /// Instead of them: the one key block each query block sees, [H or 1, blocks], -1 for none. One that begins beyond
   /// the length is empty.
   tensor_view<const index, 2> permutation{};
+  /// Keys a query sees of the pattern's: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
+  mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};

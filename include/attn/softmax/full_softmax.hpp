@@ -45,6 +45,8 @@ struct full_softmax_options {
   std::optional<index> first_position{};
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   tensor_view<const real> bias{};
+  /// Keys a query sees, on top of everything else: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes (mask_view.hpp).
+  mask_view mask{};
   /// c tanh(s / c) on scale q.k, before bias and ALiBi.
   std::optional<real> softcap{};
   /// ALiBi (Press 2021): -slope |distance of positions|, one finite slope per head.

@@ -33,8 +33,9 @@ struct full_softmax_step_options {
   list_view<index> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
-  /// As in full_softmax_options: bias [B or 1, H or 1, n or 1, cache.tokens() with the new ones], lse [B, H, n].
+  /// As in full_softmax_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], lse [B, H, n].
   tensor_view<const real> bias{};
+  mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};
@@ -56,8 +57,9 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
         const index count = call.shape.queries;
         call.lengths.full_keys = call.shape.keys = cache.tokens_after(count, given.lengths);
         detail::check_bias(call, given.bias);
+        detail::check_mask(call.check, call.shape, given);
         for (const auto& [name, view] : std::initializer_list<detail::validator::named_view>{
-                 {"q", call.q}, {"out", call.out}, {"bias", given.bias}, {"lse", given.lse}})
+                 {"q", call.q}, {"out", call.out}, {"bias", given.bias}, {"mask", given.mask.bytes()}, {"lse", given.lse}})
           cache.no_alias(call.check, name, view);
         const auto rotation = call.exec.workspace([&](detail::arena& memory) {
           return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);

@@ -34,6 +34,8 @@ struct pattern_softmax_options {
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or for each. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
+  /// Keys a query sees of the pattern's: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
+  mask_view mask{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// ALiBi: -slope |distance of positions|, one slope per head.

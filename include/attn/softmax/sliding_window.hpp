@@ -48,6 +48,7 @@ struct sliding_window_options {
   /// Own projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   tensor_view<const S> q_global{}, k_global{}, v_global{};
   /// As in full_softmax_options.
+  mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};

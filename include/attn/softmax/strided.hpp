@@ -83,6 +83,8 @@ struct strided_options {
   index stride = 64;
   /// c of fixed, from 0 to l.
   index summary = 1;
+  /// Keys a query sees of the pattern's: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
+  mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   tensor_view<real, 3> lse{};

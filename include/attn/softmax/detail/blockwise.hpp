@@ -166,15 +166,36 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
   }
 }
 
-/// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
-/// `raw`, if given, takes the scores as they were before the terms.
+/// What the mask leaves of a tile.
 template <class T, class Score>
-void masked_scores(const T* queries, const key_range* ranges, const index_map& positions, const packed_keys<T>& keys,
+keys_seen seen_of_tile(const key_range* ranges, const index_map& positions, const packed_keys<T>& keys, const tile& t,
+                       const score_terms<T, Score>& terms) {
+  bool any = false, all = true;
+  const index rows = terms.mask.extent(2) == 1 ? 1 : t.rows;  // of one row for all queries the whole tile is looked at
+  for (index m = 0; m < t.rows && rows > 1 && !positions.list; ++m)  // those of the next tile: rows are far apart
+    terms.prefetch_mask(positions[t.row + t.rows + m], t.high - t.low, keys.positions, t.low);
+  for (index m = 0; m < rows && (all || !any); ++m) {
+    const key_range seen = rows == 1 ? key_range{t.low, t.high} : ranges[t.row + m];
+    const index begin = std::max(seen.begin, t.low), end = std::min(seen.end, t.high);
+    if (begin >= end) continue;
+    const keys_seen row = terms.seen(positions[t.row + m], end - begin, keys.positions, begin);
+    any |= row != keys_seen::none, all &= row == keys_seen::all;
+  }
+  return any ? (all ? keys_seen::all : keys_seen::some) : keys_seen::none;
+}
+
+/// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
+/// `raw`, if given, takes the scores as they were before the terms. Where a mask hides the whole tile, nothing is
+/// computed, and it returns false.
+template <class T, class Score>
+bool masked_scores(const T* queries, const key_range* ranges, const index_map& positions, const packed_keys<T>& keys,
                    const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr) {
   const index first = t.first, count = t.count;
+  const keys_seen seen_keys = terms.mask ? seen_of_tile(ranges, positions, keys, t, terms) : keys_seen::all;
+  if (seen_keys == keys_seen::none) return false;
   with_tile_height(t.rows, [&](auto M) { tile_scores<T, M.value>(queries, keys, first, count, s); });
   for (index m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
-  const bool any = terms.any();
+  const bool any = terms.any_but_mask() || seen_keys == keys_seen::some;
   for (index m = 0; m < t.rows && (t.masked || any); ++m) {
     T* const row = s + m * score_stride;
     const key_range seen = ranges[t.row + m];
@@ -184,6 +205,7 @@ void masked_scores(const T* queries, const key_range* ranges, const index_map& p
     std::fill(row, row + begin, -std::numeric_limits<T>::infinity());
     std::fill(row + end, row + count, -std::numeric_limits<T>::infinity());
   }
+  return true;
 }
 
 /// Attends the rows of a tile to its slots.
@@ -193,7 +215,7 @@ template <class T, class Score>
   const index rows = t.rows, first = t.first, count = t.count;
   const auto& state = block.state;
   T* const s = block.scores;
-  masked_scores(block.queries + t.row * block.dim, block.ranges, block.positions, keys, t, terms, s);
+  if (!masked_scores(block.queries + t.row * block.dim, block.ranges, block.positions, keys, t, terms, s)) return;
 
   alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {};
   for (index m = 0; m < rows; ++m)

@@ -205,15 +205,22 @@ ATTN_INLINE void row_gradients(T* weight, T* d, index count, T row_lse, T row_de
   }
 }
 
-/// Steps 1 to 4 for one tile. `offset` is where its rows of weights and dS lie.
+/// Steps 1 to 4 for one tile. `offset` is where its rows of weights and dS lie. False where a mask hides all of it: they
+/// are 0 then.
 template <class T, class Score, class Terms>
-[[gnu::noinline]] void backward_tile(const backward_rows<T>& rows, const backward_keys<T>& k, const tile& t,
+[[gnu::noinline]] bool backward_tile(const backward_rows<T>& rows, const backward_keys<T>& k, const tile& t,
                                      const index_map& positions, const score_terms<T, Score>& terms,
                                      const backward_scratch<T>& s, index offset, T* dq, index dq_stride, Terms& back) {
   T *const p = s.weights + offset, *const ds = s.d_scores + offset;
   tile_of_panels(rows.queries, t.row, t.rows, rows.dim, terms.query_factor(), s.queries);
   tile_of_panels(rows.d_out, t.row, t.rows, rows.dim_v, T(1), s.d_out);
-  masked_scores(s.queries, s.ranges, positions, k.keys, t, terms, p, s.raw);
+  if (!masked_scores(s.queries, s.ranges, positions, k.keys, t, terms, p, s.raw)) {
+    for (index m = 0; m < t.rows; ++m) {
+      std::fill_n(p + m * score_stride, t.count, T(0));
+      std::fill_n(ds + m * score_stride, t.count, T(0));
+    }
+    return false;
+  }
   with_tile_height(t.rows, [&](auto M) { tile_scores<T, M.value>(s.d_out, k.values, t.first, t.count, ds); });
   for (index m = 0; m < t.rows; ++m) {
     T* const d = ds + m * score_stride;
@@ -221,7 +228,7 @@ template <class T, class Score, class Terms>
     if (back.any())
       back(s.raw ? s.raw + m * score_stride : nullptr, d, t.count, positions[t.row + m], k.keys.positions, t.first);
   }
-  if (!dq) return;
+  if (!dq) return true;
   alignas(64) T ones[round_up(tile_rows, width<T>)];
   std::fill_n(ones, round_up(tile_rows, width<T>), T(1));
   const T* const seen = ds + t.low - t.first;
@@ -232,6 +239,7 @@ template <class T, class Score, class Terms>
     });
   else
     careful_output(seen, ones, k.keys, t.low, t.high, t.rows, to, dq_stride);
+  return true;
 }
 
 /// Takes one block of rows through slots [from, to) of the keys, to - from <= backward_key_block, from a multiple of the
@@ -257,16 +265,20 @@ void backward_block(const backward_rows<T>& rows, index count, const key_range* 
     std::fill_n(s.weights + r * score_stride, columns, T(0));
     std::fill_n(s.d_scores + r * score_stride, columns, T(0));
   }
+  bool seen[max_rows / tile_rows + 1] = {};  // has a tile of these rows keys that the mask does not hide?
   visit_tiles<T>(s.ranges, count, [&](const tile& t) {
-    backward_tile(rows, k, t, positions, terms, s, t.row * score_stride + t.first - base, dq, dq_stride, back);
+    seen[t.row / tile_rows] |=
+        backward_tile(rows, k, t, positions, terms, s, t.row * score_stride + t.first - base, dq, dq_stride, back);
   });
 
   const index stride_k = k.stride(rows.dim), stride_v = k.stride(rows.dim_v);
   for (index j = base; j < high; j += tile_rows) {
     const index keys = std::min<index>(tile_rows, base + columns - j);
     index begin = 0, end = count;  // rows that see any of them
-    if (!all_seen) {
-      const auto blind = [&](index r) { return s.ranges[r].begin >= j + keys || s.ranges[r].end <= j; };
+    if (!all_seen || terms.mask) {
+      const auto blind = [&](index r) {
+        return s.ranges[r].begin >= j + keys || s.ranges[r].end <= j || !seen[r / tile_rows];
+      };
       while (begin < end && blind(begin)) ++begin;
       while (begin < end && blind(end - 1)) --end;
     }

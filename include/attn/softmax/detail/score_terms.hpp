@@ -1,19 +1,44 @@
 // attn: what may be done to a score between the product and the softmax, in this order:
 //   softcap c tanh(s / c),  + bias,  + ALiBi (-slope |distance|),  the caller's score(s, batch, head, i, j),
-//   -infinity for keys that are excluded though they lie in the range the query sees,
+//   -infinity for keys that are excluded though they lie in the range the query sees, and for those the mask hides,
 //   + log(count) for slots that stand for several keys.
 // What is not asked for costs nothing: with no term given, the kernel never looks at a score. All operators have the one
 // type of terms, so that their kernels are compiled once.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/prefetch.hpp>
+#include <attn/core/mask_view.hpp>
 #include <attn/softmax/detail/online_softmax.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
 
+#include <cstring>
 #include <optional>
 
 namespace attn::inline ATTN_ISA {
 namespace detail {
+
+/// How many of some keys a mask leaves.
+enum class keys_seen { none, some, all };
+
+/// Of bytes, 0 or not.
+inline keys_seen seen_of(const unsigned char* bytes, index count, index stride) {
+  bool any = false, all = true;
+  index n = 0;
+  constexpr index together = 64;
+  if (stride == 1)
+    for (; n + together <= count && (all || !any); n += together) {
+      std::uint64_t words[together / 8], set = 0, zeros = 0;
+      std::memcpy(words, bytes + n, together);
+      for (std::uint64_t w : words) set |= w, zeros |= (w - 0x0101010101010101u) & ~w & 0x8080808080808080u;
+      any |= set != 0, all &= zeros == 0;
+    }
+  for (; n < count && (all || !any); ++n) {
+    any |= bytes[n * stride] != 0;
+    all &= bytes[n * stride] != 0;
+  }
+  return any ? (all ? keys_seen::all : keys_seen::some) : keys_seen::none;
+}
 
 /// In place of a score function where there is none.
 struct no_score {};
@@ -70,6 +95,7 @@ template <class T, class Score>
 struct score_terms {
   std::optional<T> softcap{};
   tensor_view<const T> bias{};
+  tensor_view<const unsigned char> mask{};
   std::span<const T> slopes{};
   Score* score = nullptr;
   T scale = T(1);
@@ -82,7 +108,8 @@ struct score_terms {
 
   /// Is there a term that needs scores in base e?
   bool change_scores() const { return scored || softcap || bias || !slopes.empty(); }
-  bool any() const { return change_scores() || excluded || counts; }
+  bool any_but_mask() const { return change_scores() || excluded || counts; }
+  bool any() const { return any_but_mask() || mask; }
 
   /// What queries are multiplied by as they are packed. Scores enter the softmax in base 2; where a term needs them in
   /// base e, the change of base follows the terms.
@@ -102,9 +129,44 @@ struct score_terms {
     if (change_scores()) change(s, count, i, positions, slot);
     if (excluded) excluded.apply(s, count, i + query_shift, positions, slot);
     if (counts) counts.apply(s, count, head, slot);
+    if (mask) hide(s, count, i, positions, slot);
+  }
+
+  /// Asks for what seen() will look at.
+  void prefetch_mask(index i, index count, const index_map& positions, index slot) const {
+    if (positions.list || positions.step != 1 || mask.stride(3) != 1) return;
+    prefetch_bytes<cache_level::first>(reinterpret_cast<const char*>(mask_row(i) + positions[slot]), count);
+  }
+  /// How many of the keys at slots slot + n, n < count, the mask leaves query i.
+  keys_seen seen(index i, index count, const index_map& positions, index slot) const {
+    const unsigned char* const row = mask_row(i);
+    if (!positions.list)
+      return seen_of(row + positions[slot] * mask.stride(3), count, positions.step * mask.stride(3));
+    bool any = false, all = true;
+    for (index n = 0; n < count && (all || !any); ++n) {
+      const bool one = row[positions[slot + n] * mask.stride(3)] != 0;
+      any |= one, all &= one;
+    }
+    return any ? (all ? keys_seen::all : keys_seen::some) : keys_seen::none;
   }
 
  private:
+  const unsigned char* mask_row(index i) const {
+    return mask.data() + (mask.extent(0) == 1 ? 0 : batch) * mask.stride(0) +
+           (mask.extent(1) == 1 ? 0 : head) * mask.stride(1) + (mask.extent(2) == 1 ? 0 : i) * mask.stride(2);
+  }
+  void hide(T* s, index count, index i, const index_map& positions, index slot) const {
+    constexpr T hidden = -std::numeric_limits<T>::infinity();
+    const unsigned char* const row = mask_row(i);
+    const index stride = mask.stride(3);
+    if (stride == 1 && !positions.list && positions.step == 1) {
+      const unsigned char* const m = row + positions[slot];
+      for (index n = 0; n < count; ++n) s[n] = m[n] ? s[n] : hidden;
+    } else {
+      for (index n = 0; n < count; ++n) s[n] = row[positions[slot + n] * stride] ? s[n] : hidden;
+    }
+  }
+
   /// The caller's function on every score; key(n) is the position of key n. In pieces, through memory of its own: nothing
   /// the function reads can then be what is written, and compilers vectorise it. What the bias masks stays masked.
   template <class Key>
@@ -167,6 +229,7 @@ score_terms<T, Score> terms_of(const Options& options, index dim, Score* score =
   score_terms<T, Score> terms{.score = score, .scale = scale_or_default(options.scale, dim)};
   if constexpr (requires { options.softcap; }) terms.softcap = options.softcap;
   if constexpr (requires { options.bias; }) terms.bias = options.bias;
+  if constexpr (requires { options.mask; }) terms.mask = options.mask.bytes();
   if constexpr (requires { options.alibi_slopes; }) terms.slopes = options.alibi_slopes;
   return terms;
 }
@@ -213,6 +276,20 @@ void check_softmax_numbers(const validator& check, const attention_shape& s, con
   check_list("sinks", " that are finite, or -infinity for none", options.sinks, -std::numeric_limits<T>::infinity());
 }
 
+/// A mask, if there is one, of this shape.
+template <class Options>
+void check_mask(const validator& check, const attention_shape& s, const Options& options) {
+  if constexpr (requires { options.mask; }) {
+    const tensor_view<const unsigned char>& mask = options.mask.bytes();
+    if (!mask) return;
+    check.readable("mask", mask);
+    check.broadcasts("mask batch", s.batch, mask.extent(0));
+    check.broadcasts("mask heads", s.heads, mask.extent(1));
+    check.broadcasts("mask query length", s.queries, mask.extent(2));
+    check.equal("mask key length = key length", s.keys, mask.extent(3));
+  }
+}
+
 /// The checks every operator with a softmax over keys shares: these, and the memory of lse and lists.
 template <class Options>
 void check_softmax_options(const validator& check, const attention_shape& s, const Options& options,
@@ -224,6 +301,10 @@ void check_softmax_options(const validator& check, const attention_shape& s, con
   if constexpr (requires { options.alibi_slopes; })
     check_no_alias(check, "alibi_slopes", std::span<const T>(options.alibi_slopes), out, options.lse);
   check_no_alias(check, "sinks", std::span<const T>(options.sinks), out, options.lse);
+  if constexpr (requires { options.mask; }) {
+    check.no_alias("out", out, "mask", options.mask.bytes());
+    check.no_alias("lse", options.lse, "mask", options.mask.bytes());
+  }
 }
 
 /// What the caller gives as a score function, or nothing.

@@ -153,6 +153,7 @@ void check_softmax_backward(const Call& call, const Options& options, const Grad
   if constexpr (requires { options.permutation; }) views.read("permutation", options.permutation);
   if constexpr (requires { options.random; }) views.read("random", options.random);
   if constexpr (requires { options.rotations; }) views.read("rotations", options.rotations);
+  if constexpr (requires { options.mask; }) views.read("mask", options.mask.bytes());
   views.read("out", call.out);
   views.read("d_out", call.d_out);
   views.read("lse", options.lse);
@@ -202,6 +203,7 @@ void call_softmax_backward(const char* name, const Q& q, const K& k, const V& v,
   if constexpr (requires { given.first_position; })
     forward.first_position = checked_position(forward.check, given.first_position);
   check_softmax_numbers(forward.check, call.shape, given);
+  check_mask(forward.check, call.shape, given);
   forward.terms = terms_of<T>(given, call.shape.dim, &function);
   forward.shape.dim_v = 0;
   forward.v = values.slice(3, 0, 0);

@@ -105,6 +105,7 @@ void call_softmax(const char* name, const Q& q, const K& k, const V& v, O&& out,
     call.first_position = checked_position(call.check, given.first_position);
   if constexpr (requires { given.sums; }) call.sums = given.sums;
   check_softmax_options(call.check, call.shape, given, call.q, call.k, call.v, call.out);
+  if constexpr (!requires { given.rotary; }) check_mask(call.check, call.shape, given);  // a step's keys are the cache's
   call.terms = terms_of<T>(given, call.shape.dim, &function);
   body(call, given);
 }

@@ -136,6 +136,17 @@ struct stream_limit {
   index operator()(index i) const { return first + i * step; }
 };
 
+/// Does the mask hide the tile of rows from `begin` on from every query?
+template <class T, class Score>
+bool hidden_from_all(const stream_queries<T>& q, const index_map& positions, index begin, index count,
+                     const score_terms<T, Score>& terms) {
+  for (index r = 0; r < q.rows; ++r)
+    if (terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
+            .seen(r % q.queries, count, positions, begin) != keys_seen::none)
+      return false;
+  return true;
+}
+
 /// Takes the queries through rows [begin, end) of k and v, which are at positions[row]; query i sees the rows below
 /// limit(i). `terms` is of any head of the batch item.
 template <class T, class S, class Score>
@@ -148,6 +159,7 @@ void attend_stream(const stream_queries<T>& q, const cache_rows<const S>& k, con
     count = std::min({stream_tile, end - begin, k_rows.rows});
     const index padded = round_up(count, width<T>), next = begin + count;
     const matrix_view<const S> next_rows = next < end ? k.from(next) : matrix_view<const S>{};
+    if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     const auto keys = whole_packets<T>(k_rows, 0, count, q.keys);
     by_rows<T>(q.rows, [&](index r, auto R) {
       stream_scores<T, R.value>(q.data + r * q.stride, q.stride, keys, q.scores + r * stream_tile,
