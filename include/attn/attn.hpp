@@ -15,6 +15,7 @@
 #include <attn/aft/aft_simple_step.hpp>
 #include <attn/core/execution.hpp>
 #include <attn/core/kv_cache.hpp>
+#include <attn/core/mask_view.hpp>
 #include <attn/core/packed.hpp>
 #include <attn/core/page_pool.hpp>
 #include <attn/core/paged_cache.hpp>

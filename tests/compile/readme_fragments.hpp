@@ -22,11 +22,10 @@ attn::tensor_view<float, 3> w, band, kernel, lse, part_lse, beta;
 matrix_type q_matrix, k_matrix, v_matrix, out_matrix, matrix, x_matrix, wq, wk, wv, wo, up, down;
 auto features = attn::draw_features<float>(256, 64, {.seed = 7});
 std::vector<float> slope;
-std::vector<attn::index> starts, lengths, survivors, tokens_there;
+std::vector<std::uint8_t> mask;
+std::vector<attn::index> offsets, key_offsets, lengths, survivors, tokens_there;
 attn::kv_cache<float> cache({.dim = 64});
 attn::rotary_options<float> rope;
 attn::execution threads;
-
-bool mask(attn::index, attn::index, attn::index) { return true; }
 
 }  // namespace

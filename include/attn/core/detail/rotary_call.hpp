@@ -1,5 +1,6 @@
 // attn: the work of rotary.hpp. A task takes some tokens: their cosines and sines are computed once, in double, then
-// the rows of all heads are rotated.
+// the rows of all heads are rotated. The angle of a position is that of the last multiple of 16 and that of the rest:
+// cosines and sines of both, of which there are few, make its own.
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
@@ -52,7 +53,8 @@ inline void rotation_angles(double position, const double* frequency, index coun
 template <class S>
 struct rotary_call {
   using T = compute_type<S>;
-  static constexpr index tokens = 16;  // of a task
+  static constexpr index tokens = 256;  // of a task
+  static constexpr index rests = 16;   // positions are multiples of it and a rest
 
   tensor_view<const S> x;
   tensor_view<S> to;
@@ -62,33 +64,57 @@ struct rotary_call {
   const double* frequency;  // [whole packets of pairs]
   double magnitude;
   bool own_table, interleaved, back, accumulate;
+  double* of_rests = nullptr;  // [rests][2][angles()]: their cosines and sines, where there are tokens enough
 
   index pairs() const { return dims / 2; }
   /// A row is rotated in one piece of neighbours, or two of halves.
   index piece() const { return interleaved ? dims : pairs(); }
   index padded() const { return round_up(piece(), width<T>); }
 
+  index angles() const { return round_up(pairs(), width<double>); }
+
   struct scratch {
-    T *cosine, *sine;       // [tokens][padded]; neighbours: each twice, the sine of the first negative
-    T* row;                 // [2 padded]
-    double *angle_cosine, *angle_sine;  // [whole packets of pairs]
+    T *cosine, *sine;  // [tokens][padded]; neighbours: each twice, the sine of the first negative
+    T* row;            // [2 padded]
+    double *multiple, *rest, *sum;  // [2][angles()]: cosines and sines
+    index known = std::numeric_limits<index>::min();  // the multiple they are of
   };
   scratch layout(arena& memory) const {
-    const index angles = round_up(pairs(), width<double>);
-    return {memory.allocate<T>(tokens * padded()), memory.allocate<T>(tokens * padded()),
-            memory.allocate<T>(2 * padded()), memory.allocate<double>(angles), memory.allocate<double>(angles)};
+    return {memory.allocate<T>(tokens * padded()),       memory.allocate<T>(tokens * padded()),
+            memory.allocate<T>(2 * padded()),            memory.allocate<double>(2 * angles()),
+            memory.allocate<double>(2 * angles()),       memory.allocate<double>(2 * angles())};
+  }
+  void angles_of(index position, double* into) const {
+    rotation_angles(static_cast<double>(position), frequency, pairs(), into, into + angles());
+  }
+  void prepare_rests() const {
+    for (index n = 0; n < rests; ++n) angles_of(n, of_rests + n * 2 * angles());
   }
 
   /// The cosines and sines of a token at a position.
-  void prepare(index at, T* c, T* s, const scratch& own) const {
-    const T sign = back ? T(-1) : T(1);
+  void prepare(index at, T* c, T* s, scratch& own) const {
+    const double sign = back ? -1 : 1;
     if (own_table) {
-      for (index n = 0; n < pairs(); ++n) set(n, cos(at, n), sign * sin(at, n), c, s);
+      for (index n = 0; n < pairs(); ++n) set(n, cos(at, n), static_cast<T>(sign) * sin(at, n), c, s);
     } else {
-      rotation_angles(static_cast<double>(at), frequency, pairs(), own.angle_cosine, own.angle_sine);
-      for (index n = 0; n < pairs(); ++n)
-        set(n, static_cast<T>(magnitude * own.angle_cosine[n]), sign * static_cast<T>(magnitude * own.angle_sine[n]), c,
-            s);
+      const index left = (at % rests + rests) % rests;
+      if (own.known != at - left) angles_of(own.known = at - left, own.multiple);
+      const double* rest = of_rests ? of_rests + left * 2 * angles() : own.rest;
+      if (!of_rests) angles_of(left, own.rest);
+      const packet<double> factor = broadcast<double>(magnitude), sine_factor = broadcast<double>(sign * magnitude);
+      for (index n = 0; n < angles(); n += width<double>) {
+        const packet<double> c_1 = load<double>(own.multiple + n), s_1 = load<double>(own.multiple + angles() + n),
+                             c_2 = load<double>(rest + n), s_2 = load<double>(rest + angles() + n);
+        store<double>(own.sum + n, mul(factor, sub(mul(c_1, c_2), mul(s_1, s_2))));
+        store<double>(own.sum + angles() + n, mul(sine_factor, fma(s_1, c_2, mul(c_1, s_2))));
+      }
+      if (interleaved) {
+        for (index n = 0; n < pairs(); ++n)
+          set(n, static_cast<T>(own.sum[n]), static_cast<T>(own.sum[angles() + n]), c, s);
+      } else {
+        std::transform(own.sum, own.sum + pairs(), c, [](double y) { return static_cast<T>(y); });
+        std::transform(own.sum + angles(), own.sum + angles() + pairs(), s, [](double y) { return static_cast<T>(y); });
+      }
     }
     std::fill(c + piece(), c + padded(), T(0)), std::fill(s + piece(), s + padded(), T(0));
   }
@@ -104,7 +130,8 @@ struct rotary_call {
   /// Rotates a row of `padded` numbers, or two halves of it, in whole packets.
   void rotate(const T* a, const T* b, const T* c, const T* s, T* to_a, T* to_b) const {
     if (interleaved) return rotate_neighbours(a, c, s, to_a);
-    for (index n = 0; n < padded(); n += width<T>) {
+    const index count = padded();  // not looked up again after every store
+    for (index n = 0; n < count; n += width<T>) {
       const packet<T> first = load<T>(a + n), second = load<T>(b + n), cosine = load<T>(c + n), sine = load<T>(s + n);
       store<T>(to_a + n, sub(mul(first, cosine), mul(second, sine)));
       store<T>(to_b + n, fma(second, cosine, mul(first, sine)));
@@ -118,7 +145,8 @@ struct rotary_call {
         result[n + 1] = second * c[n + 1] + first * s[n + 1];
       }
     } else {
-      for (index n = 0; n < padded(); n += width<T>) {
+      const index count = padded();
+      for (index n = 0; n < count; n += width<T>) {
         const packet<T> x_n = load<T>(row + n), other = shuffle<T>(x_n, x_n, [](int lane) { return lane ^ 1; });
         store<T>(result + n, fma(x_n, load<T>(c + n), mul(other, load<T>(s + n))));
       }
@@ -132,12 +160,13 @@ struct rotary_call {
     const index half = pairs();
     if constexpr (std::same_as<S, T>)
       if (from.col_stride == 1 && out.col_stride == 1 && piece() == padded() && !accumulate) {
-        for (index i = begin; i < end; ++i) {
-          const index n = (i - begin) * padded();
+        const index step = padded(), rest = from.data == out.data ? 0 : from.cols - dims;
+        const T *cosine = s.cosine, *sine = s.sine;
+        for (index i = begin; i < end; ++i, cosine += step, sine += step) {
           const S* const row = from.row(i);
           S* const result = out.row(i);
-          rotate(row, row + half, s.cosine + n, s.sine + n, result, result + half);
-          if (row != result) std::copy(row + dims, row + from.cols, result + dims);
+          rotate(row, row + half, cosine, sine, result, result + half);
+          if (rest > 0) std::copy_n(row + dims, rest, result + dims);
         }
         return;
       }
@@ -165,7 +194,7 @@ struct rotary_call {
     const double numbers = static_cast<double>(x.size());
     const auto limit = exec.limit_threads({.operations = 3 * numbers, .bytes = 2 * sizeof(S) * numbers});
     exec.for_each(blocks * (shared ? 1 : batch), [&](index task, int worker) {
-      const scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
+      scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
       const index item = task / blocks, begin = task % blocks * tokens, end = std::min(begin + tokens, length);
       for (index i = begin; i < end; ++i) {
         const index n = (i - begin) * padded();
@@ -233,16 +262,22 @@ void run_rotary(const validator& check, const tensor_view<const S>& x, const ten
   if (!std::isfinite(o.magnitude)) check.fail("a finite magnitude", o.magnitude);
   if (x.empty()) return;
 
-  double* const frequency = exec.shared_scratch([&](arena& memory) {
-    return memory.allocate<double>(round_up(dims / 2, width<double>));
+  const index angles = round_up(dims / 2, width<double>);
+  const bool many = !rows && x.extent(2) >= rotary_call<S>::rests;
+  const auto [frequency, of_rests] = exec.shared_scratch([&](arena& memory) {
+    return std::array{memory.allocate<double>(angles),
+                      memory.allocate<double>(many ? 2 * angles * rotary_call<S>::rests : 0)};
   });
-  std::fill_n(frequency, round_up(dims / 2, width<double>), 0.0);
+  std::fill_n(frequency, angles, 0.0);
   for (index n = 0; n < dims / 2; ++n)
     frequency[n] = o.frequencies.empty() ? frequency_of(n, dims, o.base) : o.frequencies[static_cast<std::size_t>(n)];
-  rotary_call<S>{.x = x, .to = to, .dims = dims, .first_position = o.first_position, .positions = o.positions,
-                 .cos = o.cos, .sin = o.sin, .frequency = frequency, .magnitude = o.magnitude,
-                 .own_table = rows.has_value(), .interleaved = o.interleaved, .back = back, .accumulate = accumulate}
-      .run(exec);
+  const rotary_call<S> call{.x = x, .to = to, .dims = dims, .first_position = o.first_position, .positions = o.positions,
+                            .cos = o.cos, .sin = o.sin, .frequency = frequency, .magnitude = o.magnitude,
+                            .own_table = rows.has_value(), .interleaved = o.interleaved, .back = back,
+                            .accumulate = accumulate,
+                            .of_rests = many ? of_rests : nullptr};
+  if (many) call.prepare_rests();
+  call.run(exec);
 }
 
 }  // namespace attn::inline ATTN_ISA::detail
