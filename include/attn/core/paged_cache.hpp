@@ -33,7 +33,7 @@ class paged_cache : public detail::token_state {
   }
   paged_cache(paged_cache&&) noexcept = default;
   paged_cache& operator=(paged_cache other) noexcept {
-    static_cast<token_state&>(*this) = static_cast<const token_state&>(other);
+    static_cast<token_state&>(*this) = static_cast<token_state&&>(other);
     std::swap(pool_, other.pool_);
     tables_.swap(other.tables_);
     return *this;

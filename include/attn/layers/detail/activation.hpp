@@ -101,9 +101,8 @@ ATTN_INLINE packet<T> gelu_tanh_slope(const packet<T>& x) {
 /// x s, s = 1 / (1 + e^-x).
 template <class T>
 ATTN_INLINE packet<T> silu(const packet<T>& x) {
-  constexpr T farthest = std::same_as<T, float> ? T(-87) : T(-708);  // where e^-x is still finite
-  const packet<T> above = max(x, broadcast<T>(farthest));
-  return div(x, add(exp<T>(sub(zero<T>(), above)), broadcast<T>(T(1))));
+  const packet<T> above = max(x, broadcast<T>(T(-1000)));  // where e^-x is infinite
+  return div(above, add(exp<T>(sub(zero<T>(), above)), broadcast<T>(T(1))));
 }
 
 /// s + x s (1 - s), the derivative of silu; both s and 1 - s keep their digits.
