@@ -18,6 +18,7 @@ struct linear_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
+  list_view<index> lengths{};  // of the tokens item b is fed the first lengths[b], the rest is padding; all unless given
   real eps = real(1e-6);
   bool normalise = true;
   tensor_view<const real, 3> decay{};  // [B, H or Hkv, n]
@@ -32,8 +33,9 @@ template <class S, class F>
 void run_linear_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
                      const linear_step_options<S>& options, const F& map, execution& exec) {
   run_linear<S>(name, x,
-                {.causal = true, .eps = options.eps, .normalise = options.normalise, .decay = options.decay,
-                 .scale = options.scale, .log_decay = options.log_decay, .bonus = options.bonus},
+                {.causal = true, .lengths = options.lengths, .eps = options.eps, .normalise = options.normalise,
+                 .decay = options.decay, .scale = options.scale, .log_decay = options.log_decay,
+                 .bonus = options.bonus},
                 map, exec, step_of(state));
 }
 

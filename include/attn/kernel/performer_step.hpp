@@ -23,6 +23,7 @@ struct performer_step_options {
   using real = compute_type<S>;
 
   std::optional<real> scale{};
+  list_view<index> lengths{};  // of the tokens item b is fed the first lengths[b], the rest is padding; all unless given
   real eps = real(0);
   std::optional<real> feature_eps{};  // relu only
 };
@@ -35,6 +36,7 @@ void run_performer_step(const char* name, kernel_state<compute_type<S>>& state, 
   run_performer<S>(name, x,
                    {.scale = options.scale,
                     .causal = true,
+                    .lengths = options.lengths,
                     .kernel = static_cast<performer_kernel>(state.kind().variant),
                     .eps = options.eps,
                     .feature_eps = options.feature_eps},

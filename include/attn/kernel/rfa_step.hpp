@@ -18,6 +18,7 @@ struct rfa_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
+  list_view<index> lengths{};  // of the tokens item b is fed the first lengths[b], the rest is padding; all unless given
   real eps = real(0), norm_eps = real(0);
   tensor_view<const real, 3> gate{};  // [B, H or Hkv, n]
 };
@@ -27,8 +28,10 @@ namespace detail {
 template <class S>
 void run_rfa_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
                   const rfa_step_options<S>& options, execution& exec) {
-  run_rfa<S>(name, x, {.causal = true, .eps = options.eps, .norm_eps = options.norm_eps, .gate = options.gate}, exec,
-             step_of(state));
+  run_rfa<S>(name, x,
+             {.causal = true, .lengths = options.lengths, .eps = options.eps, .norm_eps = options.norm_eps,
+              .gate = options.gate},
+             exec, step_of(state));
 }
 
 }  // namespace detail
