@@ -19,8 +19,9 @@ struct aft_conv_state_options {
 /// [B, H, n, 1], v [B, H, n, D], without attending. One that was moved from may only be assigned to or destroyed.
 template <element S>
 class aft_conv_state : public detail::aft_window_state<S, true> {
-  static constexpr detail::validator check{"aft_conv_state"};
+  static constexpr const char* name = "aft_conv_state";
   static index window_of(index width) {
+    const detail::validator check(name);
     check.at_least("width", 1, width);
     if (width % 2 == 0) check.fail("odd width", width);
     return width / 2 + 1;
@@ -29,7 +30,7 @@ class aft_conv_state : public detail::aft_window_state<S, true> {
  public:
   /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
   explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
-      : detail::aft_window_state<S, true>(check, extents, window_of(options.width)) {}
+      : detail::aft_window_state<S, true>(name, extents, window_of(options.width)) {}
 
   index width() const { return 2 * this->window() - 1; }
 };

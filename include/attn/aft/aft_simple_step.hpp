@@ -19,15 +19,18 @@ class aft_simple_state : public detail::aft_state<S> {
  public:
   /// The start of a stream. Throws std::invalid_argument for a negative extent, a value_dim other than dim, or sizes no
   /// memory can hold.
-  explicit aft_simple_state(const state_extents& extents) : base(detail::validator("aft_simple_state"), extents, 0) {}
+  explicit aft_simple_state(const state_extents& extents) : base("aft_simple_state", extents, 0) {}
 
   /// Feeds tokens without attending: k, v [B, H, n, D].
   template <viewable K, viewable V>
-  void append(const K& k, const V& v) {
-    const auto x = detail::tokens_of<S>(base::check_, base::extents(), false, as_view(k), as_view(v));
-    for (index head = 0; head < x.batch * x.heads; ++head)
-      detail::add_rows<typename base::T, S>(x.head(head), 0, x.length, x.parts(), base::sums(head));
-    base::advance(x.length);
+  void append(const K& k, const V& v, const append_options& options = {}) {
+    const auto x = detail::tokens_of<S>(detail::validator(base::name_), base::extents(), false, as_view(k), as_view(v),
+                                        options.lengths);
+    for (index n = 0; n < x.batch * x.heads; ++n) {
+      const auto head = x.head(n);
+      detail::add_rows<typename base::T, S>(head, 0, head.length, x.parts(), base::sums(n));
+    }
+    base::advance(x);
   }
 };
 
@@ -42,10 +45,12 @@ void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V
   const auto x = detail::step_tensors<S>(check, state.extents(), false, given, q, k, v, out);
   execution& e = detail::execution_of(exec, options);
   const auto limit = e.limit_threads(x.work(20 * static_cast<double>(x.length)));
-  e.for_each(x.batch * x.heads, [&](index head, int) {
-    detail::simple_rows<compute_type<S>, S, true>(x.head(head), x.gate, 0, x.length, x.parts(), state.sums(head));
+  e.for_each(x.batch * x.heads, [&](index n, int) {
+    const auto head = x.head(n);
+    detail::simple_rows<compute_type<S>, S, true>(head, x.gate, 0, head.length, x.parts(), state.sums(n));
+    x.elements->clear(head, head.length, x.length);
   });
-  state.advance(x.length);
+  state.advance(x);
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -88,6 +88,13 @@ class sequence_items {
   std::span<const index> lengths() const { return lengths_; }
   index batch() const { return static_cast<index>(lengths_.size()); }
 
+  /// For the step: tokens of the longest item when it has taken those of a chunk of `count`, item b given[b] or all.
+  index tokens_after(index count, std::span<const index> given) const {
+    index most = 0;
+    for (index b = 0; b < batch(); ++b) most = std::max(most, length(b) + taken_of(b, count, given));
+    return most;
+  }
+
  protected:
   explicit sequence_items(const char* name) : name_(name) {}
 
@@ -118,12 +125,6 @@ class token_state : public sequence_items {
                     std::span<const index> given) const {
     detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
     check_length_list(check, "lengths", given, batch(), k.extents[2]);
-  }
-  /// Tokens of the longest item when it has taken those of a chunk of `count`.
-  index tokens_after(index count, std::span<const index> given) const {
-    index most = 0;
-    for (index b = 0; b < batch(); ++b) most = std::max(most, length(b) + taken_of(b, count, given));
-    return most;
   }
 
  protected:
