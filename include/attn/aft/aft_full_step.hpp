@@ -17,7 +17,8 @@ void full_step_rows(const aft_tensors<T>& x, std::span<const index> tokens, exec
   const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * x.k.extents[2])));
   exec.for_each(x.batch * x.heads * x.length, [&](index task, int worker) {
     const aft_head head = x.head(task / x.length);
-    const index t = task % x.length, row = tokens[static_cast<std::size_t>(task / x.length / x.heads)] - head.length + t;
+    const index t = task % x.length, b = task / (x.length * x.heads);
+    const index row = tokens[static_cast<std::size_t>(b)] - head.length + t;
     if (t >= head.length) return x.elements->clear(head, t, t + 1);
     key_sums<T>*sums = nullptr, *keys = nullptr;
     const auto biases = exec.scratch(worker, [&](arena& memory) {
@@ -41,9 +42,9 @@ void full_step_rows(const aft_tensors<T>& x, std::span<const index> tokens, exec
 
 /// Appends n tokens k, v [B, H, n, D] to the cache, or of item b the first lengths[b], and writes the rows of their
 /// queries q [B, H, n, D]: the next n rows of one causal aft_full over the whole sequence. w is that of the longest
-/// sequence, [L, L] or [H, L, L] with L >= tokens of the cache + n; row t belongs to the t-th token since the start. Cost:
-/// one reading of the cache per token; for a long prompt use aft_full, then append() it. Scratch does not depend on the
-/// size of the cache. Throws std::invalid_argument before anything, the cache included, changes.
+/// sequence, [L, L] or [H, L, L] with L >= tokens of the cache + n; row t belongs to the t-th token since the start.
+/// Cost: one reading of the cache per token; for a long prompt use aft_full, then append() it. Scratch does not depend
+/// on the size of the cache. Throws std::invalid_argument before anything, the cache included, changes.
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
 void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
                    execution_ref exec = {}) {

@@ -44,7 +44,8 @@ struct delta_rule_step_options {
   using real = compute_type<S>;
 
   std::optional<real> scale{};
-  list_view<index> lengths{};  // of the tokens item b is fed the first lengths[b], the rest is padding; all unless given
+  /// Item b is fed its first lengths[b] tokens, the rest is padding; all of them unless given.
+  list_view<index> lengths{};
   tensor_view<const real, 3> beta{};    // [B, Hv, n]
   tensor_view<const real> log_decay{};  // [B, Hv, n, 1 or D]
   std::optional<real> unit_norm_eps{};
@@ -59,7 +60,8 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
   using base::items;
 
  public:
-  explicit delta_rule_state(const delta_rule_state_extents& e) : base("delta_rule_state", e.batch, e.keep), extents_(e) {
+  explicit delta_rule_state(const delta_rule_state_extents& e)
+      : base("delta_rule_state", e.batch, e.keep), extents_(e) {
     const detail::validator check(base::name_);
     check.at_least("heads", 0, e.heads);
     check.at_least("dim", 0, e.dim);

@@ -4,7 +4,7 @@
 //   attn::performer_step(state, q_t, k_t, v_t, out_t, features);         // what causal performer gives
 //   state.append(k, v, features);                                        // the same without queries
 //
-// Copies, merging, writing and reading: see detail/kernel_state.hpp.
+// Batch items of their own lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
 #include <attn/kernel/detail/recurrent.hpp>
@@ -23,7 +23,8 @@ struct performer_step_options {
   using real = compute_type<S>;
 
   std::optional<real> scale{};
-  list_view<index> lengths{};  // of the tokens item b is fed the first lengths[b], the rest is padding; all unless given
+  /// Item b is fed its first lengths[b] tokens, the rest is padding; all of them unless given.
+  list_view<index> lengths{};
   real eps = real(0);
   std::optional<real> feature_eps{};  // relu only
 };

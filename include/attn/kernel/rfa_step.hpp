@@ -4,7 +4,7 @@
 //   attn::rfa_step(state, q_t, k_t, v_t, out_t, features);                                // what causal rfa gives
 //   state.append(k, v, features);                                                         // the same without queries
 //
-// Copies, merging, writing and reading: see detail/kernel_state.hpp.
+// Batch items of their own lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
 #include <attn/kernel/detail/recurrent.hpp>
@@ -18,7 +18,8 @@ struct rfa_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  list_view<index> lengths{};  // of the tokens item b is fed the first lengths[b], the rest is padding; all unless given
+  /// Item b is fed its first lengths[b] tokens, the rest is padding; all of them unless given.
+  list_view<index> lengths{};
   real eps = real(0), norm_eps = real(0);
   tensor_view<const real, 3> gate{};  // [B, H or Hkv, n]
 };

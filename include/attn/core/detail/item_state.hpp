@@ -1,7 +1,7 @@
 // attn: states of constant size, one for each batch item.
 //
-// Batch items are sequences of their own: each has its number of tokens, and memory of its own, a ring of keep + 1 places
-// with the states after its last tokens. Going back only changes which place is the item's.
+// Batch items are sequences of their own: each has its number of tokens, and a ring of keep + 1 places in memory with the
+// states after its last tokens. Going back only changes which place is the item's.
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>
@@ -32,7 +32,7 @@ struct item_memory {
   }
 };
 
-/// What all such states have. State has clear_item(b), which writes the state before the first token to the memory of b.
+/// What all such states have. State::clear_item(b) makes the place of item b the state before the first token.
 template <class State, class N>
 class item_state : public sequence_items {
  public:
@@ -115,8 +115,8 @@ class item_state : public sequence_items {
   }
 
   /// Feeds the tokens of a chunk. Those of an item that cannot be undone come first: if they are more than `few` all at
-  /// once, in at_once(lengths), else, as all that follow, one by one in one_by_one(first), from token first.keys(b) on.
-  /// What is thrown leaves all items reset.
+  /// once, in at_once(lengths), else, as all that follow, one by one in one_by_one(first), from token first.keys(b) on,
+  /// which clears the padding too. What is thrown leaves all items reset.
   template <class AtOnce, class OneByOne>
   void feed(const sequence_lengths& tokens, index few, AtOnce&& at_once, OneByOne&& one_by_one) {
     const auto of = [&](index count) {
@@ -133,7 +133,7 @@ class item_state : public sequence_items {
     if (!tokens.given_keys.empty()) first.given_queries = first.given_keys = at_once_;
     try {
       if (any_at_once) at_once(first);
-      if (any_one_by_one || !any_at_once) one_by_one(first);  // which clears padding
+      if (any_one_by_one || !tokens.given_keys.empty()) one_by_one(first);
     } catch (...) {
       reset();
       throw;

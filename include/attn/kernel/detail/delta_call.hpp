@@ -92,7 +92,8 @@ struct delta_call {
     finish_head(x, sums, empty);
   }
   void finish_head(const delta_head<T>& x, const panels<T>& sums, bool empty) const {
-    if (!state) end(x.b, x.h, sums, empty);
+    if (state) return;
+    end(x.b, x.h, sums, empty);
     if (queries) x.out.clear_rows(lengths.keys(x.b), shape.length);
   }
 

@@ -277,7 +277,7 @@ struct kernel_call {
     }
     if (!causal && !sums.empty)
       for (index block = 0; block < blocks(b); ++block) attend_queries(b, h, block, s, sums);
-    pad(b, h);
+    if (!state) pad(b, h);
   }
 
   /// Zeros for the rows of padding and those that see no key.

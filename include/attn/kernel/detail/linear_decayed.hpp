@@ -198,7 +198,8 @@ struct decayed_engine {
     }
     if (!call.causal && keys > 0) attend_rows(0, queries);
     end(b, h, s);
-    for (index g = h * group; g < (h + 1) * group; ++g) call.out.head(b, g).clear_rows(queries, call.shape.queries);
+    for (index g = h * group; g < (h + 1) * group && !call.state; ++g)
+      call.out.head(b, g).clear_rows(queries, call.shape.queries);
     if (call.state) call.decay_at(call.state.at(b), h) *= whole_decay(b, h, keys);
   }
 

@@ -60,8 +60,9 @@ struct state_stream {
       fail("a stream that can be written", "one that failed");
   }
 
-  /// Writes the tokens of every batch item to `tokens`. each_number visits `count` numbers. Throws std::runtime_error for what is no such stream,
-  /// another version, or damaged, std::invalid_argument for a state of another kind or shape, before it writes any.
+  /// Sets the tokens of every batch item; each_number visits `count` numbers. Throws std::runtime_error for what is no
+  /// such stream, another version, or damaged, std::invalid_argument for a state of another kind or shape, before it
+  /// writes any.
   template <class EachNumber>
   void read(std::istream& stream, std::span<index> tokens, index count, EachNumber&& each_number) const {
     constexpr std::size_t letters = 8, fixed = letters + 4 * 4 + 4 * 8;

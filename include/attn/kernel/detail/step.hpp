@@ -23,8 +23,8 @@ void columns_to_rows(const T* columns, index features, index count, T* rows, ind
     }
 }
 
-/// One panel of S: to = decay from + key v^T if there is a key; S, that or else `from`, gives out[g] = sum over r of queries[g][r] S[r]. Both may be
-/// the same; without a key there is no `to`.
+/// One panel of S: S = decay from + key v^T, which goes to `to`, or without a key S = from; both may be the same. Then
+/// out[g] = sum over r of queries[g][r] S[r].
 template <class T, int G, bool Update>
 void step_panel(const T* from, T* to, index features, const T* key, const T* decay, const T* value, const T* queries,
                 index stride, T* out) {
@@ -56,8 +56,8 @@ void step_panel(const T* from, T* to, index features, const T* key, const T* dec
 /// The same for all panels and any number of queries; done(g, col, sum) takes the results, col the first column of the
 /// panel.
 template <class T, class Done>
-void step_head(const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key, const T* decay, const T* value, const T* queries, index stride,
-               index count, Done&& done) {
+void step_head(const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key, const T* decay, const T* value,
+               const T* queries, index stride, index count, Done&& done) {
   alignas(64) T out[step_queries * panel_width<T>];
   for (index col = 0; col < sums.dim_v; col += panel_width<T>)
     for (index g = 0; g == 0 || g < count; g += step_queries) {
