@@ -13,13 +13,13 @@ namespace attn::inline ATTN_ISA::detail {
 template <class N>
 struct item_memory {
   struct ring {
-    index place = 0, kept = 0;  // the item's; tokens that can be undone
+    index place = 0, kept = 0;  // of the item's state; tokens that can be undone
   };
 
   N* data = nullptr;
   const ring* rings = nullptr;
   const index* tokens = nullptr;  // so far
-  index size = 0, keep = 0;       // numbers of a place
+  index size = 0, keep = 0;       // numbers of a place; tokens that can be undone, at most
 
   explicit operator bool() const { return rings != nullptr; }
   bool empty(index b) const { return tokens[b] == 0; }
