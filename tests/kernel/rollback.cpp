@@ -35,9 +35,50 @@ std::string content(const State& state) {
   return stream.str();
 }
 
+// Items go back one by one. feed(state, begin, n, lengths) feeds tokens, all or the first lengths[b] of n.
+template <class State, class Feed>
+void check_item_rollback(const State& fresh, const State& without, Feed&& feed) {
+  const std::vector<index> swapped{1, 0};
+  State state = fresh;
+  feed(state, 0, 6, {});
+  feed(state, 6, 4, {4, 1});
+  CHECK((state.tokens(0) == 10 && state.tokens(1) == 7 && state.tokens() == 10));
+  CHECK((state.kept(0) == keep && state.kept(1) == keep));
+  State back = state;
+  back.rollback(1, 3);
+  CHECK((back.tokens(0) == 10 && back.tokens(1) == 4 && back.tokens() == 10));
+  CHECK((back.kept(0) == keep && back.kept(1) == keep - 3 && back.kept() == keep - 3));
+  CHECK(!refusal([&] { back.rollback(1, keep - 2); }).empty());
+  CHECK(!refusal([&] { back.rollback(keep - 2); }).empty());
+  feed(back, 4, 2, {0, 2});
+  feed(back, 6, 1, {0, 1});
+  CHECK(content(back) == content(state));
+  // A branch can go back too, and so can what was reordered.
+  State branch = state, behind = state;
+  branch.copy_item(0, 1), branch.rollback(2);
+  behind.rollback(0, 2), behind.copy_item(0, 1);
+  CHECK(content(branch) == content(behind));
+  branch = behind = state;
+  branch.reorder(swapped), branch.rollback(0, 3);
+  behind.rollback(1, 3), behind.reorder(swapped);
+  CHECK(content(branch) == content(behind));
+  CHECK((branch.tokens(0) == 4 && branch.tokens(1) == 10));
+  state.reset(1);
+  CHECK((state.kept(0) == keep && state.kept(1) == 0 && state.kept() == 0 && state.tokens(1) == 0));
+  feed(state, 0, 40, {0, 40});  // more than are kept, at once
+  CHECK((state.kept(0) == keep && state.kept(1) == keep && state.tokens(0) == 10 && state.tokens(1) == 40));
+  state.rollback(0, 4), state.rollback(1, 5);
+  State never = without;
+  for (index t = 0; t < 6; ++t) feed(never, t, 1, {1, 0});
+  feed(never, 0, 35, {0, 35});
+  CHECK(content(never) == content(state));
+}
+
 // feed(state, begin, n) feeds tokens. Chunks of many sizes, and after each every way back.
 template <class State, class Feed>
-void check_rollback(const State& fresh, const State& without, Feed&& feed) {
+void check_rollback(const State& fresh, const State& without, Feed&& with_lengths) {
+  check_item_rollback(fresh, without, with_lengths);
+  const auto feed = [&](State& to, index begin, index n) { with_lengths(to, begin, n, {}); };
   State state = fresh, plain = without;
   index at = 0;
   for (index n : {1, 2, 1, 3, 4, 7, 1, 40, 6, 1}) {
@@ -87,10 +128,10 @@ TEST_CASE("linear goes back", "[rollback]") {
   constexpr attn::kernel_state_extents e{.batch = batch, .heads = kv_heads, .features = dim, .value_dim = value_dim};
   auto kept = e;
   kept.keep = keep;
-  check_rollback(attn::linear_state<float>(kept), attn::linear_state<float>(e), [&](auto& state, index begin, index n) {
+  check_rollback(attn::linear_state<float>(kept), attn::linear_state<float>(e), [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
     const auto part = [&](auto all) { return all.slice(2, begin, n); };
     attn::linear_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)),
-                      {.decay = rows(x.gate, begin, n)});
+                      {.lengths = lengths, .decay = rows(x.gate, begin, n)});
   });
 }
 
@@ -100,10 +141,10 @@ TEST_CASE("performer goes back, log scales too", "[rollback]") {
   auto kept = e;
   kept.keep = keep;
   check_rollback(attn::performer_state<float>(kept), attn::performer_state<float>(e),
-                 [&](auto& state, index begin, index n) {
+                 [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
                    const auto part = [&](auto all) { return all.slice(2, begin, n); };
                    attn::performer_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)),
-                                        x.features);
+                                        x.features, {.lengths = lengths});
                  });
 }
 
@@ -112,10 +153,10 @@ TEST_CASE("rfa goes back", "[rollback]") {
   constexpr attn::kernel_state_extents e{.batch = batch, .heads = kv_heads, .features = count, .value_dim = value_dim};
   auto kept = e;
   kept.keep = keep;
-  check_rollback(attn::rfa_state<float>(kept), attn::rfa_state<float>(e), [&](auto& state, index begin, index n) {
+  check_rollback(attn::rfa_state<float>(kept), attn::rfa_state<float>(e), [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
     const auto part = [&](auto all) { return all.slice(2, begin, n); };
     attn::rfa_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)), x.features,
-                   {.gate = rows(x.gate, begin, n)});
+                   {.lengths = lengths, .gate = rows(x.gate, begin, n)});
   });
 }
 
@@ -125,11 +166,11 @@ TEST_CASE("delta_rule goes back", "[rollback]") {
   auto kept = e;
   kept.keep = keep;
   check_rollback(attn::delta_rule_state<float>(kept), attn::delta_rule_state<float>(e),
-                 [&](auto& state, index begin, index n) {
+                 [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
                    const auto part = [&](auto all) { return all.slice(2, begin, n); };
                    attn::delta_rule_step(state, part(view(x.key_q)), part(view(x.k)), part(view(x.v)),
                                          part(view(x.key_out)),
-                                         {.beta = rows(x.gate, begin, n), .unit_norm_eps = 1e-6f});
+                                         {.lengths = lengths, .beta = rows(x.gate, begin, n), .unit_norm_eps = 1e-6f});
                  });
 }
 

@@ -1,11 +1,12 @@
 #pragma once
-// Batch items of a cache are sequences of their own: fed with chunks of different lengths, branched, reordered, begun
-// anew, each gives what a cache of one item gives.
+// Batch items of a cache or state are sequences of their own: fed with chunks of different lengths, branched, reordered,
+// begun anew, each gives what a cache or state of one item gives.
 #include <cmath>
 #include <limits>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/refusal.hpp"
 #include "support/run.hpp"
 
 namespace testing {
@@ -68,6 +69,60 @@ void check_items(Cache& cache, const One& one, const Step& step, const cache_sha
     if constexpr (requires { cache.truncate(index(1), index(5)); })
       if (round == 20) cache.truncate(1, 30), alone[1].truncate(30);
   }
+}
+
+// A state of two items refuses items there are not, and lengths that do not fit, and stays as it was. step() as above,
+// append(state, k, v, lengths) without queries.
+struct state_names {
+  const char *state, *step, *append;
+};
+template <class S, class State, class Step, class Append>
+void check_item_refusals(State& state, const state_names& names, const Step& step, const Append& append,
+                         const cache_shape& s = {}) {
+  const tensor<S> q = cast<S>(random_normal(1, 2, s.heads, 5, s.dim)),
+                  k = cast<S>(random_normal(2, 2, s.kv_heads, 5, s.dim)),
+                  v = cast<S>(random_normal(3, 2, s.kv_heads, 5, s.value_dim));
+  tensor<S> out(2, s.heads, 5, s.value_dim);
+  const auto feed = [&](State& to, const std::vector<index>& lengths) {
+    step(to, view(q), view(k), view(v), view(out), lengths);
+  };
+  const auto answer = [&] {  // of all that follows
+    State copy = state;
+    feed(copy, {});
+    return std::pair(out, std::pair(copy.tokens(0), copy.tokens(1)));
+  };
+  feed(state, {5, 2});
+  const auto before = answer();
+  const auto refuses = [&](const char* who, const char* says, auto&& call) {
+    std::fill(out.data.begin(), out.data.end(), S(7));
+    const std::string message = refusal(call);
+    INFO(says << ": " << message);
+    CHECK(well_formed(message, who));
+    CHECK(message.find(says) != std::string::npos);
+    CHECK(std::all_of(out.data.begin(), out.data.end(), [](S x) { return x == S(7); }));
+    CHECK(answer() == before);
+  };
+  for (const std::vector<index>& wrong : {std::vector<index>{1}, {1, 2, 3}}) {
+    refuses(names.step, "lengths, one per batch item: 2", [&] { feed(state, wrong); });
+    refuses(names.append, "lengths, one per batch item: 2", [&] { append(state, view(k), view(v), wrong); });
+  }
+  for (const std::vector<index>& wrong : {std::vector<index>{1, 6}, {-1, 2}}) {
+    refuses(names.step, "lengths from 0 to 5", [&] { feed(state, wrong); });
+    refuses(names.append, "lengths from 0 to 5", [&] { append(state, view(k), view(v), wrong); });
+  }
+  for (index item : {-1, 2}) {
+    refuses(names.state, "a batch item from 0 to 1", [&] { (void)state.tokens(item); });
+    refuses(names.state, "a batch item from 0 to 1", [&] { state.reset(item); });
+    refuses(names.state, "a batch item from 0 to 1", [&] { state.copy_item(0, item); });
+    refuses(names.state, "a batch item from 0 to 1", [&] { state.copy_item(item, 1); });
+    refuses(names.state, "batch items from 0 to 1", [&] { state.reorder(std::vector<index>{1, item}); });
+    if constexpr (requires { state.rollback(item, item); }) {
+      refuses(names.state, "a batch item from 0 to 1", [&] { (void)state.kept(item); });
+      refuses(names.state, "a batch item from 0 to 1", [&] { state.rollback(item, 0); });
+    }
+  }
+  for (const std::vector<index>& wrong : {std::vector<index>{0}, {0, 1, 0}})
+    refuses(names.state, "order, one per batch item: 2", [&] { state.reorder(wrong); });
 }
 
 }  // namespace testing

@@ -3,6 +3,11 @@
 //   attn::aft_conv_state<float> state({.batch = 1, .heads = 8, .dim = 64}, {.width = 31});
 //   attn::aft_conv_step(state, q_t, k_t, v_t, out_t, w);              // as causal aft_conv with w [heads, 31]
 //
+// Batch items are sequences of their own, of any number of tokens each:
+//
+//   attn::aft_conv_step(state, q, k, v, out, w, {.lengths = n});   // item b is fed its first n[b] tokens, the rest is padding
+//   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
+//
 // Memory   3 (width / 2 + 2) numbers of the compute type per channel, channels of a head rounded up to whole vectors.
 #pragma once
 
@@ -19,8 +24,9 @@ struct aft_conv_state_options {
 /// [B, H, n, 1], v [B, H, n, D], without attending. One that was moved from may only be assigned to or destroyed.
 template <element S>
 class aft_conv_state : public detail::aft_window_state<S, true> {
-  static constexpr detail::validator check{"aft_conv_state"};
+  static constexpr const char* name = "aft_conv_state";
   static index window_of(index width) {
+    const detail::validator check(name);
     check.at_least("width", 1, width);
     if (width % 2 == 0) check.fail("odd width", width);
     return width / 2 + 1;
@@ -29,7 +35,7 @@ class aft_conv_state : public detail::aft_window_state<S, true> {
  public:
   /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
   explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
-      : detail::aft_window_state<S, true>(check, extents, window_of(options.width)) {}
+      : detail::aft_window_state<S, true>(name, extents, window_of(options.width)) {}
 
   index width() const { return 2 * this->window() - 1; }
 };

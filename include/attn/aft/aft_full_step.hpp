@@ -11,13 +11,15 @@
 namespace attn::inline ATTN_ISA {
 namespace detail {
 
-/// The rows of a chunk behind `before` tokens; k and v of x are those of the cache, the chunk included.
+/// The rows of a chunk; k and v of x are those of the cache, which has tokens[b] of item b, the chunk included.
 template <class T>
-void full_step_rows(const aft_tensors<T>& x, index before, execution& exec) {
-  const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * (before + x.length))));
+void full_step_rows(const aft_tensors<T>& x, std::span<const index> tokens, execution& exec) {
+  const auto limit = exec.limit_threads(x.work(16 * static_cast<double>(x.length * x.k.extents[2])));
   exec.for_each(x.batch * x.heads * x.length, [&](index task, int worker) {
     const aft_head head = x.head(task / x.length);
-    const index t = task % x.length, row = before + t;
+    const index t = task % x.length, b = task / (x.length * x.heads);
+    const index row = tokens[static_cast<std::size_t>(b)] - head.length + t;
+    if (t >= head.length) return x.elements->clear(head, t, t + 1);
     key_sums<T>*sums = nullptr, *keys = nullptr;
     const auto biases = exec.scratch(worker, [&](arena& memory) {
       sums = memory.allocate<key_sums<T>>(x.parts());
@@ -38,11 +40,11 @@ void full_step_rows(const aft_tensors<T>& x, index before, execution& exec) {
 
 }  // namespace detail
 
-/// Appends n tokens k, v [B, H, n, D] to the cache and writes the rows of their queries q [B, H, n, D]: the next n rows
-/// of one causal aft_full over the whole sequence. w is that of the longest sequence, [L, L] or [H, L, L] with L >=
-/// tokens of the cache + n; row t belongs to the t-th token since the start. Cost: one reading of the cache per token;
-/// for a long prompt use aft_full, then append() it. Scratch does not depend on the size of the cache. Throws
-/// std::invalid_argument before anything, the cache included, changes.
+/// Appends n tokens k, v [B, H, n, D] to the cache, or of item b the first lengths[b], and writes the rows of their
+/// queries q [B, H, n, D]: the next n rows of one causal aft_full over the whole sequence. w is that of the longest
+/// sequence, [L, L] or [H, L, L] with L >= tokens of the cache + n; row t belongs to the t-th token since the start.
+/// Cost: one reading of the cache per token; for a long prompt use aft_full, then append() it. Scratch does not depend
+/// on the size of the cache. Throws std::invalid_argument before anything, the cache included, changes.
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
 void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},
                    execution_ref exec = {}) {
@@ -50,22 +52,22 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   const auto& given = detail::options_or_default<aft_step_options>(options);
   auto x = detail::step_tensors<S>(check, {.batch = cache.batch(), .heads = cache.heads(), .dim = cache.dim()}, false,
                                    given, q, k, v, out, w);
-  const index before = cache.tokens(), tokens = before + x.length;
+  const index tokens = cache.tokens_after(x.length, x.lengths);
   check.equal("value dim = cache value dim", cache.value_dim(), x.dim);
   detail::check_biases(check, x);
   check.at_least("w rows", tokens, x.w.extents[2]);
   check.at_least("w columns", tokens, x.w.extents[3]);
   const tensor_view<const S> keys = as_view(k), values = as_view(v);
-  cache.check_tokens(check, keys, values, {});
+  cache.check_tokens(check, keys, values, x.lengths);
   cache.no_alias(check, "q", x.q);
   cache.no_alias(check, "w", x.w);
   cache.no_alias(check, "out", x.out);
-  cache.append(keys, values);
+  cache.append(keys, values, {x.lengths});
   x.k = cache.keys(), x.v = cache.values();
   try {
-    detail::full_step_rows(x, before, detail::execution_of(exec, options));
+    detail::full_step_rows(x, cache.lengths(), detail::execution_of(exec, options));
   } catch (...) {  // no memory
-    cache.truncate(before);
+    cache.forget(x.length, x.lengths);
     throw;
   }
 }

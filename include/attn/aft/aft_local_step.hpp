@@ -3,6 +3,11 @@
 //   attn::aft_local_state<float> state({.batch = 1, .heads = 8, .dim = 64}, {.window = 128});
 //   attn::aft_local_step(state, q_t, k_t, v_t, out_t, w, {.band = true});    // as causal aft_local with window = 128
 //
+// Batch items are sequences of their own, of any number of tokens each:
+//
+//   attn::aft_local_step(state, q, k, v, out, w, {.lengths = n});   // item b is fed its first n[b] tokens, the rest is padding
+//   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
+//
 // Memory   3 (window + 1) numbers of the compute type per channel, channels of a head rounded up to whole vectors.
 #pragma once
 
@@ -22,10 +27,11 @@ class aft_local_state : public detail::aft_window_state<S, false> {
  public:
   /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
   explicit aft_local_state(const state_extents& extents, const aft_local_state_options& options = {})
-      : detail::aft_window_state<S, false>(detail::validator("aft_local_state"), extents, options.window) {}
+      : detail::aft_window_state<S, false>("aft_local_state", extents, options.window) {}
 };
 
 struct aft_local_step_options {
+  list_view<index> lengths{};  ///< item b is fed its first lengths[b] tokens, the rest is padding; all unless given
   bool band = false;  ///< w is a band [L, 2 window - 1] instead of [L, L]
   bool gate = true;   ///< multiply by sigmoid(q); without, q is not read
 };
@@ -42,7 +48,7 @@ void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& 
   const auto& given = detail::options_or_default<aft_local_step_options>(options);
   const auto x = detail::step_tensors<S>(check, state.extents(), false, given, q, k, v, out, w);
   detail::check_biases(check, x);
-  const index window = state.window(), tokens = state.tokens() + x.length;
+  const index window = state.window(), tokens = state.tokens_after(x.length, x.lengths);
   check.at_least("w rows", tokens, x.w.extents[2]);
   if (given.band)
     check.equal("w columns = 2 * window - 1 =", 2 * window - 1, x.w.extents[3]);

@@ -3,6 +3,11 @@
 //   attn::aft_simple_state<float> state({.batch = 1, .heads = 8, .dim = 64});
 //   attn::aft_simple_step(state, q_t, k_t, v_t, out_t);        // a token or a chunk: what causal aft_simple gives
 //
+// Batch items are sequences of their own, of any number of tokens each:
+//
+//   attn::aft_simple_step(state, q, k, v, out, {.lengths = n});   // item b is fed its first n[b] tokens, the rest is padding
+//   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
+//
 // Memory   3 numbers of the compute type per channel, channels of a head rounded up to whole vectors.
 #pragma once
 
@@ -19,15 +24,18 @@ class aft_simple_state : public detail::aft_state<S> {
  public:
   /// The start of a stream. Throws std::invalid_argument for a negative extent, a value_dim other than dim, or sizes no
   /// memory can hold.
-  explicit aft_simple_state(const state_extents& extents) : base(detail::validator("aft_simple_state"), extents, 0) {}
+  explicit aft_simple_state(const state_extents& extents) : base("aft_simple_state", extents, 0) {}
 
   /// Feeds tokens without attending: k, v [B, H, n, D].
   template <viewable K, viewable V>
-  void append(const K& k, const V& v) {
-    const auto x = detail::tokens_of<S>(base::check_, base::extents(), false, as_view(k), as_view(v));
-    for (index head = 0; head < x.batch * x.heads; ++head)
-      detail::add_rows<typename base::T, S>(x.head(head), 0, x.length, x.parts(), base::sums(head));
-    base::advance(x.length);
+  void append(const K& k, const V& v, const append_options& options = {}) {
+    const auto x = detail::tokens_of<S>(detail::validator(base::name_), base::extents(), false, as_view(k), as_view(v),
+                                        options.lengths);
+    for (index n = 0; n < x.batch * x.heads; ++n) {
+      const auto head = x.head(n);
+      detail::add_rows<typename base::T, S>(head, 0, head.length, x.parts(), base::sums(n));
+    }
+    base::advance(x);
   }
 };
 
@@ -42,10 +50,12 @@ void aft_simple_step(aft_simple_state<S>& state, const Q& q, const K& k, const V
   const auto x = detail::step_tensors<S>(check, state.extents(), false, given, q, k, v, out);
   execution& e = detail::execution_of(exec, options);
   const auto limit = e.limit_threads(x.work(20 * static_cast<double>(x.length)));
-  e.for_each(x.batch * x.heads, [&](index head, int) {
-    detail::simple_rows<compute_type<S>, S, true>(x.head(head), x.gate, 0, x.length, x.parts(), state.sums(head));
+  e.for_each(x.batch * x.heads, [&](index n, int) {
+    const auto head = x.head(n);
+    detail::simple_rows<compute_type<S>, S, true>(head, x.gate, 0, head.length, x.parts(), state.sums(n));
+    x.elements->clear(head, head.length, x.length);
   });
-  state.advance(x.length);
+  state.advance(x);
 }
 
 }  // namespace attn::inline ATTN_ISA

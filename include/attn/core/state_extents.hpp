@@ -78,15 +78,43 @@ void reorder_items(const validator& check, std::span<const index> order, index b
     }
 }
 
-/// What every cache of tokens tells of itself. Batch items are sequences of their own, of any number of tokens each.
-class token_state {
+/// Batch items that are sequences of their own, of any number of tokens each.
+class sequence_items {
  public:
   /// Tokens so far: of the longest item, or of one.
   index tokens() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }
   index tokens(index item) const { return length(check_item(item)); }
   /// tokens(b) of every item.
   std::span<const index> lengths() const { return lengths_; }
-  index batch() const { return extents_.batch; }
+  index batch() const { return static_cast<index>(lengths_.size()); }
+
+  /// For the step: tokens of the longest item when it has taken those of a chunk of `count`, item b given[b] or all.
+  index tokens_after(index count, std::span<const index> given) const {
+    index most = 0;
+    for (index b = 0; b < batch(); ++b) most = std::max(most, length(b) + taken_of(b, count, given));
+    return most;
+  }
+
+ protected:
+  explicit sequence_items(const char* name) : name_(name) {}
+
+  static index taken_of(index b, index count, std::span<const index> given) {
+    return given.empty() ? count : given[static_cast<std::size_t>(b)];
+  }
+  index& length(index b) { return lengths_[static_cast<std::size_t>(b)]; }
+  index length(index b) const { return lengths_[static_cast<std::size_t>(b)]; }
+  index check_item(index b) const {
+    if (b < 0 || b >= batch()) validator(name_).fail({"a batch item from 0 to ", batch() - 1}, b);
+    return b;
+  }
+
+  const char* name_;
+  std::vector<index> lengths_;
+};
+
+/// What every cache of tokens tells of itself.
+class token_state : public sequence_items {
+ public:
   /// Key heads.
   index heads() const { return extents_.heads; }
   index dim() const { return extents_.dim; }
@@ -98,35 +126,19 @@ class token_state {
     detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);
     check_length_list(check, "lengths", given, batch(), k.extents[2]);
   }
-  /// Tokens of the longest item when it has taken those of a chunk of `count`.
-  index tokens_after(index count, std::span<const index> given) const {
-    index most = 0;
-    for (index b = 0; b < batch(); ++b) most = std::max(most, length(b) + taken_of(b, count, given));
-    return most;
-  }
 
  protected:
   /// Throws std::invalid_argument for negative extents.
   token_state(const char* name, const state_extents& extents)
-      : name_(name), extents_(check_state_extents(validator(name), extents)),
-        lengths_(static_cast<std::size_t>(extents_.batch), 0) {}
+      : sequence_items(name), extents_(check_state_extents(validator(name), extents)) {
+    lengths_.resize(static_cast<std::size_t>(extents_.batch));
+  }
 
-  static index taken_of(index b, index count, std::span<const index> given) {
-    return given.empty() ? count : given[static_cast<std::size_t>(b)];
-  }
-  index& length(index b) { return lengths_[static_cast<std::size_t>(b)]; }
-  index length(index b) const { return lengths_[static_cast<std::size_t>(b)]; }
-  index check_item(index b) const {
-    if (b < 0 || b >= batch()) validator(name_).fail({"a batch item from 0 to ", batch() - 1}, b);
-    return b;
-  }
   void check_kept(index kept, index tokens) const {
     if (kept < 0 || kept > tokens) validator(name_).fail({"tokens to keep from 0 to ", tokens}, kept);
   }
 
-  const char* name_;
   state_extents extents_;
-  std::vector<index> lengths_;
 };
 
 }  // namespace detail

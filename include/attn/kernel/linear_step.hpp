@@ -4,7 +4,8 @@
 //   attn::linear_step(state, q_t, k_t, v_t, out_t);            // what causal linear gives; one token or many
 //   state.append(k, v);                                        // the same without queries
 //
-// A million tokens in constant memory. Copies, merging, writing and reading: see detail/kernel_state.hpp.
+// A million tokens in constant memory. Batch items of their own lengths, copies, merging, writing and reading: see
+// detail/kernel_state.hpp.
 #pragma once
 
 #include <attn/kernel/detail/recurrent.hpp>
@@ -18,6 +19,8 @@ struct linear_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
+  /// Item b is fed its first lengths[b] tokens, the rest is padding; all of them unless given.
+  list_view<index> lengths{};
   real eps = real(1e-6);
   bool normalise = true;
   tensor_view<const real, 3> decay{};  // [B, H or Hkv, n]
@@ -32,8 +35,9 @@ template <class S, class F>
 void run_linear_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
                      const linear_step_options<S>& options, const F& map, execution& exec) {
   run_linear<S>(name, x,
-                {.causal = true, .eps = options.eps, .normalise = options.normalise, .decay = options.decay,
-                 .scale = options.scale, .log_decay = options.log_decay, .bonus = options.bonus},
+                {.causal = true, .lengths = options.lengths, .eps = options.eps, .normalise = options.normalise,
+                 .decay = options.decay, .scale = options.scale, .log_decay = options.log_decay,
+                 .bonus = options.bonus},
                 map, exec, step_of(state));
 }
 

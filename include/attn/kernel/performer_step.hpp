@@ -4,7 +4,7 @@
 //   attn::performer_step(state, q_t, k_t, v_t, out_t, features);         // what causal performer gives
 //   state.append(k, v, features);                                        // the same without queries
 //
-// Copies, merging, writing and reading: see detail/kernel_state.hpp.
+// Batch items of their own lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
 #include <attn/kernel/detail/recurrent.hpp>
@@ -23,6 +23,8 @@ struct performer_step_options {
   using real = compute_type<S>;
 
   std::optional<real> scale{};
+  /// Item b is fed its first lengths[b] tokens, the rest is padding; all of them unless given.
+  list_view<index> lengths{};
   real eps = real(0);
   std::optional<real> feature_eps{};  // relu only
 };
@@ -35,6 +37,7 @@ void run_performer_step(const char* name, kernel_state<compute_type<S>>& state, 
   run_performer<S>(name, x,
                    {.scale = options.scale,
                     .causal = true,
+                    .lengths = options.lengths,
                     .kernel = static_cast<performer_kernel>(state.kind().variant),
                     .eps = options.eps,
                     .feature_eps = options.feature_eps},

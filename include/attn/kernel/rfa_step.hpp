@@ -4,7 +4,7 @@
 //   attn::rfa_step(state, q_t, k_t, v_t, out_t, features);                                // what causal rfa gives
 //   state.append(k, v, features);                                                         // the same without queries
 //
-// Copies, merging, writing and reading: see detail/kernel_state.hpp.
+// Batch items of their own lengths, copies, merging, writing and reading: see detail/kernel_state.hpp.
 #pragma once
 
 #include <attn/kernel/detail/recurrent.hpp>
@@ -18,6 +18,8 @@ struct rfa_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
+  /// Item b is fed its first lengths[b] tokens, the rest is padding; all of them unless given.
+  list_view<index> lengths{};
   real eps = real(0), norm_eps = real(0);
   tensor_view<const real, 3> gate{};  // [B, H or Hkv, n]
 };
@@ -27,8 +29,10 @@ namespace detail {
 template <class S>
 void run_rfa_step(const char* name, kernel_state<compute_type<S>>& state, const kernel_views<S>& x,
                   const rfa_step_options<S>& options, execution& exec) {
-  run_rfa<S>(name, x, {.causal = true, .eps = options.eps, .norm_eps = options.norm_eps, .gate = options.gate}, exec,
-             step_of(state));
+  run_rfa<S>(name, x,
+             {.causal = true, .lengths = options.lengths, .eps = options.eps, .norm_eps = options.norm_eps,
+              .gate = options.gate},
+             exec, step_of(state));
 }
 
 }  // namespace detail

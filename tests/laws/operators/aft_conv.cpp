@@ -131,7 +131,7 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
             attn::aft_conv_state_options{.width = entry.width});
         return [=, w = kernels<T>(entry, s)](const law_call<T>& call) {
           compiled_aft_conv<T>::step(*state, call.q, call.k, call.v, call.out, kernel_view(std::as_const(*w), false),
-                                     {.gate = entry.gate}, *call.execution);
+                                     {.lengths = call.lengths, .gate = entry.gate}, *call.execution);
         };
       };
     all.push_back(op);

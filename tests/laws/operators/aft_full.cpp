@@ -37,7 +37,7 @@ void add_aft_full(std::vector<law_operator<T>>& all) {
           cache->reserve(s.keys);
           return [=, w = std::make_shared<tensor<T>>(aft_biases<T>(s))](const law_call<T>& call) {
             compiled_aft_full<T>::step(*cache, call.q, call.k, call.v, call.out, view(std::as_const(*w)),
-                                       {.gate = gate}, *call.execution);
+                                       {.lengths = call.lengths, .gate = gate}, *call.execution);
           };
         };
       all.push_back(op);

@@ -87,7 +87,8 @@ void add_aft_local(std::vector<law_operator<T>>& all) {
             attn::aft_local_state_options{.window = entry.window});
         return [=, w = local_biases<T>(entry, s)](const law_call<T>& call) {
           compiled_aft_local<T>::step(*state, call.q, call.k, call.v, call.out, view(std::as_const(*w)),
-                                      {.band = entry.band, .gate = entry.gate}, *call.execution);
+                                      {.lengths = call.lengths, .band = entry.band, .gate = entry.gate},
+                                      *call.execution);
         };
       };
     all.push_back(op);

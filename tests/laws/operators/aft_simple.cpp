@@ -22,7 +22,8 @@ void add_aft_simple(std::vector<law_operator<T>>& all) {
           return [=, state = std::make_shared<attn::aft_simple_state<T>>(
                              attn::state_extents{.batch = s.batch, .heads = s.heads, .dim = s.dim})](
                      const law_call<T>& call) {
-            compiled_aft_simple<T>::step(*state, call.q, call.k, call.v, call.out, {.gate = gate}, *call.execution);
+            compiled_aft_simple<T>::step(*state, call.q, call.k, call.v, call.out,
+                                         {.lengths = call.lengths, .gate = gate}, *call.execution);
           };
         };
       all.push_back(op);

@@ -74,6 +74,7 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
     return [shared](const law_call<T>& call) {
       const index count = call.k.extent(2);
       attn::delta_rule_step_options<T> options;
+      call.set_lengths(options);
       if (const auto all = optional_rows(shared->p.beta)) options.beta = all.slice(2, shared->tokens, count);
       if (const auto all = optional_view(shared->p.log_decay)) options.log_decay = all.slice(2, shared->tokens, count);
       if (shared->p.entry.unit_norm) options.unit_norm_eps = T(1e-6);

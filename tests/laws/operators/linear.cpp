@@ -81,6 +81,7 @@ law_operator<T> operator_of(const linear_entry& entry) {
                                  .value_dim = shape.value_dim})});
       return [shared](const law_call<T>& call) {
         attn::linear_step_options<T> options;
+        call.set_lengths(options);
         options.eps = 0;
         options.normalise = shared->p.entry.normalise;
         if (shared->p.entry.gated) options.decay = gate_view(shared->p.gate).slice(2, shared->tokens, call.k.extent(2));

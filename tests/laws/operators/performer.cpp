@@ -90,6 +90,7 @@ law_operator<T> operator_of(const performer_entry& entry) {
                                        {.kernel = entry.kernel})});
       return [shared](const law_call<T>& call) {
         attn::performer_step_options<T> options;
+        call.set_lengths(options);
         options.scale = shared->p.entry.template scale<T>(call.q.extent(3));
         compiled_performer<T>::step(shared->state, call.q, call.k, call.v, call.out, shared->p.view(call.q.extent(1)),
                                     options, *call.execution);

@@ -72,6 +72,7 @@ law_operator<T> operator_of(const rfa_entry& entry) {
                                   .value_dim = shape.value_dim})});
       return [shared](const law_call<T>& call) {
         attn::rfa_step_options<T> options;
+        call.set_lengths(options);
         if (shared->p.entry.gated) options.gate = gate_view(shared->p.gate).slice(2, shared->tokens, call.k.extent(2));
         compiled_rfa<T>::step(shared->state, call.q, call.k, call.v, call.out, shared->p.features.view(), options,
                               *call.execution);

@@ -128,6 +128,7 @@ bound<T> stream_window(const sliding_window_entry& entry, const law_shape& shape
   return [shared](const law_call<T>& call) {
     const auto chosen = shared->p.options(call);
     attn::sliding_window_step_options<T> options;
+    call.set_lengths(options);
     options.softcap = chosen.softcap, options.sinks = chosen.sinks, options.lse = chosen.lse;
     compiled_sliding_window<T>::step(shared->cache, call.q, call.k, call.v, call.out, options, {}, *call.execution);
   };

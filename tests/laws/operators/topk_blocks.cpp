@@ -26,10 +26,8 @@ struct parameters {
     o.topk = entry.topk;
     if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
     o.lse = call.lse;
-    if constexpr (requires { o.block; }) {
-      o.block = entry.block;
-      call.set_lengths(o);
-    }
+    call.set_lengths(o);
+    if constexpr (requires { o.block; }) o.block = entry.block;
     return o;
   }
 };

@@ -2,14 +2,13 @@
 #pragma once
 
 #include <attn/aft/detail/aft_tensors.hpp>
-#include <attn/core/state_extents.hpp>
-
-#include <vector>
+#include <attn/core/detail/item_state.hpp>
 
 namespace attn::inline ATTN_ISA {
 
 /// Options of a step.
 struct aft_step_options {
+  list_view<index> lengths{};  ///< item b is fed its first lengths[b] tokens, the rest is padding; all unless given
   bool gate = true;  ///< multiply by sigmoid(q); without, q is not read
 };
 
@@ -32,53 +31,53 @@ auto step_tensors(const validator& check, const state_extents& state, bool one_k
 /// Tokens k, v to append, checked, as views of a call without queries. `one_key`: k may have one channel for all.
 template <class S>
 aft_tensors<compute_type<S>> tokens_of(const validator& check, const state_extents& state, bool one_key,
-                                       const tensor_view<const S>& keys, const tensor_view<const S>& values) {
+                                       const tensor_view<const S>& keys, const tensor_view<const S>& values,
+                                       list_view<index> lengths) {
   memory_layout k = keys, v = values, none = tensor_view<const S>();
   if (one_key && k.extents[3] == 1) k.extents[3] = state.dim, k.strides[3] = 0;
   check_tokens(check, state.batch, state.heads, state.dim, state.dim, k, v);
-  return {.q = none, .k = k, .v = v, .out = none, .w = none, .elements = &elements_of<S>,
+  check_length_list(check, "lengths", lengths, state.batch, k.extents[2]);
+  return {.q = none, .k = k, .v = v, .out = none, .w = none, .elements = &elements_of<S>, .lengths = lengths,
           .batch = state.batch, .heads = state.heads, .length = k.extents[2], .dim = state.dim};
 }
 
 /// What the states share: for each packet of channels the sums over a stream, and room for `window` of its tokens.
 template <class S>
-class aft_state {
+class aft_state : public item_state<aft_state<S>, key_sums<compute_type<S>>> {
+  using base = item_state<aft_state<S>, key_sums<compute_type<S>>>;
+
  public:
   using T = compute_type<S>;
 
-  /// Tokens fed so far.
-  index tokens() const { return tokens_; }
-  index batch() const { return extents_.batch; }
   index heads() const { return extents_.heads; }
   index dim() const { return extents_.dim; }
-  std::size_t bytes() const { return sums_.size() * sizeof(key_sums<T>); }
   const state_extents& extents() const { return extents_; }
 
-  /// Back to the start of a stream.
-  void reset() {
-    tokens_ = 0;
-    std::fill(sums_.begin(), sums_.end(), key_sums<T>{});
-  }
+  // For the step ------------------------------------------------------------------------------------------------------
 
-  /// For the step: the sums of packet p of a head, the window behind them.
-  key_sums<T>* sums(index head, index p = 0) { return sums_.data() + (head * parts() + p) * (window_ + 1); }
-  void advance(index tokens) { tokens_ += tokens; }
+  /// The sums of packet p of a head, the window behind them.
+  key_sums<T>* sums(index head, index p = 0) {
+    return base::items().data + (head * parts() + p) * (window_ + 1);
+  }
+  void advance(const aft_tensors<T>& x) {
+    for (index b = 0; b < x.batch; ++b) base::length(b) += x.taken(b);
+  }
+  void clear_item(index b) { std::fill_n(sums(b * heads()), heads() * parts() * (window_ + 1), key_sums<T>{}); }
 
  protected:
-  aft_state(const validator& check, const state_extents& extents, index window)
-      : check_(check), extents_(check_state_extents(check, extents)), window_(window) {
+  aft_state(const char* name, const state_extents& extents, index window)
+      : base(name, extents.batch, 0), extents_(check_state_extents(validator(name), extents)), window_(window) {
+    const validator check(name);
     check.equal("value_dim = dim", extents_.dim, extents_.value_dim);
     check.fits("window", {window, 2});
-    check.fits("state", {batch(), heads(), parts(), sizeof(key_sums<T>), window + 1});
-    sums_.resize(static_cast<std::size_t>(batch() * heads() * parts() * (window + 1)));
+    check.fits("state", {extents_.batch, heads(), parts(), sizeof(key_sums<T>), window + 1});
+    base::allocate(extents_.batch, heads() * parts() * (window + 1));
   }
 
   index parts() const { return (dim() + width<T> - 1) / width<T>; }
 
-  validator check_;
   state_extents extents_;
-  index window_, tokens_ = 0;
-  std::vector<key_sums<T>> sums_;
+  index window_;
 };
 
 /// Adds `count` keys to the sums of a row. keys(p) gives those of packet p; w points to their biases, `stride` elements
@@ -103,7 +102,7 @@ template <class S, bool OneKey>
 class aft_window_state : public aft_state<S> {
   using base = aft_state<S>;
   using typename base::T;
-  using base::sums, base::window_, base::tokens_;
+  using base::sums, base::window_;
 
  public:
   /// Tokens with a bias of their own.
@@ -111,11 +110,14 @@ class aft_window_state : public aft_state<S> {
 
   /// Feeds tokens without attending: k, v [B, H, n, D].
   template <viewable K, viewable V>
-  void append(const K& k, const V& v) {
-    const auto x = tokens_of<S>(base::check_, base::extents(), OneKey, as_view(k), as_view(v));
-    for (index head = 0; head < x.batch * x.heads; ++head)
-      for (index t = 0; t < x.length; ++t) put(x, x.head(head), head, t);
-    base::advance(x.length);
+  void append(const K& k, const V& v, const append_options& options = {}) {
+    const auto x =
+        tokens_of<S>(validator(base::name_), base::extents(), OneKey, as_view(k), as_view(v), options.lengths);
+    for (index n = 0; n < x.batch * x.heads; ++n) {
+      const auto head = x.head(n);
+      for (index t = 0; t < head.length; ++t) put(x, head, base::length(n / x.heads) + t, t);
+    }
+    base::advance(x);
   }
 
   /// Feeds the tokens of a call and writes its rows; bias(w, p, j) points to what w, that of a head, adds to key j for
@@ -131,9 +133,9 @@ class aft_window_state : public aft_state<S> {
           row = memory.allocate<key_sums<T>>(x.parts());
           return split_biases<T>::layout(memory, 1);
         });
-        for (index t = 0; t < x.length; ++t) {
-          put(x, head, task, t);
-          const index position = tokens_ + t;
+        for (index t = 0; t < head.length; ++t) {
+          const index position = base::length(task / x.heads) + t;
+          put(x, head, position, t);
           for (index p = 0; p < x.parts(); ++p) row[p] = *sums(task, p);
           for (index from = std::max<index>(0, position - window_ + 1), count; from <= position; from += count) {
             const index entry = from % window_;  // the ring's end cuts the window
@@ -143,24 +145,24 @@ class aft_window_state : public aft_state<S> {
           }
           write_row(x, head, t, row);
         }
+        x.elements->clear(head, head.length, x.length);
       });
     } catch (...) {  // the ring may have lost what the chunk pushed out
       base::reset();
       throw;
     }
-    base::advance(x.length);
+    base::advance(x);
   }
 
  protected:
-  aft_window_state(const validator& check, const state_extents& extents, index window)
-      : base(check, extents, (check.at_least("window", 1, window), window)) {}
+  aft_window_state(const char* name, const state_extents& extents, index window)
+      : base(name, extents, (validator(name).at_least("window", 1, window), window)) {}
 
  private:
-  /// Row t of a chunk enters the window; the token that leaves it is added to the sums.
-  void put(const aft_tensors<T>& x, const aft_head& from, index head, index t) {
-    const index position = tokens_ + t;
+  /// Row t of a chunk enters the window at its position; the token that leaves it is added to the sums.
+  void put(const aft_tensors<T>& x, const aft_head& from, index position, index t) {
     for (index p = 0; p < x.parts(); ++p) {
-      key_sums<T>*const past = sums(head, p), *const entry = past + 1 + position % window_;
+      key_sums<T>*const past = sums(from.number, p), *const entry = past + 1 + position % window_;
       if (position >= window_) past->merge(*entry);
       x.elements->split(from, p * width<T>, t, 1, entry);
     }

@@ -41,9 +41,11 @@ struct aft_tensors {
     return {.q = head_of(q, b, h), .k = head_of(k, b, h), .v = head_of(v, b, h),
             .out = {const_cast<void*>(to.data), to.rows, to.cols, to.row_stride, to.col_stride},
             .w = head_of(w, 0, shares_biases() ? 0 : h),
-            .length = lengths.empty() ? length : lengths[static_cast<std::size_t>(b)],
+            .length = taken(b),
             .number = n, .bias_head = shares_biases() ? 0 : h};
   }
+  /// Tokens of an item.
+  index taken(index b) const { return lengths.empty() ? length : lengths[static_cast<std::size_t>(b)]; }
   bool shares_biases() const { return w.extents[1] == 1; }
   /// Packets of channels per head.
   index parts() const { return (dim + width<T> - 1) / width<T>; }
@@ -63,7 +65,8 @@ auto tensors_of(const Options& options, const Q& q, const K& k, const V& v, O& o
   aft_tensors<compute_type<S>> x{as_view(q), as_view(k), as_view(v), as_view(out), of_rank_4(as_view(w)),
                                  &elements_of<S>};
   x.gate = options.gate;
-  if constexpr (requires { options.causal; }) x.causal = options.causal, x.lengths = options.lengths;
+  if constexpr (requires { options.causal; }) x.causal = options.causal;
+  if constexpr (requires { options.lengths; }) x.lengths = options.lengths;
   return x;
 }
 

@@ -3,6 +3,7 @@
 
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/item_state.hpp>
 #include <attn/kernel/detail/delta_chunk.hpp>
 
 #include <atomic>
@@ -35,8 +36,7 @@ struct delta_call {
   tensor_view<const T> log_decay{}, initial_state{};
   tensor_view<T> final_state{};
   T scale = T(1), unit_norm_eps = T(-1);
-  T* state = nullptr;  // in place of those two: of a state object, head after head
-  bool state_empty = true;
+  item_memory<T> state{};  // in place of those two: of a state object, head after head
 
   decay_kind decay() const {
     return !log_decay ? decay_kind::none : log_decay.extent(3) == 1 ? decay_kind::token : decay_kind::channel;
@@ -52,8 +52,9 @@ struct delta_call {
   static index state_size(index dim, index dim_v) {
     return round_up(dim, panel_width<T>) * round_up(dim_v, panel_width<T>);
   }
-  panels<T> state_of(T* memory, index pair) const {
-    return {memory + pair * state_size(shape.dim, shape.dim_v), round_up(shape.dim, panel_width<T>)};
+  /// Of head h at a place of its item.
+  panels<T> state_at(T* place, index h) const {
+    return {place + h * state_size(shape.dim, shape.dim_v), round_up(shape.dim, panel_width<T>)};
   }
 
   struct scratch {
@@ -82,8 +83,8 @@ struct delta_call {
   void run_head(index b, index h, const scratch& s) const {
     const delta_head<T> x = head(b, h);
     const index length = lengths.keys(b);
-    const panels<T> sums = state ? state_of(state, b * shape.heads + h) : s.state;
-    bool empty = state ? state_empty : begin(b, h, sums);
+    const panels<T> sums = state ? state_at(state.at(b), h) : s.state;
+    bool empty = state ? state.empty(b) : begin(b, h, sums);
     for (index first = 0; first < length; first += kernel_chunk) {
       delta_chunk<T>{x, s.chunk, first, std::min<index>(kernel_chunk, length - first)}.run(sums, empty);
       empty = false;
@@ -109,8 +110,8 @@ struct delta_call {
   void share_head(index b, index h, execution& exec, const sharing& all) const {
     const delta_head<T> x = head(b, h);
     const index length = lengths.keys(b), wide = panel_width<T>;
-    const panels<T> sums = state ? state_of(state, b * shape.heads + h) : all.state;
-    const bool empty = state ? state_empty : begin(b, h, sums);
+    const panels<T> sums = state ? state_at(state.at(b), h) : all.state;
+    const bool empty = state ? state.empty(b) : begin(b, h, sums);
     for (index panel = 0; panel < value_panels(); ++panel) new (all.done + panel) std::atomic<index>(0);
     const auto scratch_of = [&](int worker) {
       return exec.scratch(worker, [&](arena& memory) {

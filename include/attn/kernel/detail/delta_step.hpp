@@ -42,16 +42,15 @@ void delta_step_panel(const T* from, T* to, index dim, const delta_step_scratch<
   if constexpr (Queries) unroll<2>([&](auto half) { store<T>(x.out + half * w, out[half]); });
 }
 
-/// Tokens [begin, end) one by one. The states are read from `before` and written to call.state, which may be the same; after
-/// the first token they are.
+/// The tokens of each batch item from first.keys(b) on, one by one.
 template <class T>
-void delta_steps(const delta_call<T>& call, T* before, index begin, index end, execution& exec) {
+void delta_steps(const delta_call<T>& call, const sequence_lengths& first, execution& exec) {
   const index dim = call.shape.dim, dim_v = call.shape.dim_v;
   exec.for_each(call.shape.batch * call.shape.heads, [&](index pair, int worker) {
     const auto s =
         exec.scratch(worker, [&](arena& memory) { return delta_step_scratch<T>::layout(memory, dim, dim_v); });
     const delta_head<T> x = call.head(pair / call.shape.heads, pair % call.shape.heads);
-    const panels<T> first = call.state_of(before, pair), state = call.state_of(call.state, pair);
+    const index length = call.lengths.keys(x.b);
     const auto load_row = [&](const stored_matrix<T>& from, index t, T factor, T* to) {
       from.read_row(t, to);
       if (x.unit_norm_eps >= T(0)) {
@@ -61,7 +60,9 @@ void delta_steps(const delta_call<T>& call, T* before, index begin, index end, e
       }
       for (index d = 0; d < dim; ++d) to[d] *= factor;
     };
-    for (index t = begin; t < end; ++t) {
+    for (index t = first.keys(x.b); t < length; ++t) {
+      const panels<T> before = call.state_at(call.state.at(x.b, t, length), x.h),
+                      after = call.state_at(call.state.at(x.b, t + 1, length), x.h);
       load_row(x.k, t, T(1), s.k);
       if (x.queries()) load_row(x.q, t, x.scale, s.q);
       x.v.read_row(t, s.value);
@@ -72,16 +73,16 @@ void delta_steps(const delta_call<T>& call, T* before, index begin, index end, e
       if (channels != dim) std::fill_n(s.decay, dim, channels ? s.decay[0] : T(1));
       const T beta = x.beta ? x.beta(x.b, x.h, t) : T(1);
       for (index col = 0; col < dim_v; col += panel_width<T>) {
-        const T* const from = (t == begin ? first : state).panel(col);
         if (!x.queries()) {
-          delta_step_panel<T, false>(from, state.panel(col), dim, s, beta, s.value + col);
+          delta_step_panel<T, false>(before.panel(col), after.panel(col), dim, s, beta, s.value + col);
           continue;
         }
-        delta_step_panel<T, true>(from, state.panel(col), dim, s, beta, s.value + col);
+        delta_step_panel<T, true>(before.panel(col), after.panel(col), dim, s, beta, s.value + col);
         x.out.access->write(s.out, x.out.row(t) + col * x.out.col_stride * x.out.access->size,
                             std::min<index>(panel_width<T>, dim_v - col), x.out.col_stride);
       }
     }
+    if (x.queries()) x.out.clear_rows(length, call.shape.length);
   });
 }
 

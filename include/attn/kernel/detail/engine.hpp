@@ -8,6 +8,7 @@
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/item_state.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/kernel/detail/features.hpp>
 
@@ -50,7 +51,7 @@ struct kernel_call {
   T eps = T(0);
   tensor_view<const T, 3> gate{};
   bool complement = false;  // keys enter with 1 - gate
-  state_memory<T> state{};  // where given, what came before, and then what comes after
+  item_memory<T> state{};  // where given, what came before, and then what comes after
   linear_extra<T> extra{};
 
   /// Is there a decay or gate per token, as it is or as its logarithm?
@@ -76,8 +77,16 @@ struct kernel_call {
   kernel_scratch<T> scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return scratch(memory); });
   }
+  /// Of a state, at a place of its item: the sums of all heads, then the product of the decays of each.
+  kernel_sums<T> sums_at(T* place, index h) const {
+    return kernel_sums<T>::over(place + h * sums_size(), map->features, shape.dim_v, log_scaled());
+  }
+  T& decay_at(T* place, index h) const { return place[heads * sums_size() + h]; }
+  index sums_size() const { return kernel_sums<T>::count(map->features, shape.dim_v, log_scaled()); }
   kernel_sums<T> state_sums(index b, index h) const {
-    return state.sums_of(b * heads + h, map->features, shape.dim_v, log_scaled());
+    auto sums = sums_at(state.at(b), h);
+    sums.empty = state.empty(b);
+    return sums;
   }
 
   /// Features of keys [begin, begin + count), and their values; tells whether those are finite.
@@ -261,14 +270,14 @@ struct kernel_call {
                              : sum_up(b, h, begin, end, s, x.own);
       if (state) {
         combine(kept, decay, x.own, kept, s.factors);
-        state.decay[b * heads + h] *= decay;
+        decay_at(state.at(b), h) *= decay;
       } else if (!causal || !last) {
         add_segment(sums, decay, x.own, s);
       }
     }
     if (!causal && !sums.empty)
       for (index block = 0; block < blocks(b); ++block) attend_queries(b, h, block, s, sums);
-    pad(b, h);
+    if (!state) pad(b, h);
   }
 
   /// Zeros for the rows of padding and those that see no key.

@@ -98,19 +98,4 @@ void scale(kernel_sums<T>& sums, T factor) {
   for (index r = 0; r < sums.features; ++r) sums.weights[r] *= factor;
 }
 
-/// The sums of a state, per batch item and head of sums, and the product of all decays of each.
-template <class T>
-struct state_memory {
-  T *sums = nullptr, *decay = nullptr;
-  bool empty = true;  // nothing fed so far
-
-  explicit operator bool() const { return decay != nullptr; }
-  kernel_sums<T> sums_of(index pair, index features, index dim_v, bool log_scaled) const {
-    auto s = kernel_sums<T>::over(sums + pair * kernel_sums<T>::count(features, dim_v, log_scaled), features, dim_v,
-                                  log_scaled);
-    s.empty = empty;
-    return s;
-  }
-};
-
 }  // namespace attn::inline ATTN_ISA::detail

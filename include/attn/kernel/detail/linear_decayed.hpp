@@ -200,7 +200,7 @@ struct decayed_engine {
     end(b, h, s);
     for (index g = h * group; g < (h + 1) * group && !call.state; ++g)
       call.out.head(b, g).clear_rows(queries, call.shape.queries);
-    if (call.state) call.state.decay[b * call.heads + h] *= whole_decay(b, h, keys);
+    if (call.state) call.decay_at(call.state.at(b), h) *= whole_decay(b, h, keys);
   }
 
   /// Of all tokens; not a number where it is not one number.

@@ -18,49 +18,61 @@ kernel_views<S> without_queries(const K& k, const V& v) {
           tensor_view<S>(nullptr, {keys.extent(0), 0, keys.extent(2), values.extent(3)})};
 }
 
-/// The steps of a call that has a state.
+/// The steps of a call that has a state: the tokens of each batch item from first.keys(b) on.
 template <class T>
 struct recurrent_steps {
   const kernel_call<T>& call;
+  sequence_lengths first;
 
   struct rows {
     T *keys, *queries, *shifts, *normal;
     index stride;
   };
+  /// Token t of the sums of head h of batch item b.
+  struct token {
+    index b, h, t;
+  };
 
-  /// One token of the heads of sums [first, first + count), token t of the call.
-  void step(index first, index count, index t, const kernel_scratch<T>& s, const rows& x) const {
-    const index heads = call.heads, group = call.group(), m = call.map->features, all = count * group;
+  /// A token each of `count` sums, several heads of a map that is shared, or one.
+  void step(const token* tokens, index count, const kernel_scratch<T>& s, const rows& x) const {
+    const index group = call.group(), m = call.map->features, all = count * group;
+    const index pair = tokens[0].b * call.heads + tokens[0].h;
     token_rows<T> keys(count, call.k.col_stride);
     for (index n = 0; n < count; ++n)
-      keys.at[n] = call.k.head((first + n) / heads, call.kv_head((first + n) % heads)).row(t);
-    call.map->keys(keys, first, s.k_own, s.k_shift, s.map);
+      keys.at[n] = call.k.head(tokens[n].b, call.kv_head(tokens[n].h)).row(tokens[n].t);
+    call.map->keys(keys, pair, s.k_own, s.k_shift, s.map);
     columns_to_rows(s.k_own, m, count, x.keys, x.stride);
     for (index begin = 0; begin < all; begin += kernel_chunk) {
       const index some = std::min<index>(kernel_chunk, all - begin);
       token_rows<T> queries(some, call.q.col_stride);
       for (index n = 0; n < some; ++n) {
-        const index pair = first + (begin + n) / group;
-        queries.at[n] = call.q.head(pair / heads, pair % heads * group + (begin + n) % group).row(t);
+        const token& at = tokens[(begin + n) / group];
+        queries.at[n] = call.q.head(at.b, at.h * group + (begin + n) % group).row(at.t);
       }
-      call.map->queries(queries, first, s.q_own, s.q_shift, s.map);
+      call.map->queries(queries, pair, s.q_own, s.q_shift, s.map);
       columns_to_rows(s.q_own, m, some, x.queries + begin * x.stride, x.stride);
       std::copy_n(s.q_shift, call.log_scaled() ? some : 0, x.shifts + begin);
     }
-    for (index n = 0; n < count; ++n) step_one((first + n) / heads, (first + n) % heads, n, t, s, x);
+    for (index n = 0; n < count; ++n) step_one(tokens[n], n, s, x);
   }
 
-  /// Head h of sums of batch item b, the n-th of those whose features were made.
-  void step_one(index b, index h, index n, index t, const kernel_scratch<T>& s, const rows& x) const {
+  /// The n-th token of those whose features were made.
+  void step_one(const token& at, index n, const kernel_scratch<T>& s, const rows& x) const {
+    const index b = at.b, h = at.h, t = at.t, length = call.lengths.keys(b);
     const index group = call.group(), m = call.map->features;
-    auto sums = call.state_sums(b, h);
+    T *const last = call.state.at(b, t, length), *const next = call.state.at(b, t + 1, length);
+    const auto before = call.sums_at(last, h);
+    auto sums = call.sums_at(next, h);
+    T& whole_decay = call.decay_at(next, h) = call.decay_at(last, h);
+    if (last != next) std::copy(before.weights, before.values + call.sums_size(), sums.weights);
     T *const key = x.keys + n * x.stride, *const queries = x.queries + n * group * x.stride;
     T g = call.gated() ? call.gate_at(b, h, t) : T(1);
     if (call.complement && call.gated())
       for (index r = 0; r < m; ++r) key[r] *= T(1) - g;
     if (call.extra.run) g = prepare_extra(b, h, t, queries, s.row_decay, x.stride);
+    if (call.gated() || call.extra.per_channel()) whole_decay *= g;
     if (!call.extra.per_channel()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), g);
-    if (call.extra.bonus) return step_with_bonus(b, h, t, g, key, queries, s, x);
+    if (call.extra.bonus) return step_with_bonus(at, before, sums, key, queries, s, x);
     const log_scaling<T>* const scaling = call.map->scaling;
     if (scaling) scaling->step_key(key, s.k_shift[n], sums.log_scale, s.row_decay);
     for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
@@ -72,13 +84,12 @@ struct recurrent_steps {
       const T whole = dot_rows(query, sums.weights, m) + eps;
       x.normal[i] = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
     }
-    step_head(sums, key, s.row_decay, s.values, queries, x.stride, group, [&](index i, index col, T* sum) {
+    step_head(before, sums, key, s.row_decay, s.values, queries, x.stride, group, [&](index i, index col, T* sum) {
       const auto to = call.out.head(b, h * group + i);
       const index cols = std::min<index>(panel_width<T>, call.shape.dim_v - col);
       for (index d = 0; d < cols; ++d) sum[d] *= x.normal[i];
       to.access->write(sum, to.row(t) + col * to.col_stride * to.access->size, cols, to.col_stride);
     });
-    if (call.gated() || call.extra.per_channel()) call.state.decay[b * call.heads + h] *= g;
   }
 
   /// Scale and log decay; returns the decay of the token, not a number where it is per channel.
@@ -96,10 +107,9 @@ struct recurrent_steps {
   }
 
   /// The queries read the sums before the token, and the token through the bonus.
-  void step_with_bonus(index b, index h, index t, T g, const T* key, const T* queries, const kernel_scratch<T>& s,
-                       const rows& x) const {
-    const index group = call.group(), m = call.map->features;
-    auto sums = call.state_sums(b, h);
+  void step_with_bonus(const token& at, const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key,
+                       const T* queries, const kernel_scratch<T>& s, const rows& x) const {
+    const index b = at.b, h = at.h, t = at.t, group = call.group(), m = call.map->features;
     call.v.head(b, call.kv_head(h)).read_row(t, s.values);
     alignas(64) T row[panel_width<T>];
     for (index i = 0; i < group; ++i) {
@@ -110,15 +120,14 @@ struct recurrent_steps {
       const T normal = !call.normalise ? T(1) : std::abs(whole) < least_denominator<T> ? T(0) : T(1) / whole;
       const auto to = call.out.head(b, h * group + i);
       for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
-        step_panel<T, 1, false>(sums.panel(col), m, key, s.row_decay, nullptr, query, x.stride, row);
+        step_panel<T, 1, false>(before.panel(col), nullptr, m, key, s.row_decay, nullptr, query, x.stride, row);
         const index cols = std::min<index>(panel_width<T>, sums.dim_v - col);
         for (index d = 0; d < cols; ++d) row[d] = (row[d] + own * s.values[col + d]) * normal;
         to.access->write(row, to.row(t) + col * to.col_stride * to.access->size, cols, to.col_stride);
       }
     }
     for (index r = 0; r < m; ++r) sums.weights[r] = std::fma(sums.weights[r], s.row_decay[r], key[r]);
-    step_head(sums, key, s.row_decay, s.values, queries, x.stride, 1, [](index, index, T*) {});
-    call.state.decay[b * call.heads + h] *= g;
+    step_head(before, sums, key, s.row_decay, s.values, queries, x.stride, 1, [](index, index, T*) {});
   }
 
   void run(execution& exec) const {
@@ -132,33 +141,33 @@ struct recurrent_steps {
     call.map->prepare(exec);
     exec.for_each((pairs + most - 1) / most, [&](index task, int worker) {
       rows x;
+      token* tokens = nullptr;
       const auto s = exec.scratch(worker, [&](arena& memory) {
         x.stride = kernel_sums<T>::lanes(call.map->features);
         x.keys = memory.allocate<T>(most * x.stride);
         x.queries = memory.allocate<T>((most * group + step_queries) * x.stride);
         x.shifts = memory.allocate<T>(most * group);
         x.normal = memory.allocate<T>(group);
+        tokens = memory.allocate<token>(most);
         return call.scratch(memory);
       });
-      for (index t = 0; t < call.shape.keys; ++t) step(task * most, std::min(most, pairs - task * most), t, s, x);
+      const index begin = task * most, end = std::min(begin + most, pairs);
+      index count = 0;
+      for (index pair = begin; pair < end; ++pair) {
+        const index b = pair / call.heads, h = pair % call.heads;
+        if (first.keys(b) < call.lengths.keys(b)) tokens[count++] = {b, h, first.keys(b)};
+        if (call.lengths.queries(b) < call.shape.queries) call.pad(b, h);
+      }
+      while (count > 0) {
+        step(tokens, count, s, x);
+        const token* const all = tokens + count;
+        count = 0;
+        for (const token* at = tokens; at != all; ++at)
+          if (at->t + 1 < call.lengths.keys(at->b)) tokens[count++] = {at->b, at->h, at->t + 1};
+      }
     });
   }
 };
-
-/// The call for some of its tokens.
-template <class T>
-kernel_call<T> tokens_of(const kernel_call<T>& call, index begin, index end) {
-  kernel_call<T> some = call;
-  for (stored_tensor<T>* x : {&some.q, &some.k, &some.v, &some.out}) {
-    if (x->data) x->data += begin * x->strides[2];
-    x->extents[2] = end - begin;
-  }
-  some.shape.queries = some.shape.keys = end - begin;
-  some.lengths = {end - begin, end - begin, {}, {}};
-  if (call.gate.data()) some.gate = call.gate.slice(2, begin, end - begin);
-  if (call.extra.log_decay) some.extra.log_decay = call.extra.log_decay.slice(2, begin, end - begin);
-  return some;
-}
 
 /// Runs a step. What is thrown on the way, by a caller's map or for want of memory, leaves the state reset.
 template <class T>
@@ -175,32 +184,19 @@ void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& sta
                                                  {call.complement ? "gate" : "decay", call.gate},
                                                  {"log_decay", call.extra.log_decay}, {"bonus", call.extra.bonus}});
   call.heads = state.heads();
-  const index tokens = s.keys, first = state.beyond_kept(tokens);
-  try {
-    const auto limit = exec.limit_threads(call.work());
-    const auto feed = [&](index begin, index end) {
-      kernel_call<T> some = tokens_of(call, begin, end);
-      some.state = state.step_memory();
-      if (end - begin <= few_tokens)
-        recurrent_steps<T>{some}.run(exec);
-      else if (some.extra.run)
-        some.extra.run(some, exec);
-      else
-        some.run(exec);
-      state.advance(end - begin);
-    };
-    if (first > 0) {
-      state.forget_kept();
-      feed(0, first);
-    }
-    for (index t = first; t < tokens; ++t) {
-      state.keep_before();
-      feed(t, t + 1);
-    }
-  } catch (...) {
-    state.reset();
-    throw;
-  }
+  call.state = state.step_memory();
+  const auto limit = exec.limit_threads(call.work());
+  state.feed(
+      call.lengths, few_tokens,
+      [&](const sequence_lengths& first) {
+        kernel_call<T> some = call;
+        some.lengths = first;
+        if (call.extra.run)
+          call.extra.run(some, exec);
+        else
+          some.run(exec);
+      },
+      [&](const sequence_lengths& first) { recurrent_steps<T>{call, first}.run(exec); });
 }
 
 template <class T>

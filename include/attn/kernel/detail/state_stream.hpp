@@ -1,8 +1,8 @@
-// attn: states of kernel attention as bytes, version 1; numbers little endian, whatever the machine's order:
+// attn: states of kernel attention as bytes, version 2; numbers little endian, whatever the machine's order:
 //
-//   8 bytes "attnsums"; as 32-bit: version 1, kind (1 linear, 2 performer, 3 rfa, 4 delta_rule), variant (the performer's
-//   kernel), bytes of a number (4 or 8); as 64-bit: batch, heads, features, value dim, tokens; for every batch item and
-//   head its numbers, IEEE 754; at last 64 bits, FNV-1a of every byte before.
+//   8 bytes "attnsums"; as 32-bit: version 2, kind (1 linear, 2 performer, 3 rfa, 4 delta_rule), variant (the performer's
+//   kernel), bytes of a number (4 or 8); as 64-bit: batch, heads, features, value dim, the tokens of every batch item;
+//   for every batch item and head its numbers, IEEE 754; at last 64 bits, FNV-1a of every byte before.
 #pragma once
 
 #include <attn/core/detail/check.hpp>
@@ -40,35 +40,39 @@ inline std::uint64_t fnv_1a(const std::string& bytes) {
 /// The stream of one state whose numbers are of type T, and what it says before them.
 template <class T>
 struct state_stream {
+  static constexpr std::uint32_t version = 2;  // 1 had one number of tokens for all batch items
+
   const char* name;  // of the state, for messages
   std::uint32_t kind = 0, variant = 0;
   index batch = 0, heads = 0, features = 0, value_dim = 0;
 
   /// each_number(visit) visits the state's numbers in order. Throws std::runtime_error if the stream does not take them.
   template <class EachNumber>
-  void write(std::ostream& stream, index tokens, EachNumber&& each_number) const {
+  void write(std::ostream& stream, std::span<const index> tokens, EachNumber&& each_number) const {
     std::string bytes = "attnsums";
-    for (std::uint32_t n : {std::uint32_t(1), kind, variant, static_cast<std::uint32_t>(sizeof(T))})
+    for (std::uint32_t n : {version, kind, variant, static_cast<std::uint32_t>(sizeof(T))})
       put_number(bytes, n);
-    for (index n : {batch, heads, features, value_dim, tokens}) put_number(bytes, n);
+    for (index n : {batch, heads, features, value_dim}) put_number(bytes, n);
+    for (index n : tokens) put_number(bytes, n);
     each_number([&](const T& x) { put_number(bytes, x); });
     put_number(bytes, fnv_1a(bytes));
     if (!stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size())))
       fail("a stream that can be written", "one that failed");
   }
 
-  /// Returns the tokens. each_number visits `count` numbers. Throws std::runtime_error for what is no such stream,
-  /// another version, or damaged, std::invalid_argument for a state of another kind or shape, before it visits any.
+  /// Sets the tokens of every batch item; each_number visits `count` numbers. Throws std::runtime_error for what is no
+  /// such stream, another version, or damaged, std::invalid_argument for a state of another kind or shape, before it
+  /// writes any.
   template <class EachNumber>
-  index read(std::istream& stream, index count, EachNumber&& each_number) const {
-    constexpr std::size_t letters = 8, fixed = letters + 4 * 4 + 5 * 8;
+  void read(std::istream& stream, std::span<index> tokens, index count, EachNumber&& each_number) const {
+    constexpr std::size_t letters = 8, fixed = letters + 4 * 4 + 4 * 8;
     std::string bytes = taken(stream, fixed);
     if (bytes.compare(0, letters, "attnsums") != 0) fail("a stream that begins with attnsums", "another");
     if (bytes.size() < fixed) fail(text({"a header of ", fixed, " bytes"}), bytes.size());
     std::size_t at = letters;
     const auto word = [&] { return static_cast<index>(get_number<std::uint32_t>(bytes, at)); };
     const auto extent = [&] { return get_number<index>(bytes, at); };
-    if (const index version = word(); version != 1) fail("stream version 1", version);
+    if (const index its_version = word(); its_version != version) fail(text({"stream version ", version}), its_version);
     const validator check(name);
     const index its_kind = word(), its_variant = word(), size = word();
     if (its_kind != index(kind)) check.fail("a stream of the same kind of state", "another kind");
@@ -78,17 +82,21 @@ struct state_stream {
     check.equal("heads of the stream = heads", heads, extent());
     check.equal("features of the stream = features", features, extent());
     check.equal("value dim of the stream = value dim", value_dim, extent());
-    const index tokens = extent();
 
-    const std::size_t body = static_cast<std::size_t>(count) * sizeof(T);
+    const std::size_t body = tokens.size() * 8 + static_cast<std::size_t>(count) * sizeof(T);
     bytes += taken(stream, body + 8);
     if (bytes.size() < fixed + body + 8) fail(text({fixed + body + 8, " bytes"}), bytes.size());
     const auto sum = get_number<std::uint64_t>(bytes, at += body);
     bytes.resize(fixed + body);
-    if (sum != fnv_1a(bytes) || tokens < 0) fail("the checksum of an undamaged stream", "another");
-    at = fixed;
+    const auto each_length = [&](auto&& visit) {
+      at = fixed;
+      for (index& n : tokens) visit(n, extent());
+    };
+    bool damaged = sum != fnv_1a(bytes);
+    each_length([&](index, index n) { damaged |= n < 0; });
+    if (damaged) fail("the checksum of an undamaged stream", "another");
+    each_length([](index& to, index n) { to = n; });
     each_number([&](T& x) { x = get_number<T>(bytes, at); });
-    return tokens;
   }
 
  private:

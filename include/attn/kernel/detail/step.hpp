@@ -23,22 +23,24 @@ void columns_to_rows(const T* columns, index features, index count, T* rows, ind
     }
 }
 
-/// One panel of S: S = decay S + key v^T if there is a key, and out[g] = sum over r of queries[g][r] S[r].
+/// One panel of S: S = decay from + key v^T, which goes to `to`, or without a key S = from; both may be the same. Then
+/// out[g] = sum over r of queries[g][r] S[r].
 template <class T, int G, bool Update>
-void step_panel(T* s, index features, const T* key, const T* decay, const T* value, const T* queries, index stride,
-                T* out) {
+void step_panel(const T* from, T* to, index features, const T* key, const T* decay, const T* value, const T* queries,
+                index stride, T* out) {
   packet<T> sum[G][2], v[2];
   unroll<2>([&](auto half) {
     unroll<G>([&](auto g) { sum[g][half] = zero<T>(); });
     v[half] = Update ? load<T>(value + half * width<T>) : zero<T>();
   });
-  for (index r = 0; r < features; ++r, s += panel_width<T>) {
+  for (index r = 0; r < features; ++r) {
     packet<T> x[2];
     unroll<2>([&](auto half) {
-      x[half] = load<T>(s + half * width<T>);
+      const index at = r * panel_width<T> + half * width<T>;
+      x[half] = load<T>(from + at);
       if constexpr (Update) {
         x[half] = fma(broadcast<T>(key[r]), v[half], mul(broadcast<T>(decay[r]), x[half]));
-        store<T>(s + half * width<T>, x[half]);
+        store<T>(to + at, x[half]);
       }
     });
     unroll<G>([&](auto g) {
@@ -51,10 +53,11 @@ void step_panel(T* s, index features, const T* key, const T* decay, const T* val
   });
 }
 
-/// The same for any number of queries; done(g, col, sum) takes the results, col the first column of the panel.
+/// The same for all panels and any number of queries; done(g, col, sum) takes the results, col the first column of the
+/// panel.
 template <class T, class Done>
-void step_head(kernel_sums<T>& sums, const T* key, const T* decay, const T* value, const T* queries, index stride,
-               index count, Done&& done) {
+void step_head(const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key, const T* decay, const T* value,
+               const T* queries, index stride, index count, Done&& done) {
   alignas(64) T out[step_queries * panel_width<T>];
   for (index col = 0; col < sums.dim_v; col += panel_width<T>)
     for (index g = 0; g == 0 || g < count; g += step_queries) {
@@ -62,9 +65,10 @@ void step_head(kernel_sums<T>& sums, const T* key, const T* decay, const T* valu
       const T* const q = queries + g * stride;
       const auto pass = [&](auto G) {
         if (g == 0)
-          step_panel<T, G.value, true>(sums.panel(col), sums.features, key, decay, value + col, q, stride, out);
+          step_panel<T, G.value, true>(before.panel(col), sums.panel(col), sums.features, key, decay, value + col, q,
+                                       stride, out);
         else
-          step_panel<T, G.value, false>(sums.panel(col), sums.features, key, decay, nullptr, q, stride, out);
+          step_panel<T, G.value, false>(sums.panel(col), nullptr, sums.features, key, decay, nullptr, q, stride, out);
       };
       if (some == 1)
         pass(std::integral_constant<int, 1>{});

@@ -1,0 +1,166 @@
+// attn: states of constant size, one for each batch item.
+//
+// Batch items are sequences of their own: each has its number of tokens, and a ring of keep + 1 places in memory with the
+// states after its last tokens. Going back only changes which place is the item's.
+#pragma once
+
+#include <attn/core/detail/eigen.hpp>
+#include <attn/core/state_extents.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// What the operators see of the states: where each lies.
+template <class N>
+struct item_memory {
+  struct ring {
+    index place = 0, kept = 0;  // of the item's state; tokens that can be undone
+  };
+
+  N* data = nullptr;
+  const ring* rings = nullptr;
+  const index* tokens = nullptr;  // so far
+  index size = 0, keep = 0;       // numbers of a place; tokens that can be undone, at most
+
+  explicit operator bool() const { return rings != nullptr; }
+  bool empty(index b) const { return tokens[b] == 0; }
+  /// Of `count` tokens, those that cannot be undone once all of them are fed: they come first.
+  index beyond_kept(index count) const { return std::max<index>(0, count - keep); }
+  /// Item b once it was fed `fed` tokens of `count`. Those that can be undone leave the state before them as it is.
+  N* at(index b, index fed = 0, index count = 0) const {
+    const index place = rings[b].place + std::max<index>(0, fed - beyond_kept(count));
+    return data + (b * (keep + 1) + (place > keep ? place - keep - 1 : place)) * size;
+  }
+};
+
+/// What all such states have. State::clear_item(b) makes the place of item b the state before the first token.
+template <class State, class N>
+class item_state : public sequence_items {
+ public:
+  std::size_t bytes() const { return memory_.size() * sizeof(N); }
+
+  /// Every item, or one, begins a new sequence.
+  void reset() {
+    for (index b = 0; b < batch(); ++b) reset(b);
+  }
+  void reset(index item) {
+    length(check_item(item)) = 0;
+    ring(item).kept = 0;
+    static_cast<State*>(this)->clear_item(item);
+  }
+  /// Item `to` becomes what item `from` is, to the last bit: a branch.
+  void copy_item(index from, index to) {
+    if (check_item(from) == check_item(to)) return;
+    std::copy_n(item(from), item_size(), item(to));
+    ring(to) = ring(from), length(to) = length(from);
+  }
+  /// Item n becomes what item order[n] was, for all n: the survivors of a beam search. Throws std::invalid_argument for
+  /// a list of another size, or items there are not.
+  void reorder(list_view<index> order) {
+    const auto exchange = [&](index a, index b) {
+      std::swap_ranges(item(a), item(a) + item_size(), item(b));
+      std::swap(ring(a), ring(b)), std::swap(length(a), length(b));
+    };
+    reorder_items(
+        validator(name_), order, batch(), [&](index from, index to) { copy_item(from, to); }, exchange);
+  }
+
+ protected:
+  /// Throws std::invalid_argument for extents that are negative or too large. Before anything else, allocate().
+  item_state(const char* name, index batch, index keep) : sequence_items(name), keep_(keep) {
+    const validator check(name);
+    check.at_least("batch", 0, batch);
+    check.at_least("keep", 0, keep);
+    check.fits("kept tokens", {keep, 1});
+  }
+  /// Memory of `size` numbers for an item, which was checked to fit, with all items before their first token.
+  void allocate(index batch, index size) {
+    const auto items = static_cast<std::size_t>(batch);
+    size_ = size;
+    memory_.resize(items * static_cast<std::size_t>(item_size()));
+    rings_.resize(items), lengths_.resize(items), at_once_.resize(items);
+    reset();
+  }
+  index places() const { return keep_ + 1; }
+
+  /// How many of the last tokens can be undone, of every item or of one: at most `keep`, none of those before a reset.
+  index kept() const {
+    index least = batch() > 0 ? keep_ : 0;
+    for (const auto& r : rings_) least = std::min(least, r.kept);
+    return least;
+  }
+  index kept(index item) const { return rings_[static_cast<std::size_t>(check_item(item))].kept; }
+  /// Undoes the last m tokens of every item or of one, to the last bit. Throws std::invalid_argument for more than
+  /// kept().
+  void rollback(index m) {
+    check_undo(m, kept());
+    for (index b = 0; b < batch(); ++b) rollback(b, m);
+  }
+  void rollback(index item, index m) {
+    check_undo(m, kept(item));
+    auto& r = ring(item);
+    r.place = (r.place + places() - m) % places();
+    r.kept -= m;
+    length(item) -= m;
+  }
+  /// No token so far can be undone.
+  void forget_kept() {
+    for (auto& r : rings_) r.kept = 0;
+  }
+
+  item_memory<N> items() const {
+    return {const_cast<N*>(memory_.data()), rings_.data(), lengths_.data(), size_, keep_};
+  }
+  tensor_view<const N> memory() const {
+    return {memory_.data(), {1, 1, 1, static_cast<index>(memory_.size())}};
+  }
+
+  /// Feeds the tokens of a chunk. Those of an item that cannot be undone come first: if they are more than `few` all at
+  /// once, in at_once(lengths), else, as all that follow, one by one in one_by_one(first), from token first.keys(b) on,
+  /// which clears the padding too. What is thrown leaves all items reset.
+  template <class AtOnce, class OneByOne>
+  void feed(const sequence_lengths& tokens, index few, AtOnce&& at_once, OneByOne&& one_by_one) {
+    const auto of = [&](index count) {
+      const index first = items().beyond_kept(count);
+      return first > few ? first : 0;
+    };
+    bool any_at_once = false, any_one_by_one = false;
+    for (index b = 0; b < batch(); ++b) {
+      const index count = tokens.keys(b), first = at_once_[static_cast<std::size_t>(b)] = of(count);
+      any_at_once |= first > 0, any_one_by_one |= count > first;
+    }
+    const index longest = of(tokens.full_keys);
+    sequence_lengths first{longest, longest, {}, {}};
+    if (!tokens.given_keys.empty()) first.given_queries = first.given_keys = at_once_;
+    try {
+      if (any_at_once) at_once(first);
+      if (any_one_by_one || !tokens.given_keys.empty()) one_by_one(first);
+    } catch (...) {
+      reset();
+      throw;
+    }
+    for (index b = 0; b < batch(); ++b) advance(b, tokens.keys(b));
+  }
+  void advance(index item, index count) {
+    auto& r = ring(item);
+    r.place = (r.place + std::min(count, keep_)) % places();
+    r.kept = std::min(r.kept + count, keep_);
+    length(item) += count;
+  }
+
+ private:
+  using ring_type = typename item_memory<N>::ring;
+  index item_size() const { return places() * size_; }
+  N* item(index b) { return memory_.data() + b * item_size(); }
+  ring_type& ring(index b) { return rings_[static_cast<std::size_t>(b)]; }
+  void check_undo(index m, index kept) const {
+    if (m < 0 || m > kept)
+      validator(name_).fail(text({"tokens to undo from 0 to ", kept, ", those kept of the last ", keep_}), m);
+  }
+
+  index keep_, size_ = 0;
+  std::vector<N, Eigen::aligned_allocator<N>> memory_;
+  std::vector<ring_type> rings_;
+  std::vector<index> at_once_;  // of a call
+};
+
+}  // namespace attn::inline ATTN_ISA::detail
