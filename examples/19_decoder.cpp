@@ -2,7 +2,7 @@
 // a prompt that ends makes room for the next one, prompts are read in chunks while others decode, and all of them share
 // the pages of a common beginning. The tokens are the same as those of one prompt at a time.
 //
-//   19_decoder [--operator=full|window|topk_blocks|multipole] [--weights=DIR]
+//   19_decoder [--operator=full|window|topk_blocks|multipole|linear] [--weights=DIR]
 //
 // Without weights, which decoder/weights.hpp describes, they are drawn: the text is noise then.
 #include <attn/attn.hpp>
@@ -61,7 +61,13 @@ attention make_attention(std::string_view name, index items, attn::page_pool<flo
                           [](auto& cache, auto q, auto k, auto v, auto out, const auto& n, auto& exec) {
                             attn::multipole_step(cache, q, k, v, out, {.lengths = n, .rotary = positions}, exec);
                           });
-  throw std::runtime_error("--operator: expected full, window, topk_blocks or multipole");
+  if (name == "linear")
+    return attention_over(std::make_shared<attn::linear_state<float>>(attn::kernel_state_extents{
+                              items, sizes.kv_heads, sizes.head_dim, sizes.head_dim}),
+                          [](auto& state, auto q, auto k, auto v, auto out, const auto& n, auto& exec) {
+                            attn::linear_step(state, q, k, v, out, {.lengths = n}, exec);
+                          });
+  throw std::runtime_error("--operator: expected full, window, topk_blocks, multipole or linear");
 }
 
 // A model and the sequences it is at: its batch items.

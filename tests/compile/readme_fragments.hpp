@@ -25,6 +25,7 @@ std::vector<float> slope;
 std::vector<std::uint8_t> mask;
 std::vector<attn::index> offsets, key_offsets, lengths, survivors, tokens_there;
 attn::kv_cache<float> cache({.dim = 64});
+attn::linear_state<float> sums({.features = 64, .value_dim = 64, .keep = 2});
 attn::rotary_options<float> rope;
 attn::execution threads;
 
