@@ -82,6 +82,7 @@ class multipole_cache : public detail::token_state {
 
   /// Item `to` becomes a copy of item `from`: a branch.
   void copy_item(index from, index to) {
+    check_item(from), check_item(to);
     keys_and_values_.copy_item(from, to);
     length(to) = length(from);
     each_list([&](auto* list, index each) {
@@ -92,7 +93,6 @@ class multipole_cache : public detail::token_state {
   /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or items
   /// there are not.
   void reorder(list_view<index> order) {
-    keys_and_values_.reorder(order);
     const auto exchange = [&](index a, index b) {
       each_list([&](auto* list, index each) { std::swap_ranges(list + a * each, list + (a + 1) * each, list + b * each); });
       std::swap(segments(a), segments(b));
@@ -102,6 +102,7 @@ class multipole_cache : public detail::token_state {
       segments(to) = segments(from);
     };
     detail::reorder_items(detail::validator(name_), order, batch(), copy, exchange);
+    keys_and_values_.reorder(order);
     copy_lengths();
   }
 
