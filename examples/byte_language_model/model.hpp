@@ -137,9 +137,9 @@ struct working_block {
   }
   auto feeding_backward() const {
     return [this](sequence x, sequence, sequence d_out, sequence_out dx, execution& e) {
-      const auto [up, down, up_bias, down_bias] = gradients().feed_forward;
-      attn::feed_forward_backward(a.normed, weights().feed_forward, d_out, {.x = a.d_normed, .up = up, .down = down},
-                                  {}, e);
+      const auto fed = gradients().feed_forward;
+      attn::feed_forward_backward(a.normed, weights().feed_forward, d_out,
+                                  {.x = a.d_normed, .up = fed.up, .down = fed.down}, {}, e);
       const auto [gamma, beta] = gradients().norm_2;
       attn::layer_norm_backward(x, weights().norm_2, a.d_normed, {.x = dx, .gamma = gamma, .beta = beta}, {}, e);
     };
