@@ -183,8 +183,9 @@ int run(const std::vector<std::string_view>& arguments) {
   const std::string text = "You are a helpful assistant. Answer in one sentence. ";
   const std::vector<int> beginning(text.begin(), text.end());
   std::vector<request> requests;
-  for (const std::string prompt : {"What is attention?", "Name a bird.", "Why?", "How long is the Danube, and where does it begin?",
-                                   "2 + 2 =", "Tell me a short story about a fox who reads.", "Hi", "Which year?"})
+  for (const std::string prompt : {"What is attention?", "Name a bird.", "Why?",
+                                   "How long is the Danube, and where does it begin?", "2 + 2 =",
+                                   "Tell me a short story about a fox who reads.", "Hi", "Which year?"})
     requests.push_back({{prompt.begin(), prompt.end()}, std::ssize(prompt) + 24 + 8 * std::ssize(requests), 0});
 
   // One pool for all layers: 4 prompts at a time take at most what is needed for 4 sequences and the beginning.

@@ -47,7 +47,8 @@ const auto full_step = [](auto& cache, auto q, auto k, auto v, auto out, const s
 TEST_CASE("aft_simple: items of their own lengths", "[state_items]") {
   attn::aft_simple_state<float> state(four), pair(two);
   check_items<float>(state, attn::aft_simple_state<float>(one), simple_step, shape);
-  check_item_refusals<float>(pair, {"aft_simple_state", "aft_simple_step", "aft_simple_state"}, simple_step, append, shape);
+  check_item_refusals<float>(pair, {"aft_simple_state", "aft_simple_step", "aft_simple_state"}, simple_step, append,
+                             shape);
 }
 
 TEST_CASE("aft_local: items of their own lengths", "[state_items]") {

@@ -128,7 +128,8 @@ TEST_CASE("linear goes back", "[rollback]") {
   constexpr attn::kernel_state_extents e{.batch = batch, .heads = kv_heads, .features = dim, .value_dim = value_dim};
   auto kept = e;
   kept.keep = keep;
-  check_rollback(attn::linear_state<float>(kept), attn::linear_state<float>(e), [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
+  check_rollback(attn::linear_state<float>(kept), attn::linear_state<float>(e),
+                 [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
     const auto part = [&](auto all) { return all.slice(2, begin, n); };
     attn::linear_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)),
                       {.lengths = lengths, .decay = rows(x.gate, begin, n)});
@@ -153,7 +154,8 @@ TEST_CASE("rfa goes back", "[rollback]") {
   constexpr attn::kernel_state_extents e{.batch = batch, .heads = kv_heads, .features = count, .value_dim = value_dim};
   auto kept = e;
   kept.keep = keep;
-  check_rollback(attn::rfa_state<float>(kept), attn::rfa_state<float>(e), [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
+  check_rollback(attn::rfa_state<float>(kept), attn::rfa_state<float>(e),
+                 [&](auto& state, index begin, index n, const std::vector<index>& lengths) {
     const auto part = [&](auto all) { return all.slice(2, begin, n); };
     attn::rfa_step(state, part(view(x.q)), part(view(x.k)), part(view(x.v)), part(view(x.out)), x.features,
                    {.lengths = lengths, .gate = rows(x.gate, begin, n)});

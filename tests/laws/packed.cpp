@@ -55,7 +55,8 @@ TEMPLATE_LIST_TEST_CASE("packed sequences give what each gives alone", "[packed]
       law_shape shape{.batch = 1, .queries = n, .keys = n};
       shape = fitted(op, shape);
       const law_inputs<T> in = random_inputs<T>(shape);
-      part p{shape, in, random_d_out<T>(shape), attend(op, shape, in), {}, fresh_gradients(op, shape), op.bind(shape), {}};
+      part p{shape, in, random_d_out<T>(shape), attend(op, shape, in), {}, fresh_gradients(op, shape), op.bind(shape),
+             {}};
       if (op.backward) p.g = differentiate(op, shape, in, p.r, p.d_out, serial), p.back = op.backward(shape);
       parts.push_back(std::move(p));
     }
@@ -70,9 +71,12 @@ TEMPLATE_LIST_TEST_CASE("packed sequences give what each gives alone", "[packed]
       return x;
     };
     auto q = all([](const part& p) -> auto& { return p.in.q; }), k = all([](const part& p) -> auto& { return p.in.k; }),
-         v = all([](const part& p) -> auto& { return p.in.v; }), d_out = all([](const part& p) -> auto& { return p.d_out; });
-    auto out = of([](const part& p) -> auto& { return p.r.out; }), lse = of([](const part& p) -> auto& { return p.r.lse; });
-    auto dq = of([](const part& p) -> auto& { return p.fresh.q; }), dk = of([](const part& p) -> auto& { return p.fresh.k; }),
+         v = all([](const part& p) -> auto& { return p.in.v; }),
+         d_out = all([](const part& p) -> auto& { return p.d_out; });
+    auto out = of([](const part& p) -> auto& { return p.r.out; }),
+         lse = of([](const part& p) -> auto& { return p.r.lse; });
+    auto dq = of([](const part& p) -> auto& { return p.fresh.q; }),
+         dk = of([](const part& p) -> auto& { return p.fresh.k; }),
          dv = of([](const part& p) -> auto& { return p.fresh.v; });
     const auto lse_of = [&](const auto& s) { return op.lse ? s.queries(lse.rows()) : attn::tensor_view<T, 3>(); };
     for (attn::execution* exec : {&serial, &three}) {

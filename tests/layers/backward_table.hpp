@@ -25,7 +25,8 @@ void add_backward_layers(std::vector<backward_layer<S>>& all, index width) {
   const auto out_matrix = [](tensor<S>& g) { return matrix_or_none(&g); };
   const auto out_vector = [](tensor<S>& g) { return vector_or_none(&g); };
   const tensor<S> weight = cast<S>(random_weight(1, width, width)), bias = cast<S>(random_vector(2, width)),
-                  up = cast<S>(random_weight(3, 600, width)), gate = cast<S>(random_weight(5, 600, width)), down = cast<S>(random_weight(4, width, 600));
+                  up = cast<S>(random_weight(3, 600, width)), gate = cast<S>(random_weight(5, 600, width)),
+                  down = cast<S>(random_weight(4, width, 600));
   const auto add = [&](std::string name, reach sees, list weights, auto run) {
     all.push_back({name + " of width " + std::to_string(width), width, sees, weights, run});
   };

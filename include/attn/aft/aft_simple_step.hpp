@@ -5,7 +5,7 @@
 //
 // Batch items are sequences of their own, of any number of tokens each:
 //
-//   attn::aft_simple_step(state, q, k, v, out, {.lengths = n});   // item b is fed its first n[b] tokens, the rest is padding
+//   attn::aft_simple_step(state, q, k, v, out, {.lengths = n});   // n[b] tokens for item b, the rest is padding
 //   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
 //
 // Memory   3 numbers of the compute type per channel, channels of a head rounded up to whole vectors.

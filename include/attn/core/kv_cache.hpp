@@ -3,7 +3,7 @@
 //   attn::kv_cache<float> cache({.batch = 2, .heads = 8, .dim = 64});           // grows as tokens come
 //   attn::kv_cache<float> cache(keys, values);                                  // in memory of the caller's
 //   cache.append(k, v);                                                         // or by the step of an operator
-//   cache.append(k, v, {.lengths = n});                                         // n[0] tokens for item 0, n[1] for item 1
+//   cache.append(k, v, {.lengths = n});                                       // n[0] tokens for item 0, n[1] for item 1
 //   cache.reset(1), cache.truncate(0, 3), cache.copy_item(0, 1), cache.reorder(beams);
 //
 // Batch items are sequences of their own: each has its number of tokens, and may begin anew. Where they come and go and

@@ -9,8 +9,8 @@
 //     attn::full_softmax(s.queries(q), s.keys(k), s.keys(v), s.queries(out), {}, exec);
 //   });
 //
-// The body is called once for every sequence and calls what it likes, an operator, its backward pass, a layer, with slices
-// of the views: each sequence gives what it gives alone, to the last bit. Views of [total, heads, dim] memory are
+// The body is called once for every sequence and calls what it likes, an operator, its backward pass, a layer, with
+// slices of the views: each sequence gives what it gives alone, to the last bit. Views of [total, heads, dim] memory are
 // blhd_view(data, 1, total, heads, dim).
 //
 // Threads  Long sequences are computed by all threads, one after another; the others by one thread each, the longest
@@ -122,7 +122,8 @@ void for_each_sequence(const packed_offsets& options, execution_ref threads, Bod
   // is left to all threads.
   const auto order = exec.workspace([&](arena& memory) { return memory.allocate<index>(count); });
   std::iota(*order, *order + count, index(0));
-  std::sort(*order, *order + count, [&](index a, index b) { return tokens(a) != tokens(b) ? tokens(a) > tokens(b) : a < b; });
+  std::sort(*order, *order + count,
+            [&](index a, index b) { return tokens(a) != tokens(b) ? tokens(a) > tokens(b) : a < b; });
   const auto work = [&](index n) { return static_cast<double>(tokens(n)) * static_cast<double>(tokens(n)); };
   double left = 0;
   for (index n = 0; n < count; ++n) left += work(n);

@@ -4,7 +4,7 @@
 //   attn::page_pool<float> pool({.pages = 1024, .page_tokens = 64, .heads = 8, .dim = 64});
 //   attn::paged_cache<float> cache(pool, 16);                      // 16 sequences, its batch items
 //   attn::full_softmax_step(cache, q, k, v, out, {.lengths = n}, threads);
-//   cache.copy_item(0, 1);                                         // item 1 goes on from where item 0 is: shares its pages
+//   cache.copy_item(0, 1);                                         // item 1 goes on from item 0 and shares its pages
 //   cache.reset(0);                                                // its pages are free, but for those that are shared
 //
 // A sequence takes pages as it grows. Pages of a common beginning are shared: one that is shared and not full is copied

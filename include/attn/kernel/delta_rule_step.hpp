@@ -67,7 +67,8 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
     check.at_least("dim", 0, e.dim);
     check.at_least("value dim", 0, e.value_dim);
     // More than the numbers of one, whose paddings at most double the larger of an extent and 64.
-    const index most = check.fits("the state of a head", {std::max<index>(e.dim, 64), std::max<index>(e.value_dim, 64), 4});
+    const index most =
+        check.fits("the state of a head", {std::max<index>(e.dim, 64), std::max<index>(e.value_dim, 64), 4});
     check.fits("states", {base::places(), e.batch, e.heads, most});
     base::allocate(e.batch, place_size());
   }

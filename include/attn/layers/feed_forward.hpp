@@ -8,12 +8,13 @@
 //   attn::feed_forward(x, out, weights, {.activation = attn::activation::relu}, threads);
 //
 // Shapes   x [B, L, n], up and gate [hidden, n], their biases [hidden], down [m, hidden], down_bias [m], out [B, L, m];
-//          gate and biases may be left out, and out may be x. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
-//          arithmetic.
-// Cost     2 B L hidden (n + m) operations, with a gate 2 B L hidden (2 n + m). Scratch: the packed weights, about hidden (n + m) numbers, and 48 tokens per
-//          thread, with 512 hidden numbers each: never the hidden layer of the whole sequence. With L up to four, as in
-//          decoding, the weights are read in place, if their columns have stride 1; scratch is then 48 tokens at most,
-//          with all their hidden numbers, and threads share the hidden numbers and the outputs, 64 per task.
+//          gate and biases may be left out, and out may be x. float, double, or Eigen::half / Eigen::bfloat16 in memory
+//          with float arithmetic.
+// Cost     2 B L hidden (n + m) operations, with a gate 2 B L hidden (2 n + m). Scratch: the packed
+//          weights, about hidden (n + m) numbers, and 48 tokens per thread, with 512 hidden numbers each: never the
+//          hidden layer of the whole sequence. With L up to four, as in decoding, the weights are read in place, if
+//          their columns have stride 1; scratch is then 48 tokens at most, with all their hidden numbers, and threads
+//          share the hidden numbers and the outputs, 64 per task.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 #pragma once
 

@@ -94,7 +94,9 @@ class multipole_cache : public detail::token_state {
   /// there are not.
   void reorder(list_view<index> order) {
     const auto exchange = [&](index a, index b) {
-      each_list([&](auto* list, index each) { std::swap_ranges(list + a * each, list + (a + 1) * each, list + b * each); });
+      each_list([&](auto* list, index each) {
+        std::swap_ranges(list + a * each, list + (a + 1) * each, list + b * each);
+      });
       std::swap(segments(a), segments(b));
     };
     const auto copy = [&](index from, index to) {

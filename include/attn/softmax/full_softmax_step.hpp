@@ -2,7 +2,7 @@
 //
 //   attn::kv_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64});
 //   attn::full_softmax_step(cache, q_t, k_t, v_t, out_t);      // one token, or a chunk: what causal full_softmax gives
-//   attn::full_softmax_step(cache, q, k, v, out, {.lengths = n});               // a chunk of another length for each item
+//   attn::full_softmax_step(cache, q, k, v, out, {.lengths = n});            // a chunk of another length for each item
 //   attn::paged_cache<float> cache(pool, batch);               // pages of one pool in its place: paged_cache.hpp
 //
 // Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which are at
@@ -59,7 +59,8 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
         detail::check_bias(call, given.bias);
         detail::check_mask(call.check, call.shape, given);
         for (const auto& [name, view] : std::initializer_list<detail::validator::named_view>{
-                 {"q", call.q}, {"out", call.out}, {"bias", given.bias}, {"mask", given.mask.bytes()}, {"lse", given.lse}})
+                 {"q", call.q}, {"out", call.out}, {"bias", given.bias},
+                 {"mask", given.mask.bytes()}, {"lse", given.lse}})
           cache.no_alias(call.check, name, view);
         const auto rotation = call.exec.workspace([&](detail::arena& memory) {
           return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);

@@ -33,7 +33,8 @@ void add_aft_full(std::vector<law_operator<T>>& all) {
              [=](const law_shape&) { return bind_aft_simple<T>(causal, true); }}};
       if (causal)
         op.stream = [=](const law_shape& s) -> bound<T> {
-          auto cache = std::make_shared<attn::kv_cache<T>>(attn::state_extents{.batch = s.batch, .heads = s.heads, .dim = s.dim});
+          auto cache = std::make_shared<attn::kv_cache<T>>(
+              attn::state_extents{.batch = s.batch, .heads = s.heads, .dim = s.dim});
           cache->reserve(s.keys);
           return [=, w = std::make_shared<tensor<T>>(aft_biases<T>(s))](const law_call<T>& call) {
             compiled_aft_full<T>::step(*cache, call.q, call.k, call.v, call.out, view(std::as_const(*w)),

@@ -168,7 +168,8 @@ struct delta_call {
   const delta_shape s{k.extents[0], k.extents[1], v.extents[1], k.extents[2], k.extents[3], v.extents[3]};
   if (s.heads > 0 && (s.key_heads == 0 || s.heads % s.key_heads != 0))
     check.fail(text({"key heads that divide the value heads ", s.heads}), s.key_heads);
-  check.extents({{"value batch = key batch", s.batch, v.extents[0]}, {"value length = key length", s.length, v.extents[2]}});
+  check.extents({{"value batch = key batch", s.batch, v.extents[0]},
+                 {"value length = key length", s.length, v.extents[2]}});
   return s;
 }
 

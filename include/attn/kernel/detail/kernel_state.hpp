@@ -65,8 +65,8 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
   }
 
   /// Takes in what followed: `later` was fed the tokens after those fed to *this. Without gates the order does not
-  /// matter. Throws std::invalid_argument for a state of another kind or shape, or a later one that was fed with decays per
-  /// channel: of decays it has one product per head.
+  /// matter. Throws std::invalid_argument for a state of another kind or shape, or a later one that was fed with decays
+  /// per channel: of decays it has one product per head.
   void merge(const kernel_state& later) {
     const detail::validator check(name_);
     if (later.kind_ != kind_) check.fail("a state of the same kind and feature kernel", "another");

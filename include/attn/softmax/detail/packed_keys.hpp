@@ -44,7 +44,8 @@ struct packed_keys {
             .finite = memory.allocate<bool>(capacity / wide), .capacity = capacity, .dim = dim, .dim_v = dim_v};
   }
 
-  /// Fills slots [begin, end) from the rows `positions` names of matrices, or of cache_rows; begin is a multiple of the panel width.
+  /// Fills slots [begin, end) from the rows `positions` names of matrices, or of cache_rows; begin is a multiple of
+  /// the panel width.
   template <class Keys, class Values>
   void pack(const Keys& k, const Values& v, index begin, index end) {
     pack_keys([&](index slot) { return k.row(positions[begin + slot]); }, k.col_stride, begin, end);
