@@ -108,6 +108,7 @@ TEST_CASE("packed: offsets that do not fit are refused", "[packed]") {
   check("offsets that do not fall, after 5; found 4", {.offsets = falling});
   check("offsets from 0 on; found -1", {.offsets = negative});
   check("one more than there are sequences", {});
+  check("expected offsets, one more than there are sequences; found none", {});
   check("key_offsets, one more", {.query_offsets = two});
   check("query_offsets that do not fall", {.query_offsets = falling, .key_offsets = two});
   check("entries of key_offsets", {.query_offsets = two, .key_offsets = offsets});

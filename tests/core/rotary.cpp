@@ -165,6 +165,10 @@ TEST_CASE("rotary: frequencies of the scalings", "[rotary]") {
   close(attn::rotary_llama3(8, s), {1, 0.025, 0.0025, 0.00025});
   const double turns = 12 / 6.283185307179586;  // on the ramp from 1 to 4
   close(attn::rotary_llama3(2, {.factor = 4, .original_length = 12}), {1 - (1 - (turns - 1) / 3) * 0.75});
+  // fast_turns is what is given, 32 too: then 12 / 2 pi turns are on a longer ramp
+  close(attn::rotary_llama3(2, {.factor = 4, .original_length = 12, .fast_turns = 32}),
+        {1 - (1 - (turns - 1) / 31) * 0.75});
+  CHECK(attn::rotary_yarn(64, s) == attn::rotary_yarn(64, {.factor = 4, .original_length = 32, .fast_turns = 32}));
   CHECK(std::abs(attn::rotary_magnitude(4) - 1.138629436) < 1e-9);
   CHECK(attn::rotary_magnitude(0.5) == 1);
 }
@@ -210,7 +214,15 @@ TEST_CASE("rotary refuses what does not fit", "[rotary]") {
   check("null", {}, attn::tensor_view<const float>(nullptr, {2, 3, 9, 16}), view(out));
   CHECK(well_formed(refusal([] { attn::rotary_frequencies(7); }), "rotary_frequencies"));
   CHECK(well_formed(refusal([] { attn::rotary_linear(8, {.factor = 0}); }), "rotary_linear"));
-  CHECK(well_formed(refusal([] { attn::rotary_yarn(8, {.base = -1}); }), "rotary_yarn"));
+  for (const attn::rotary_scaling& s :
+       {attn::rotary_scaling{.base = -1}, {.base = 1}, {.factor = HUGE_VAL}, {.original_length = 0},
+        {.original_length = -8192}, {.fast_turns = 0, .slow_turns = 0}, {.fast_turns = -3, .slow_turns = -1},
+        {.fast_turns = std::nan("")}, {.fast_turns = 1, .slow_turns = 1}, {.slow_turns = std::nan("")}}) {
+    CHECK(well_formed(refusal([&] { attn::rotary_yarn(8, s); }), "rotary_yarn"));
+    if (s.base != 1) CHECK(well_formed(refusal([&] { attn::rotary_llama3(8, s); }), "rotary_llama3"));
+  }
+  wrong("a magnitude of 1 beside a table", {.magnitude = 2, .cos = ten, .sin = ten});
+  wrong("finite frequencies", {.frequencies = std::vector<double>(8, 1e308)});
   const std::string message = refusal([&] { attn::rotary_backward(view(x), {.x = view(out)}, {.dims = 3}); });
   CHECK(well_formed(message, "rotary_backward"));
 }

@@ -310,7 +310,12 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_items]
        "a value dim up to the key dim 4; found 5");
 
   // Pages.
-  says(refusal([] { attn::page_pool<float>({.pages = -1}); }), "page_pool", "batch");
+  says(refusal([] { attn::page_pool<float>({.pages = -1}); }), "page_pool", "pages >= 0; found -1");
+  constexpr index huge = std::numeric_limits<index>::max();
+  says(refusal([] { attn::page_pool<float>({.pages = huge, .dim = 0}); }), "page_pool", "pages that memory can hold");
+  says(refusal([] { attn::kv_cache<float>({.batch = huge, .dim = 4}); }), "kv_cache", "batch items");
+  says(refusal([] { attn::sliding_window_cache<float>({.batch = huge, .dim = 4}); }), "sliding_window_cache",
+       "batch items");
   says(refusal([] { attn::page_pool<float>({.pages = 1, .page_tokens = 0}); }), "page_pool", "tokens of a page");
   attn::page_pool<float> pool(pages_of(2, 9));
   attn::paged_cache<float> paged(pool, 4);
@@ -327,6 +332,7 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_items]
   says(refusal([&] { paged.assign(3, std::vector<index>{used, used}, 4); }), "paged_cache", "every page once");
   says(refusal([&] { paged.assign(3, std::vector<index>{used, other}, 2); }), "paged_cache", "pages for the tokens 1");
   says(refusal([&] { paged.assign(3, std::vector<index>{used}, -1); }), "paged_cache", "tokens >= 0");
+  says(refusal([&] { paged.assign(3, std::vector<index>{used}, huge); }), "paged_cache", "pages for the tokens");
   const index free = pool.allocate();
   pool.release(free);
   says(refusal([&] { paged.assign(3, std::vector<index>{used, free}, 4); }), "paged_cache", "pages in use");
@@ -335,6 +341,68 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_items]
   while (pool.free_pages() > 0) pool.allocate();
   says(refusal([&] { pool.allocate(); }), "page_pool", "free pages >= 1; found 0");
   CHECK(paged.tokens(3) == 3);
+}
+
+TEST_CASE("rotary of a ragged chunk looks at no padding", "[cache_items]") {
+  const tensor<float> q = cast<float>(random_normal(1, 2, 2, 3, 8)), k = cast<float>(random_normal(2, 2, 1, 3, 8)),
+                      v = cast<float>(random_normal(3, 2, 1, 3, 8));
+  tensor<float> table(1, 1, 3, 4), a(2, 2, 3, 8, 7), b(2, 2, 3, 8, 7);
+  for (std::size_t n = 0; n < table.data.size(); ++n) table.data[n] = std::cos(static_cast<float>(n));
+  const attn::tensor_view<const float, 2> rows(table.data.data(), {3, 4});
+  const std::vector<index> lengths = {2, 0};
+  const auto run = [&](tensor<float>& out, attn::rotary_options<float> options) {
+    attn::kv_cache<float> cache({.batch = 2, .dim = 8});
+    cache.append(view(k).slice(2, 0, 1), view(v).slice(2, 0, 1));
+    attn::full_softmax_step(cache, view(q), view(k), view(v), view(out), {.lengths = lengths, .rotary = options});
+  };
+  // Item 0 goes on at positions 1 and 2 of three; what its padding's would be, nobody asks.
+  run(a, {.cos = rows, .sin = rows});
+  constexpr index far = index(1) << 60;
+  const std::vector<index> positions = {1, 2, far, -far, far, far};
+  run(b, {.positions = {positions.data(), {2, 3}}, .cos = rows, .sin = rows});
+  CHECK(a == b);
+  attn::kv_cache<float> cache({.batch = 2, .dim = 8});
+  const auto message = [&](attn::rotary_options<float> options) {
+    return refusal([&] {
+      attn::full_softmax_step(cache, view(q), view(k), view(v), view(a), {.lengths = lengths, .rotary = options});
+    });
+  };
+  CHECK(message({.first_position = std::numeric_limits<index>::max()}).find("a first position") != std::string::npos);
+  CHECK(message({.positions = {positions.data(), {2, 2}}}).find("positions length") != std::string::npos);
+  CHECK(message({.positions = {positions.data(), {3, 3}}}).find("positions batch") != std::string::npos);
+  CHECK(cache.tokens() == 0);
+}
+
+TEST_CASE("Values in keys: one token with any strides of axes of one, and no rotary", "[cache_items]") {
+  const tensor<float> q = cast<float>(random_normal(1, 1, 1, 1, 8)), k = cast<float>(random_normal(2, 1, 1, 1, 8));
+  tensor<float> out(1, 1, 1, 6, 7);
+  attn::kv_cache<float> cache({.dim = 8, .value_dim = 6}, {.values_in_keys = true});
+  const attn::tensor_view<const float> v(k.data.data(), {1, 1, 1, 6});
+  attn::full_softmax_step(cache, view(q), view(k), v, view(out));
+  for (std::size_t d = 0; d < 6; ++d) CHECK(out.data[d] == k.data[d]);
+  const std::string message = refusal([&] {
+    attn::full_softmax_step(cache, view(q), view(k), v, view(out), {.rotary = attn::rotary_options<float>{.dims = 2}});
+  });
+  CHECK(message.find("no rotary where values are dims of the keys") != std::string::npos);
+  CHECK(cache.tokens() == 1);
+}
+
+TEST_CASE("Windows over a cache may be as wide and as sparse as a number can say", "[cache_items]") {
+  constexpr index huge = std::numeric_limits<index>::max();
+  const tensor<float> q = cast<float>(random_normal(1, 1, 2, 9, 8)), k = cast<float>(random_normal(2, 1, 1, 9, 8)),
+                      v = cast<float>(random_normal(3, 1, 1, 9, 8));
+  tensor<float> a(1, 2, 9, 8, 7), b(1, 2, 9, 8, 7);
+  const auto run = [&](tensor<float>& out, const attn::sliding_window_cache_options& window) {
+    attn::kv_cache<float> cache({.dim = 8});
+    attn::sliding_window_step(cache, window, view(q), view(k), view(v), view(out));
+  };
+  run(a, {.left = huge});
+  run(b, {.left = 9});
+  CHECK(a == b);
+  const std::vector<index> sparse = {huge};
+  run(a, {.left = 5, .dilation = sparse});
+  run(b, {.left = 0});
+  CHECK(a == b);
 }
 
 }  // namespace testing

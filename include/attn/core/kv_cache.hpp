@@ -123,6 +123,7 @@ class kv_cache : public detail::token_state {
     for (index b = 0; b < batch(); ++b) length(b) -= taken_of(b, count, lengths);
   }
   detail::page_tables pages() const { return {}; }
+  bool values_in_keys() const { return memory_.values_in_keys(); }
 
  protected:
   /// For caches that keep more than this: messages are theirs.

@@ -101,8 +101,8 @@ template <class Body>
 void for_each_sequence(const packed_offsets& options, execution_ref threads, Body&& body) {
   using namespace detail;
   const validator check("for_each_sequence");
-  const bool both = !options.offsets.empty();
-  if (both && (!options.query_offsets.empty() || !options.key_offsets.empty()))
+  const bool both = options.query_offsets.empty() && options.key_offsets.empty();
+  if (!both && !options.offsets.empty())
     check.fail("either offsets, or query_offsets and key_offsets", "both");
   const auto queries = check_offsets(check, both ? "offsets" : "query_offsets",
                                      both ? options.offsets : options.query_offsets);

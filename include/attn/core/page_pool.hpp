@@ -113,6 +113,8 @@ class page_pool {
   }
   static detail::kv_memory<S> own(const page_pool_extents& e, const kv_cache_options& options) {
     const detail::validator check("page_pool");
+    check.at_least("pages", 0, e.pages);
+    check.fits("pages", {e.pages, static_cast<index>(sizeof(index))});
     detail::kv_memory<S> memory(check, {e.pages, e.heads, e.dim, e.value_dim}, options.values_in_keys);
     check.at_least("tokens of a page", 1, e.page_tokens);
     memory.make_pages(check, e.page_tokens);

@@ -147,6 +147,7 @@ class paged_cache : public detail::token_state {
   tensor_view<const S> keys() const { return pool_->keys(); }
   tensor_view<const S> values() const { return pool_->values(); }
   detail::page_tables pages() const { return {tables_.data(), pool_->page_tokens()}; }
+  bool values_in_keys() const { return pool_->memory().values_in_keys(); }
 
  private:
   std::vector<index>& table_of(index b) { return tables_[static_cast<std::size_t>(b)]; }
@@ -154,7 +155,9 @@ class paged_cache : public detail::token_state {
   index page_of(index b, index t) const {
     return table_of(b)[static_cast<std::size_t>(t / pool_->page_tokens())];
   }
-  index pages_for(index tokens) const { return (tokens + pool_->page_tokens() - 1) / pool_->page_tokens(); }
+  index pages_for(index tokens) const {
+    return tokens / pool_->page_tokens() + (tokens % pool_->page_tokens() != 0);
+  }
 
   /// Does the next token of an item go to a page others use?
   bool writes_shared(index b) const {

@@ -43,7 +43,7 @@ struct rotary_options {
   list_view<double> frequencies{};
   /// Factor of what is rotated: YaRN's.
   double magnitude = 1;
-  /// In place of all this a table of your own, [positions, dims / 2].
+  /// In place of all this, with magnitude 1, a table of your own, [positions, dims / 2].
   tensor_view<const real, 2> cos{}, sin{};
 };
 
@@ -84,12 +84,14 @@ void rotary_backward(const D& d_out, const rotary_gradients<element_of<const D&>
 struct rotary_scaling {
   double base = 10000, factor = 1;
   index original_length = 2048;
-  /// rotary_yarn: turns within the original length above which a frequency stays, and below which it is divided.
-  double fast_turns = 32, slow_turns = 1;
+  /// rotary_yarn, rotary_llama3: turns within the original length above which a frequency stays, 32 and 4 unless given,
+  /// and below which it is divided.
+  std::optional<double> fast_turns{};
+  double slow_turns = 1;
 };
 
-/// base^(-2 n / dims), n < dims / 2. Throws std::invalid_argument for dims that are odd or negative, and bases and
-/// factors that are not greater than 0, as do those below.
+/// base^(-2 n / dims), n < dims / 2. Throws std::invalid_argument for dims that are odd or negative, bases and factors
+/// that are not greater than 0, and, as those below, settings that make no sense.
 inline std::vector<double> rotary_frequencies(index dims, double base = 10000) {
   return detail::frequencies_of("rotary_frequencies", dims, {base}, [](index, double f) { return f; });
 }
@@ -111,12 +113,15 @@ inline std::vector<double> rotary_ntk(index dims, const rotary_scaling& s) {
 /// YaRN (Peng 2023): frequencies of more than fast_turns turns within the original length stay, those of fewer than
 /// slow_turns are divided by the factor, with a ramp over the pairs between. Goes with .magnitude = rotary_magnitude().
 inline std::vector<double> rotary_yarn(index dims, const rotary_scaling& s) {
+  const double fast_turns =
+      detail::checked_turns("rotary_yarn", s.original_length, s.fast_turns.value_or(32), s.slow_turns);
+  if (!(s.base > 1)) detail::validator("rotary_yarn").fail("a base > 1", s.base);
   const auto pair_of = [&](double turns) {  // whose frequency makes so many turns
     return static_cast<double>(dims) * std::log(static_cast<double>(s.original_length) / (turns * detail::two_pi)) /
            (2 * std::log(s.base));
   };
   const double last = static_cast<double>(std::max<index>(1, dims) - 1);
-  const double low = std::max(std::floor(pair_of(s.fast_turns)), 0.0),
+  const double low = std::max(std::floor(pair_of(fast_turns)), 0.0),
                high = std::max(std::min(std::ceil(pair_of(s.slow_turns)), last), low + 0.001);
   return detail::frequencies_of("rotary_yarn", dims, {s.base, s.factor}, [&](index n, double f) {
     const double divided = std::clamp((static_cast<double>(n) - low) / (high - low), 0.0, 1.0);
@@ -127,9 +132,10 @@ inline std::vector<double> rotary_yarn(index dims, const rotary_scaling& s) {
 inline double rotary_magnitude(double factor) { return factor <= 1 ? 1 : 0.1 * std::log(factor) + 1; }
 
 /// Llama 3.1: wavelengths above original_length / slow_turns are multiplied by the factor, those below
-/// original_length / fast_turns stay, with a ramp over the turns between. Its fast_turns is 4.
+/// original_length / fast_turns stay, with a ramp over the turns between.
 inline std::vector<double> rotary_llama3(index dims, const rotary_scaling& s) {
-  const double fast = s.fast_turns == rotary_scaling{}.fast_turns ? 4 : s.fast_turns;
+  const double fast =
+      detail::checked_turns("rotary_llama3", s.original_length, s.fast_turns.value_or(4), s.slow_turns);
   return detail::frequencies_of("rotary_llama3", dims, {s.base, s.factor}, [&](index, double f) {
     const double turns = static_cast<double>(s.original_length) * f / detail::two_pi;
     const double stays = std::clamp((turns - s.slow_turns) / (fast - s.slow_turns), 0.0, 1.0);

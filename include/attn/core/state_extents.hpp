@@ -131,6 +131,7 @@ class token_state : public sequence_items {
   /// Throws std::invalid_argument for negative extents.
   token_state(const char* name, const state_extents& extents)
       : sequence_items(name), extents_(check_state_extents(validator(name), extents)) {
+    validator(name).fits("batch items", {extents_.batch, static_cast<index>(sizeof(index))});
     lengths_.resize(static_cast<std::size_t>(extents_.batch));
   }
 

@@ -23,7 +23,7 @@ struct rms_norm_weights {
 /// Options of rms_norm for elements of type S.
 template <class S>
 struct rms_norm_options {
-  /// Added to the mean of the squares.
+  /// Added to the mean of the squares; > 0 where a token may be all zeros.
   compute_type<S> eps = compute_type<S>(1e-5);
 };
 

@@ -52,7 +52,7 @@ void multipole_step(multipole_cache<S>& cache, const Q& q, const K& k, const V& 
         const auto rotation = call.exec.workspace([&](detail::arena& memory) {
           return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
         });
-        rotation->rotate(call.check, given.rotary, cache.lengths(), call.q, call.k, call.exec);
+        rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
         const index count = call.shape.queries;
         cache.append(call.k, call.v, append_options{given.lengths}, call.exec);
         call.lengths = {count, cache.tokens(), given.lengths, cache.lengths()};

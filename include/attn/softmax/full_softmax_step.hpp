@@ -13,7 +13,8 @@
 // Cost     up to four tokens: one reading of the cache, and scratch memory that does not depend on its size. Longer
 //          chunks are attended as full_softmax does.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
-//          What `score` throws passes through, and leaves the cache as it was.
+//          What `score` throws passes through, and leaves the tokens of the cache as they were; a shared page that was
+//          copied to be written to stays the item's own.
 #pragma once
 
 #include <attn/core/detail/rotary_step.hpp>
@@ -62,10 +63,12 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
                  {"q", call.q}, {"out", call.out}, {"bias", given.bias},
                  {"mask", given.mask.bytes()}, {"lse", given.lse}})
           cache.no_alias(call.check, name, view);
+        if (given.rotary && cache.values_in_keys())
+          call.check.fail("no rotary where values are dims of the keys: those are rotated before the step", "one");
         const auto rotation = call.exec.workspace([&](detail::arena& memory) {
           return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
         });
-        rotation->rotate(call.check, given.rotary, cache.lengths(), call.q, call.k, call.exec);
+        rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
         cache.append(call.k, call.v, {given.lengths});
         call.lengths.given_queries = given.lengths, call.lengths.given_keys = cache.lengths();
         call.k = cache.keys(), call.v = cache.values(), call.pages = cache.pages();

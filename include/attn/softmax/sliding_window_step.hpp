@@ -14,14 +14,13 @@
 // Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. Tokens are
 //          taken one by one; feed a long prompt to sliding_window, then append() it.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
-//          Should `score` throw, or memory be lacking, the cache is reset.
+//          Should `score` throw, or memory be lacking, the ring is reset; a cache of all tokens forgets the chunk.
 #pragma once
 
 #include <attn/core/detail/kv_memory.hpp>
 #include <attn/core/detail/rotary_step.hpp>
 #include <attn/softmax/detail/window_step.hpp>
 #include <attn/softmax/sliding_window.hpp>
-
 
 namespace attn::inline ATTN_ISA {
 
@@ -111,6 +110,7 @@ class sliding_window_cache : public detail::token_state {
   // For the step ------------------------------------------------------------------------------------------------------
 
   detail::stream_window window() const { return {left_, dilation_, globals_}; }
+  bool values_in_keys() const { return memory_.values_in_keys(); }
 
   /// [B, Hkv, rows, D]: of a head `capacity` rows of the ring, where position p is in row p % capacity, then the global
   /// ones in order.
@@ -191,10 +191,12 @@ void run_window_step(Cache& cache, const stream_window& window, const Q& q, cons
         call.lengths.given_queries = given.lengths;
         window.check_heads(call.check, call.shape.heads);
         call.check.equal("query length = key length", call.shape.keys, call.shape.queries);
+        if (given.rotary && cache.values_in_keys())
+          call.check.fail("no rotary where values are dims of the keys: those are rotated before the step", "one");
         const auto rotation = call.exec.workspace([&](arena& memory) {
           return rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
         });
-        rotation->rotate(call.check, given.rotary, cache.lengths(), call.q, call.k, call.exec);
+        rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
         attend(call, given);
       });
 }
@@ -228,9 +230,10 @@ void sliding_window_step(Cache& cache, const sliding_window_cache_options& windo
   using S = typename Cache::value_type;
   static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
   const detail::validator check("sliding_window_step");
-  const detail::stream_window seen{window.left, window.dilation, window.global_positions};
+  const detail::stream_window seen{std::min(window.left, detail::furthest_position), window.dilation,
+                                   window.global_positions};
   seen.check(check);
-  if (!std::is_sorted(seen.globals.begin(), seen.globals.end(), std::less_equal<>()))
+  if (std::adjacent_find(seen.globals.begin(), seen.globals.end(), std::greater_equal<>()) != seen.globals.end())
     check.fail("global positions that ascend", "others");
   detail::run_window_step<S>(
       cache, seen, q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {

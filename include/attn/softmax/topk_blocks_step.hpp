@@ -241,7 +241,7 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
         const auto rotation = call.exec.workspace([&](detail::arena& memory) {
           return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
         });
-        rotation->rotate(call.check, given.rotary, cache.lengths(), call.q, call.k, call.exec);
+        rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
         const index count = call.shape.queries;
         cache.append(call.k, call.v, {given.lengths});
         call.lengths = {count, call.shape.keys = cache.tokens(), given.lengths, cache.lengths()};

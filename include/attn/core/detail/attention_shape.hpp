@@ -7,6 +7,9 @@
 namespace attn::inline ATTN_ISA {
 namespace detail {
 
+/// Of a token, in either direction: sums of positions do not overflow.
+inline constexpr index furthest_position = index(1) << 40;
+
 struct attention_shape {
   index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, dim = 0, dim_v = 0;
 

@@ -32,6 +32,7 @@ class kv_memory {
   const state_extents& extents() const { return extents_; }
   index rows() const { return rows_; }
   bool given() const { return given_; }
+  bool values_in_keys() const { return values_in_keys_; }
   std::size_t bytes() const { return (own_keys_.capacity() + own_values_.capacity()) * sizeof(S); }
 
   tensor_view<S> keys() const { return given_ ? given_keys_ : own(own_keys_, extents_.dim); }
@@ -97,7 +98,9 @@ class kv_memory {
  private:
   template <class A, class B>
   static bool is_part(const tensor_view<A>& v, const tensor_view<B>& k) {
-    return v.data() == k.data() && v.strides() == k.strides() && v.extent(3) <= k.extent(3);
+    bool same = v.data() == k.data() && v.extent(3) <= k.extent(3);
+    for (int axis = 0; axis < 4; ++axis) same &= v.extent(axis) <= 1 || v.stride(axis) == k.stride(axis);
+    return same;
   }
   tensor_view<S> own(const std::vector<S>& memory, index dim) const {
     const index item = rows_ * dim, outer = heads_first_ ? extents_.batch : extents_.heads;

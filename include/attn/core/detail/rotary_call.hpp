@@ -4,6 +4,7 @@
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/gradients.hpp>
 #include <attn/core/detail/sin_cos.hpp>
 #include <attn/core/detail/tile_product.hpp>
@@ -31,6 +32,15 @@ std::vector<double> frequencies_of(const char* name, index dims, std::initialize
   for (index n = 0; n < dims / 2; ++n)
     all[static_cast<std::size_t>(n)] = f(n, frequency_of(n, dims, *positive.begin()));
   return all;
+}
+
+/// The fast turns, checked.
+inline double checked_turns(const char* name, index original_length, double fast, double slow) {
+  const validator check(name);
+  check.at_least("original length", 1, original_length);
+  if (!(slow > 0)) check.fail("slow turns > 0", slow);
+  if (!(fast > slow && std::isfinite(fast))) check.fail({"fast turns > slow turns ", slow}, fast);
+  return fast;
 }
 
 /// Cosines and sines of count angles position * frequency[n], in whole packets. Turns are taken off by three pieces of
@@ -214,7 +224,7 @@ struct rotary_call {
 /// The checks of positions: they are rows of a table, or small enough for sums of them.
 inline void check_positions(const validator& check, const tensor_view<const index, 2>& positions, index first,
                             const memory_layout& x, std::optional<index> rows) {
-  const index least = rows ? 0 : -(index(1) << 40), most = rows ? *rows - 1 : index(1) << 40;
+  const index least = rows ? 0 : -furthest_position, most = rows ? *rows - 1 : furthest_position;
   const auto check_one = [&](index p) {
     if (p < least || p > most) check.fail({"positions from ", least, " to ", most}, p);
   };
@@ -257,12 +267,13 @@ void run_rotary(const validator& check, const tensor_view<const S>& x, const ten
                    {"cos columns = dims / 2 =", dims / 2, o.cos.extent(1)},
                    {"sin columns = dims / 2 =", dims / 2, o.sin.extent(1)}});
     if (!o.frequencies.empty()) check.fail("either frequencies or a table of cos and sin", "both");
+    if (o.magnitude != 1) check.fail("a magnitude of 1 beside a table of cos and sin", o.magnitude);
   }
   check_positions(check, o.positions, o.first_position, from, rows);
   if (!o.frequencies.empty())
     check.equal("frequencies = dims / 2 =", dims / 2, static_cast<index>(o.frequencies.size()));
   for (double f : o.frequencies)
-    if (!std::isfinite(f)) check.fail("finite frequencies", f);
+    if (!(std::abs(f) <= 1e100)) check.fail("finite frequencies, up to 1e100", f);
   if (!(o.base > 0 && std::isfinite(o.base))) check.fail("a finite base > 0", o.base);
   if (!std::isfinite(o.magnitude)) check.fail("a finite magnitude", o.magnitude);
   if (x.empty()) return;

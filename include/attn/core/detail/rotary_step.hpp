@@ -18,17 +18,32 @@ struct rotary_step {
   }
 
   /// q_new [B, H, n, D] and k_new [B, Hkv, n, D] become views of their rotations. Item b has before[b] tokens so far:
-  /// its next one is at that position, plus first_position, unless positions are given.
+  /// its next one is at that position, plus first_position, unless positions are given. Of the chunk it has the first
+  /// lengths[b] tokens, or all; the rest is padding, at any position there is.
   void rotate(const validator& check, std::optional<rotary_options<S>> options, std::span<const index> before,
-              tensor_view<const S>& q_new, tensor_view<const S>& k_new, execution& exec) const {
+              std::span<const index> lengths, tensor_view<const S>& q_new, tensor_view<const S>& k_new,
+              execution& exec) const {
     if (!options) return;
     const index batch = k_new.extent(0), count = k_new.extent(2);
-    if (!options->positions) {
-      for (index b = 0; b < batch; ++b)
-        for (index t = 0; t < count; ++t)
-          positions[b * count + t] = before[static_cast<std::size_t>(b)] + options->first_position + t;
-      options->positions = {positions, {batch, count}};
+    const tensor_view<const index, 2> given = options->positions;
+    if (given) {
+      check.readable("positions", given);
+      check.broadcasts("positions batch", batch, given.extent(0));
+      check.equal("positions length = key length", count, given.extent(1));
+    } else if (std::abs(options->first_position) > furthest_position) {
+      check.fail({"a first position from ", -furthest_position, " to ", furthest_position}, options->first_position);
     }
+    for (index b = 0; b < batch; ++b) {
+      const auto item = static_cast<std::size_t>(b);
+      const index taken = lengths.empty() ? count : lengths[item];
+      index position = 0;
+      for (index t = 0; t < count; ++t) {
+        if (t < taken)
+          position = given ? given(given.extent(0) == 1 ? 0 : b, t) : before[item] + options->first_position + t;
+        positions[b * count + t] = position;
+      }
+    }
+    options->positions = {positions, {batch, count}};
     const auto rotated = [&](const char* name, const tensor_view<const S>& x, S* memory) {
       const tensor_view<S> to(memory, x.extents());
       run_rotary<S>(check, x, to, {name, "the rotated tokens"}, *options, false, false, exec);

@@ -13,7 +13,8 @@ struct stream_window {
 
   bool one_dilation() const { return dilations.size() <= 1; }
   index dilation(index query_head) const {
-    return dilations.empty() ? 1 : dilations[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
+    const index given = dilations.empty() ? 1 : dilations[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
+    return std::min(given, furthest_position);  // a longer one leads nowhere either
   }
   /// How many global positions there are up to p.
   index globals_up_to(index p) const {
