@@ -98,35 +98,6 @@ double dataset::distance(const std::vector<float>& out, form of) const {
   return std::sqrt(wrong / whole);
 }
 
-input dataset::batch_item(const std::vector<float>& x, index item, index heads, index dim) const {
-  return {x.data() + item * heads * length_ * dim, {1, heads, length_, dim}};
-}
-
-double dataset::error(const operator_entry& entry, bool causal, const flags& set) const {
-  std::vector<float> out(static_cast<std::size_t>(batch_ * heads_ * length_ * dim_v_));
-  attn::execution serial;
-  const runner run = entry.prepare(problem_for(causal, set));
-  for (index item = 0; item < batch_; ++item)
-    run(batch_item(q_, item, heads_, dim_), batch_item(k_, item, kv_heads_, dim_),
-        batch_item(v_, item, kv_heads_, dim_v_),
-        {out.data() + item * heads_ * length_ * dim_v_, {1, heads_, length_, dim_v_}}, serial);
-  return distance(out, {causal, entry.shared_keys});
-}
-
-double dataset::error(const decode_entry& entry, const flags& set) const {
-  std::vector<float> out(static_cast<std::size_t>(batch_ * heads_ * length_ * dim_v_));
-  attn::execution serial;
-  for (index item = 0; item < batch_; ++item) {
-    const input q = batch_item(q_, item, heads_, dim_), k = batch_item(k_, item, kv_heads_, dim_),
-                v = batch_item(v_, item, kv_heads_, dim_v_);
-    const output o(out.data() + item * heads_ * length_ * dim_v_, {1, heads_, length_, dim_v_});
-    const auto state = entry.prepare(problem_for(true, set));
-    for (index t = 0; t < length_; ++t)
-      state->step(q.slice(2, t, 1), k.slice(2, t, 1), v.slice(2, t, 1), o.slice(2, t, 1), serial);
-  }
-  return distance(out, {.causal = true});
-}
-
 double dataset::mean_error(form of) const {
   std::vector<float> out;
   for (index head = 0; head < batch_ * heads_; ++head) {

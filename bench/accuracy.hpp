@@ -1,4 +1,4 @@
-// attn_bench: an operator's error on real queries, keys and values, relative to full softmax.
+// attn_bench: real queries, keys and values, and the error of results relative to full softmax.
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "table.hpp"
+#include "problem.hpp"
 
 namespace bench {
 
@@ -27,20 +27,22 @@ class dataset {
   /// The folder's own name.
   const std::string& name() const { return name_; }
 
+  index batch() const { return batch_; }
   index length() const { return length_; }
+  const std::vector<float>& q() const { return q_; }
+  const std::vector<float>& k() const { return k_; }
+  const std::vector<float>& v() const { return v_; }
 
-  double error(const operator_entry&, bool causal, const flags&) const;
-  /// Token by token, against causal full softmax.
-  double error(const decode_entry&, const flags&) const;
+  /// The shape of one batch item.
+  problem problem_for(bool causal, const flags&) const;
+  /// The error of results [batch, heads, length, dim_v].
+  double distance(const std::vector<float>& out, form) const;
   /// The error of the mean of the values each query may see, which uses neither queries nor keys.
   double mean_error(form) const;
 
  private:
-  problem problem_for(bool causal, const flags&) const;
   index kv_head_of(index head) const;
   const answers& exact(form) const;
-  double distance(const std::vector<float>& out, form) const;
-  input batch_item(const std::vector<float>& x, index item, index heads, index dim) const;
 
   std::string name_;
   index batch_, heads_, kv_heads_, length_, dim_, dim_v_;

@@ -14,7 +14,7 @@
 #include "inputs.hpp"
 #include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 // A key a row and channel sees: e^k v and e^k, each multiplied by e^w and added.
@@ -38,20 +38,20 @@ double near_pairs(const problem& p, index side) {
 index local_window(const flags& set) { return std::max<index>(set.window, 1); }
 index kernel_width(const flags& set) { return 2 * (std::max<index>(set.window, 2) / 2) - 1; }
 
-double column_bytes(const problem& p) { return static_cast<double>(p.kv_heads * p.dim) * sizeof(float); }
+double column_bytes(const problem& p) { return static_cast<double>(p.kv_heads * p.dim) * sizeof(element); }
 
 /// Unit normal biases [1, heads, rows, columns]. Whole matrices would take longer to draw than to use: a table of prime
 /// length, again and again.
 struct biases {
-  std::vector<float> numbers;
+  std::vector<element> numbers;
   std::array<index, 4> shape;
 
   biases(index heads, index rows, index columns)
       : numbers(static_cast<std::size_t>(heads * rows * columns)), shape{1, heads, rows, columns} {
     std::minstd_rand random(1);
-    std::normal_distribution<float> normal;
-    std::vector<float> table(65521);
-    for (float& x : table) x = normal(random);
+    std::normal_distribution<real> normal;
+    std::vector<element> table(65521);
+    for (element& x : table) x = static_cast<element>(normal(random));
     for (std::size_t n = 0; n < numbers.size(); ++n) numbers[n] = table[n % table.size()];
   }
   input view() const { return {numbers.data(), shape}; }
@@ -65,9 +65,9 @@ runner prepare_full(const problem& p) {
     };
   // Row and key maxima that miss each other: a key far above the others in one channel of each head, and in some blocks
   // a row whose bias for another key is as far above its others.
-  constexpr float far_above = 200;
-  const float* const normal = normal_numbers(role::key, static_cast<std::size_t>(p.heads * p.length * p.dim));
-  auto keys = std::make_shared<std::vector<float>>(normal, normal + p.heads * p.length * p.dim);
+  const element far_above(200);
+  const element* const normal = normal_numbers<element>(role::key, static_cast<std::size_t>(p.heads * p.length * p.dim));
+  auto keys = std::make_shared<std::vector<element>>(normal, normal + p.heads * p.length * p.dim);
   for (index h = 0; h < p.heads; ++h) (*keys)[static_cast<std::size_t>(h * p.length * p.dim)] = far_above;
   constexpr index rows = attn::detail::block_rows;
   double due = 1;  // at least one block
@@ -106,7 +106,7 @@ runner prepare_conv(const problem& p) {
 // With the gradient of w. `call` takes the views, w, its gradient and the execution.
 template <class Call>
 training_runner train_biased(std::shared_ptr<biases> w, Call call) {
-  const auto memory = parameter_memory(w->numbers.size());
+  const auto memory = parameter_memory<element>(w->numbers.size());
   return {{}, [=](const training_views& x, attn::execution& exec) {
             call(x, w->view(), output(memory->data(), w->shape), exec);
           }};
@@ -146,7 +146,7 @@ training_runner train_conv(const problem& p) {
 
 // Decoding: every key head with one query head.
 struct full_stream final : stream {
-  attn::kv_cache<float> cache;
+  attn::kv_cache<element> cache;
   std::shared_ptr<biases> w;
 
   explicit full_stream(const problem& p)
@@ -164,7 +164,7 @@ struct full_stream final : stream {
 };
 
 struct local_stream final : stream {
-  attn::aft_local_state<float> state;
+  attn::aft_local_state<element> state;
   std::shared_ptr<biases> w;
 
   explicit local_stream(const problem& p)
@@ -182,7 +182,7 @@ struct local_stream final : stream {
 };
 
 struct simple_stream final : stream {
-  attn::aft_simple_state<float> state;
+  attn::aft_simple_state<element> state;
 
   explicit simple_stream(const problem& p) : state({.heads = p.kv_heads, .dim = p.dim}) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<simple_stream>(*this); }
@@ -195,7 +195,7 @@ struct simple_stream final : stream {
 };
 
 struct conv_stream final : stream {
-  attn::aft_conv_state<float> state;
+  attn::aft_conv_state<element> state;
   std::shared_ptr<biases> w;
 
   explicit conv_stream(const problem& p)
@@ -234,7 +234,7 @@ family aft_family() {
             .prepare = prepare_full,
             .parameter_bytes =
                 [](const problem& p) {
-                  return static_cast<double>(p.length) * static_cast<double>(p.length) * sizeof(float);
+                  return static_cast<double>(p.length) * static_cast<double>(p.length) * sizeof(element);
                 },
             .approximates = false,
             .backward = {[](const problem& p) { return backward_flops(p, all_pairs(p)); }, train_full}},
@@ -247,7 +247,7 @@ family aft_family() {
             .prepare = prepare_local,
             .parameter_bytes =
                 [](const problem& p) {
-                  return static_cast<double>(p.length * (2 * local_window(p.set) - 1)) * sizeof(float);
+                  return static_cast<double>(p.length * (2 * local_window(p.set) - 1)) * sizeof(element);
                 },
             .approximates = false,
             .backward = {[](const problem& p) { return backward_flops(p, near_pairs(p, local_window(p.set) - 1)); },
@@ -313,4 +313,4 @@ family aft_family() {
   };
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

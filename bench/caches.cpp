@@ -5,12 +5,12 @@
 #include "flops.hpp"
 #include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 constexpr index page_tokens = 64, sequences = 16;
 
-double token_bytes(const problem& p) { return static_cast<double>(p.kv_heads * (p.dim + p.dim_v)) * sizeof(float); }
+double token_bytes(const problem& p) { return static_cast<double>(p.kv_heads * (p.dim + p.dim_v)) * sizeof(element); }
 
 /// A sequence has a sixteenth, two, ... of the length.
 index length_of(index sequence, index longest) { return (sequence + 1) * longest / sequences; }
@@ -22,8 +22,8 @@ double all_tokens(const problem& p) {
 
 struct paged_stream final : stream {
   problem p;
-  attn::page_pool<float> pool;
-  attn::paged_cache<float> cache;
+  attn::page_pool<element> pool;
+  attn::paged_cache<element> cache;
 
   explicit paged_stream(const problem& x)
       : p(x), pool({.pages = x.length / page_tokens + 1, .page_tokens = page_tokens, .heads = x.kv_heads, .dim = x.dim,
@@ -34,7 +34,7 @@ struct paged_stream final : stream {
     for (index begin = 0; begin < cache.tokens(); begin += page_tokens) {
       const index page = cache.table(0)[static_cast<std::size_t>(begin / page_tokens)],
                   count = std::min(page_tokens, cache.tokens() - begin);
-      const auto rows = [&](const attn::tensor_view<float>& x) { return x.slice(0, page, 1).slice(2, 0, count); };
+      const auto rows = [&](const attn::tensor_view<element>& x) { return x.slice(0, page, 1).slice(2, 0, count); };
       other->feed(rows(pool.keys()), rows(pool.values()));
     }
     return other;
@@ -48,8 +48,8 @@ struct paged_stream final : stream {
 
 struct ragged_stream final : stream {
   index longest;
-  attn::kv_cache<float> cache;
-  std::vector<float> results;
+  attn::kv_cache<element> cache;
+  std::vector<element> results;
 
   explicit ragged_stream(const problem& p)
       : longest(p.length), cache({.batch = sequences, .heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}),
@@ -103,4 +103,4 @@ family cache_family() {
                         .approximates = false}}};
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

@@ -38,6 +38,11 @@ const known_flag known[] = {
     {"probe", &flags::probe, 0, "multipole: queries of a mean by which a block chooses; 0: its default", false},
     {"query-block", &flags::query_block, 0, "multipole: queries that choose together; 0: its default", false},
     {"far", &flags::far, 0, "aft_full: share of the blocks of rows of which one row and channel takes the exact path"},
+    {"type", &flags::type, 0, "of elements: float, or others this was built for, several with commas between them"},
+    {"cache-type", &flags::cache_type, 0,
+     "of caches, each a line beside the decoder's own: half, bfloat16, int8, several with commas between them"},
+    {"precision", &flags::precision, 0,
+     "standard, or fast: precision::fast as lines NAME_fast beside the others, where it changes something here"},
     {"input", &flags::input, 0, "folder with q.npy, k.npy, v.npy [batch, heads, length, dim] to measure the error on"},
     {"min-length", &flags::min_length, 1, "shortest length; lengths double from here"},
     {"max-length", &flags::max_length, 0, "longest length; 0: 16384, 262144 for caches, 1048576 for what is linear"},
@@ -82,7 +87,9 @@ std::string shown(const flags& set, const known_flag& flag) {
       char text[32];
       return {text, std::to_chars(text, text + sizeof text, f.*m).ptr};
     }
-    std::string operator()(std::string flags::*m) const { return (f.*m).empty() ? "DIR" : f.*m; }
+    std::string operator()(std::string flags::*m) const {
+      return !(f.*m).empty() ? f.*m : m == &flags::input ? "DIR" : "TYPE";
+    }
     std::string operator()(bool flags::*m) const { return f.*m ? "true" : "false"; }
   };
   return std::visit(printer{set}, flag.member);

@@ -16,7 +16,10 @@ struct flags {
   index exact = 0, clusters = 0, probe = 0, query_block = 0;  // 0: the operator's own
   bool exact_inverse = false;
   double far = 0;
-  std::string input;  // folder with q.npy, k.npy, v.npy instead of the shipped data
+  std::string type = "float";  // of elements; several with commas between them
+  std::string cache_type;      // of the elements of caches, beside those of the tokens; several with commas
+  std::string precision = "standard";  // or fast: lines of it beside the others
+  std::string input;           // folder with q.npy, k.npy, v.npy instead of the shipped data
   index min_length = 256;
   index max_length = 0;    // 0: by the operator's growth
   double max_seconds = 0;  // a run that takes longer is left out; 0: 0.7, less where the sweep would not fit the budget

@@ -3,7 +3,7 @@
 
 #include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 
 /// One product with the key and one with the value for every pair of a query and a key, in every head.
 inline double pair_flops(const problem& p, double pairs) {
@@ -16,4 +16,4 @@ inline double five_for_two(double forward, const problem& p) {
   return forward * static_cast<double>(3 * p.dim + 2 * p.dim_v) / static_cast<double>(p.dim + p.dim_v);
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

@@ -6,7 +6,7 @@
 
 #include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 /// A real transform of n numbers takes 2.5 n log2(n) operations, and half of the rows and half of the columns need one.
@@ -46,4 +46,4 @@ family fourier_family() {
           .decoders = {}};
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

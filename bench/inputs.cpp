@@ -9,10 +9,11 @@
 namespace bench {
 namespace {
 
+template <class S>
 struct pool {
-  Eigen::ArrayXf memory;  // aligned for the widest vectors, as a caller's Eigen matrices are
+  Eigen::Array<S, Eigen::Dynamic, 1> memory;  // aligned for the widest vectors, as a caller's Eigen matrices are
   template <class Fill>
-  float* at_least(std::size_t count, Fill&& fill) {
+  S* at_least(std::size_t count, Fill&& fill) {
     if (count > static_cast<std::size_t>(memory.size())) {
       memory.resize(0);  // given back first: two of the longest might not fit
       memory.resize(static_cast<Eigen::Index>(count));
@@ -51,22 +52,33 @@ std::uint64_t scrambled(std::uint64_t x) {  // the finaliser of SplitMix64
 
 }  // namespace
 
-const float* normal_numbers(role r, std::size_t count) {
-  static pool pools[5];
-  return pools[static_cast<std::size_t>(r)].at_least(count, [r](Eigen::ArrayXf& memory) {
+template <class S>
+const S* normal_numbers(role r, std::size_t count) {
+  static pool<S> pools[5];
+  return pools[static_cast<std::size_t>(r)].at_least(count, [r](auto& memory) {
     const std::vector<float>& quantile = normal_quantiles();
     std::uint64_t state = (static_cast<std::uint64_t>(r) + 1) << 56;
     for (Eigen::Index i = 0; i < memory.size(); i += 4) {
       std::uint64_t bits = scrambled(state += 0x9e3779b97f4a7c15U);
       for (Eigen::Index j = i; j < std::min(i + 4, memory.size()); ++j, bits >>= 16)
-        memory[j] = quantile[bits & 0xffff];
+        memory[j] = static_cast<S>(quantile[bits & 0xffff]);
     }
   });
 }
 
-float* result_memory(std::size_t count, int slot) {
-  static pool results[result_slots];
-  return results[slot].at_least(count, [](Eigen::ArrayXf& memory) { memory.setZero(); });
+template <class S>
+S* result_memory(std::size_t count, int slot) {
+  static pool<S> results[result_slots];
+  return results[slot].at_least(count, [](auto& memory) { memory.setZero(); });
 }
+
+template const float* normal_numbers<float>(role, std::size_t);
+template const double* normal_numbers<double>(role, std::size_t);
+template const Eigen::half* normal_numbers<Eigen::half>(role, std::size_t);
+template const Eigen::bfloat16* normal_numbers<Eigen::bfloat16>(role, std::size_t);
+template float* result_memory<float>(std::size_t, int);
+template double* result_memory<double>(std::size_t, int);
+template Eigen::half* result_memory<Eigen::half>(std::size_t, int);
+template Eigen::bfloat16* result_memory<Eigen::bfloat16>(std::size_t, int);
 
 }  // namespace bench

@@ -12,7 +12,7 @@
 
 #include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 /// Pairs of a query and a key of its chunk that it sees.
@@ -48,12 +48,14 @@ double step_flops(const problem& p, double projected, double features) {
 
 /// S, z and, where features have them, log scales are read and written.
 double state_bytes(const problem& p, double features, bool log_scaled = false) {
-  return 2 * sizeof(float) * features * static_cast<double>((p.dim_v + (log_scaled ? 2 : 1)) * p.kv_heads);
+  return 2 * sizeof(element) * features * static_cast<double>((p.dim_v + (log_scaled ? 2 : 1)) * p.kv_heads);
 }
 
 double rows(const problem& p) { return static_cast<double>(p.set.features); }
-double feature_bytes(const problem& p) { return sizeof(float) * rows(p) * static_cast<double>(p.dim); }
-attn::tensor<float, 3> draw(const problem& p) { return attn::draw_features<float>(p.set.features, p.dim, {.seed = 7}); }
+double feature_bytes(const problem& p) { return sizeof(element) * rows(p) * static_cast<double>(p.dim); }
+attn::tensor<element, 3> draw(const problem& p) {
+  return attn::draw_features<element>(p.set.features, p.dim, {.seed = 7});
+}
 
 attn::kernel_state_extents extents_of(const problem& p) {
   return {.heads = p.kv_heads, .features = p.set.features, .value_dim = p.dim_v};
@@ -80,7 +82,7 @@ std::unique_ptr<stream> make_stream(State state, Append append, Step step) {
 
 std::unique_ptr<stream> linear_stream(const problem& p) {
   return make_stream(
-      attn::linear_state<float>({.heads = p.kv_heads, .features = p.dim, .value_dim = p.dim_v}),
+      attn::linear_state<element>({.heads = p.kv_heads, .features = p.dim, .value_dim = p.dim_v}),
       [](auto& state, input k, input v) { state.append(k, v); },
       [](auto& state, input q, input k, input v, output out, attn::execution& exec) {
         attn::linear_step(state, q, k, v, out, exec);
@@ -89,7 +91,7 @@ std::unique_ptr<stream> linear_stream(const problem& p) {
 std::unique_ptr<stream> performer_stream(const problem& p) {
   const auto w = draw(p);
   return make_stream(
-      attn::performer_state<float>(extents_of(p)), [w](auto& state, input k, input v) { state.append(k, v, w); },
+      attn::performer_state<element>(extents_of(p)), [w](auto& state, input k, input v) { state.append(k, v, w); },
       [w](auto& state, input q, input k, input v, output out, attn::execution& exec) {
         attn::performer_step(state, q, k, v, out, w, exec);
       });
@@ -97,7 +99,7 @@ std::unique_ptr<stream> performer_stream(const problem& p) {
 std::unique_ptr<stream> rfa_stream(const problem& p) {
   const auto w = draw(p);
   return make_stream(
-      attn::rfa_state<float>(extents_of(p)), [w](auto& state, input k, input v) { state.append(k, v, w); },
+      attn::rfa_state<element>(extents_of(p)), [w](auto& state, input k, input v) { state.append(k, v, w); },
       [w](auto& state, input q, input k, input v, output out, attn::execution& exec) {
         attn::rfa_step(state, q, k, v, out, w, exec);
       });
@@ -124,21 +126,21 @@ training_runner train_rfa(const problem& p) {
 
 /// beta, and the log decays of tokens or, with so many, of their channels.
 struct delta_numbers {
-  attn::tensor<float, 3> beta;
-  attn::tensor<float> log_decay;
+  attn::tensor<real, 3> beta;
+  attn::tensor<real> log_decay;
 
   delta_numbers(index heads, index length, index channels)
       : beta({1, heads, length}), log_decay({1, heads, length, channels}) {
     attn::random_numbers random(9, 0);
     for (index h = 0; h < heads; ++h)
       for (index t = 0; t < length; ++t) {
-        beta.view()(0, h, t) = static_cast<float>(random.below(1000)) / 1000;
+        beta.view()(0, h, t) = static_cast<real>(random.below(1000)) / 1000;
         for (index d = 0; d < channels; ++d)
-          log_decay.view()(0, h, t, d) = -0.1f * static_cast<float>(random.below(1000)) / 1000;
+          log_decay.view()(0, h, t, d) = real(-0.1) * static_cast<real>(random.below(1000)) / 1000;
       }
   }
 };
-constexpr float unit_norm_eps = 1e-6f;
+constexpr real unit_norm_eps = real(1e-6);
 
 /// Products of keys with keys and queries, the solve, and three products with the state: causal by nature.
 double delta_flops(const problem& p) {
@@ -182,7 +184,8 @@ operator_entry delta_rule_entry(std::string name) {
 std::unique_ptr<stream> delta_rule_stream(const problem& p) {
   const delta_numbers x(p.heads, 1, 1);
   return make_stream(
-      attn::delta_rule_state<float>({.heads = p.heads, .dim = p.dim, .value_dim = p.dim_v}), [](auto&, input, input) {},
+      attn::delta_rule_state<element>({.heads = p.heads, .dim = p.dim, .value_dim = p.dim_v}),
+      [](auto&, input, input) {},
       [x](auto& state, input q, input, input, output out, attn::execution& exec) {
         attn::delta_rule_step(state, q, q, q, out,
                               {.beta = x.beta.view(), .log_decay = x.log_decay.view(), .unit_norm_eps = unit_norm_eps},
@@ -304,7 +307,7 @@ family kernel_family() {
                     .flops = [](const problem& p) { return 8.0 * static_cast<double>(p.heads * p.dim * p.dim_v); },
                     .cache_bytes =
                         [](const problem& p) {
-                          return 2.0 * sizeof(float) * static_cast<double>(p.heads * p.dim * p.dim_v);
+                          return 2.0 * sizeof(element) * static_cast<double>(p.heads * p.dim * p.dim_v);
                         },
                     .prepare = delta_rule_stream,
                     .approximates = false,
@@ -312,4 +315,4 @@ family kernel_family() {
   };
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

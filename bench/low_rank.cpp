@@ -10,7 +10,7 @@
 #include "inputs.hpp"
 #include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 // The projection of keys and values, and softmax over `rank` of them.
@@ -23,13 +23,13 @@ double linformer_flops(const problem& p) {
 double nystrom_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), m = static_cast<double>(p.set.landmarks);
   if (n <= m) return pair_flops(p, n * n);
-  const auto iterations = static_cast<double>(attn::nystrom_options<float>{}.iterations);
+  const auto iterations = static_cast<double>(attn::nystrom_options<element>{}.iterations);
   const double inverse = (p.set.exact_inverse ? 21 : iterations * 4 * 2) * m * m * m;
   return 2 * pair_flops(p, n * m) + pair_flops(p, m * m) + inverse * static_cast<double>(p.heads);
 }
 
 double projection_bytes(const problem& p) {
-  return 2.0 * sizeof(float) * static_cast<double>(p.set.rank) * static_cast<double>(p.length);
+  return 2.0 * sizeof(element) * static_cast<double>(p.set.rank) * static_cast<double>(p.length);
 }
 
 // One E and one F for all heads. Drawn as the library draws them where the error is measured; for longer sequences,
@@ -38,15 +38,15 @@ runner prepare_linformer(const problem& p) {
   constexpr index longest_drawn = 4096;
   if (p.length > longest_drawn) {
     const auto count = static_cast<std::size_t>(p.set.rank * p.length);
-    const float* numbers = normal_numbers(role::parameter, 2 * count);
-    const attn::tensor_view<const float, 3> e(numbers, {1, p.set.rank, p.length}), f(numbers + count, e.extents());
-    const float scale = 1 / std::sqrt(static_cast<float>(p.dim * p.set.rank));
+    const element* numbers = normal_numbers<element>(role::parameter, 2 * count);
+    const attn::tensor_view<const element, 3> e(numbers, {1, p.set.rank, p.length}), f(numbers + count, e.extents());
+    const real scale = 1 / std::sqrt(static_cast<real>(p.dim * p.set.rank));
     return [=](input q, input k, input v, output out, attn::execution& exec) {
       attn::linformer(q, k, v, out, e, f, {.scale = scale}, exec);
     };
   }
-  return [e = attn::draw_projection<float>(p.set.rank, p.length, {.seed = 1}),
-          f = attn::draw_projection<float>(p.set.rank, p.length, {.seed = 2})](input q, input k, input v, output out,
+  return [e = attn::draw_projection<element>(p.set.rank, p.length, {.seed = 1}),
+          f = attn::draw_projection<element>(p.set.rank, p.length, {.seed = 2})](input q, input k, input v, output out,
                                                                                attn::execution& exec) {
     attn::linformer(q, k, v, out, e, f, {}, exec);
   };
@@ -73,12 +73,12 @@ double long_short_flops(const problem& p) {
 }
 
 double logits_bytes(const problem& p) {
-  return static_cast<double>(sizeof(float) * static_cast<std::size_t>(p.heads * p.length * compressed_keys));
+  return static_cast<double>(sizeof(element) * static_cast<std::size_t>(p.heads * p.length * compressed_keys));
 }
 
 runner prepare_long_short(const problem& p) {
-  const input logits(normal_numbers(role::parameter, static_cast<std::size_t>(p.heads * p.length * compressed_keys)),
-                     {1, p.heads, p.length, compressed_keys});
+  const auto count = static_cast<std::size_t>(p.heads * p.length * compressed_keys);
+  const input logits(normal_numbers<element>(role::parameter, count), {1, p.heads, p.length, compressed_keys});
   return [=, w = p.set.window, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
     attn::long_short(q, k, v, out, logits,
                      {.causal = causal, .left = w, .right = w, .segment = causal ? longest_segment : 0}, exec);
@@ -93,11 +93,11 @@ double linformer_backward_flops(const problem& p) {
 
 training_runner train_linformer(const problem& p) {
   const auto count = static_cast<std::size_t>(p.set.rank * p.length);
-  const float* numbers = normal_numbers(role::parameter, 2 * count);
-  const attn::tensor_view<const float, 3> e(numbers, {1, p.set.rank, p.length}), f(numbers + count, e.extents());
-  const float scale = 1 / std::sqrt(static_cast<float>(p.dim * p.set.rank));
-  const auto memory = parameter_memory(2 * count);
-  const attn::tensor_view<float, 3> de(memory->data(), e.extents()), df(memory->data() + count, e.extents());
+  const element* numbers = normal_numbers<element>(role::parameter, 2 * count);
+  const attn::tensor_view<const element, 3> e(numbers, {1, p.set.rank, p.length}), f(numbers + count, e.extents());
+  const real scale = 1 / std::sqrt(static_cast<real>(p.dim * p.set.rank));
+  const auto memory = parameter_memory<element>(2 * count);
+  const attn::tensor_view<element, 3> de(memory->data(), e.extents()), df(memory->data() + count, e.extents());
   return {[=](const training_views& x, attn::execution& exec) {
             attn::linformer(x.q, x.k, x.v, x.out, e, f, {.scale = scale, .lse = x.lse}, exec);
           },
@@ -114,7 +114,7 @@ training_runner train_linformer(const problem& p) {
 double nystrom_backward_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), m = static_cast<double>(p.set.landmarks);
   if (n <= m) return five_for_two(pair_flops(p, n * n), p);
-  const auto iterations = static_cast<double>(attn::nystrom_options<float>{}.iterations);
+  const auto iterations = static_cast<double>(attn::nystrom_options<element>{}.iterations);
   const double inverse = (p.set.exact_inverse ? 21 + 12 : iterations * (4 + 8) * 2) * m * m * m;
   return 2 * five_for_two(pair_flops(p, n * m), p) + pair_flops(p, n * m) + five_for_two(pair_flops(p, m * m), p) +
          inverse * static_cast<double>(p.heads);
@@ -136,11 +136,11 @@ double long_short_backward_flops(const problem& p) {
 
 training_runner train_long_short(const problem& p) {
   const auto count = static_cast<std::size_t>(p.heads * p.length * compressed_keys);
-  const input logits(normal_numbers(role::parameter, count), {1, p.heads, p.length, compressed_keys});
-  const auto memory = parameter_memory(count);
-  const attn::tensor_view<float> d_logits(memory->data(), logits.extents());
+  const input logits(normal_numbers<element>(role::parameter, count), {1, p.heads, p.length, compressed_keys});
+  const auto memory = parameter_memory<element>(count);
+  const attn::tensor_view<element> d_logits(memory->data(), logits.extents());
   const auto options = [w = p.set.window, causal = p.causal](const training_views& x) {
-    return attn::long_short_options<float>{
+    return attn::long_short_options<element>{
         .causal = causal, .left = w, .right = w, .segment = causal ? longest_segment : 0, .lse = x.lse};
   };
   return {[=](const training_views& x, attn::execution& exec) {
@@ -166,7 +166,8 @@ family low_rank_family() {
                      .prepare = prepare_linformer,
                      .parameter_bytes = projection_bytes,
                      .backward = {linformer_backward_flops, train_linformer},
-                     .settings = settings_of(&flags::rank, {64, 128, 512})},
+                     .settings = settings_of(&flags::rank, {64, 128, 512}),
+                     .has_fast = true},
                     {.name = "nystrom",
                      .cost = growth::linear,
                      .has_causal = false,
@@ -175,7 +176,8 @@ family low_rank_family() {
                      .flops = nystrom_flops,
                      .prepare = prepare_nystrom,
                      .backward = {nystrom_backward_flops, train_nystrom},
-                     .settings = settings_of(&flags::landmarks, {16, 32, 128, 256, 512})},
+                     .settings = settings_of(&flags::landmarks, {16, 32, 128, 256, 512}),
+                     .has_fast = true},
                     {.name = "long_short",
                      .cost = growth::linear,
                      .has_causal = true,
@@ -184,9 +186,10 @@ family low_rank_family() {
                      .flops = long_short_flops,
                      .prepare = prepare_long_short,
                      .parameter_bytes = logits_bytes,
-                     .backward = {long_short_backward_flops, train_long_short}}},
+                     .backward = {long_short_backward_flops, train_long_short},
+                     .has_fast = true}},
       .decoders = {},
   };
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

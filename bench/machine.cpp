@@ -2,7 +2,8 @@
 
 #include <benchmark/benchmark.h>
 
-#include <attn/core/detail/eigen.hpp>
+#include <attn/core/detail/amx.hpp>
+#include <attn/core/detail/bf16_pair.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -14,9 +15,8 @@
 namespace bench {
 namespace {
 
-using packet_traits = Eigen::internal::packet_traits<float>;
-using packet = packet_traits::type;
-constexpr std::ptrdiff_t width = packet_traits::size;
+using packet = Eigen::internal::packet_traits<float>::type;
+constexpr std::ptrdiff_t width = Eigen::internal::packet_traits<float>::size;
 constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32;
 #if defined(EIGEN_VECTORIZE_FMA) || defined(EIGEN_VECTORIZE_NEON)
 constexpr bool has_fma = true;
@@ -39,21 +39,66 @@ double seconds_of(Work&& work) {
 // Enough independent sums to cover the latency of every multiply-add unit, few enough to stay in registers.
 constexpr int accumulators = many_registers ? 24 : 12;
 
-template <int... I>
-void multiply_add(std::ptrdiff_t rounds, std::integer_sequence<int, I...>) {
+/// All of these give how many multiply-adds they made.
+template <class T, int... I>
+std::ptrdiff_t multiply_add(std::ptrdiff_t rounds, std::integer_sequence<int, I...>) {
   namespace ei = Eigen::internal;
-  const float a = operands[0], b = operands[1];
+  using packet = typename ei::packet_traits<T>::type;
+  const T a = T(operands[0]), b = T(operands[1]);
   const packet factor = ei::pset1<packet>(a), term = ei::pset1<packet>(b);
-  packet sum[] = {ei::pset1<packet>(float(I))...};
+  packet sum[] = {ei::pset1<packet>(T(I))...};
   for (std::ptrdiff_t round = 0; round < rounds; ++round) {
     if constexpr (has_fma)  // the sum as addend: what Eigen's own assembly for Clang accumulates in place
       ((sum[I] = ei::pmadd(factor, term, sum[I])), ...);
     else  // the sum as factor: a product of constants would be computed once
       ((sum[I] = ei::pmadd(sum[I], factor, term)), ...);
   }
-  packet total = ei::pset1<packet>(0.0F);
+  packet total = ei::pset1<packet>(T(0));
   ((total = ei::padd(total, sum[I])), ...);
-  result = ei::predux(total);
+  result = static_cast<float>(ei::predux(total));
+  return rounds * accumulators * attn::detail::width<T>;
+}
+
+#if ATTN_HAS_AMX
+/// Products of the matrix unit, of whole tiles.
+std::ptrdiff_t multiply_tiles(std::ptrdiff_t rounds) {
+  namespace amx = attn::detail::amx;
+  amx::tile_shapes whole;
+  for (int tile = 0; tile < 7; ++tile) whole.rows[tile] = 16;
+  amx::configure(whole);
+  alignas(64) float numbers[16 * 16];
+  std::fill(std::begin(numbers), std::end(numbers), float(operands[1]));
+  amx::load<4>(numbers, 64), amx::load<5>(numbers, 64), amx::load<6>(numbers, 64);
+  amx::clear<0>(), amx::clear<1>(), amx::clear<2>(), amx::clear<3>();
+  for (std::ptrdiff_t round = 0; round < rounds; ++round) {
+    amx::multiply_add<0, 4, 5>(), amx::multiply_add<1, 4, 6>();
+    amx::multiply_add<2, 4, 5>(), amx::multiply_add<3, 4, 6>();
+  }
+  amx::store<0>(numbers, 64);
+  result = numbers[0];
+  amx::release();
+  return rounds * 4 * 16 * 16 * 32;
+}
+#endif
+
+/// The same of pairs of bf16 numbers.
+template <int... I>
+std::ptrdiff_t multiply_add_pairs(std::ptrdiff_t rounds, std::integer_sequence<int, I...>) {
+  namespace ad = attn::detail;
+#if ATTN_HAS_AMX
+  if (ad::amx::available()) return multiply_tiles(rounds / 4);
+#endif
+  if constexpr (ad::bf16_products != ad::bf16_make::none) {
+    using ad::bf16_pair;
+    const auto a = ad::broadcast<bf16_pair>(ad::make_pair<float>(operands[0], operands[1])),
+               b = ad::broadcast<bf16_pair>(ad::make_pair<float>(operands[1], operands[0]));
+    packet sum[] = {ad::broadcast<float>(float(I))...};
+    for (std::ptrdiff_t round = 0; round < rounds; ++round) ((sum[I] = ad::multiply_add<bf16_pair>(a, b, sum[I])), ...);
+    packet total = ad::zero<float>();
+    ((total = ad::add(total, sum[I])), ...);
+    result = ad::sum_lanes(total);
+  }
+  return rounds * accumulators * 2 * width;
 }
 
 float sum_of(const float* x, std::ptrdiff_t n) {
@@ -75,18 +120,24 @@ double quantile(std::vector<double> values, double share) {
 
 }  // namespace
 
-double machine::peak_quantile(double share) const { return quantile(peaks_, share); }
+double machine::peak_quantile(double share, arithmetic a) const { return quantile(peaks_[static_cast<int>(a)], share); }
 
-void machine::sample_peak() {
+void machine::sample_peak(arithmetic a) {
   constexpr std::ptrdiff_t rounds = 40'000;
   constexpr int trials = 30;  // their median: one that another process interrupts does not count
   std::vector<double> seconds;
+  constexpr auto sums = std::make_integer_sequence<int, accumulators>();
+  std::ptrdiff_t made = 0;
   for (int trial = 0; trial < trials; ++trial)
-    seconds.push_back(seconds_of([] { multiply_add(rounds, std::make_integer_sequence<int, accumulators>()); }));
-  peaks_.push_back(2.0 * static_cast<double>(rounds * accumulators * width) / quantile(seconds, 0.5));
+    seconds.push_back(seconds_of([&] {
+      made = a == arithmetic::of_float    ? multiply_add<float>(rounds, sums)
+             : a == arithmetic::of_double ? multiply_add<double>(rounds, sums)
+                                          : multiply_add_pairs(rounds, sums);
+    }));
+  peaks_[static_cast<int>(a)].push_back(2.0 * static_cast<double>(made) / quantile(seconds, 0.5));
 }
 
-void machine::measure() {
+void machine::measure(arithmetic a) {
   const std::size_t bytes =
       std::clamp<std::size_t>(4 * last_level_cache_bytes(), std::size_t{64} << 20,
                               std::min<std::size_t>(available_memory_bytes() / 8, std::size_t{1} << 30));
@@ -94,7 +145,7 @@ void machine::measure() {
   Eigen::ArrayXf x = Eigen::ArrayXf::Ones(n);
   double read = 1e30, rewrite = 1e30;  // the fastest of many: nothing but disturbance makes memory slower
   for (int round = 0; round < 6; ++round) {
-    sample_peak();
+    sample_peak(a);
     for (int trial = 0; trial < 5; ++trial) {
       read = std::min(read, seconds_of([&] { result = sum_of(x.data(), n); }));
       rewrite = std::min(rewrite, seconds_of([&] { x *= float(operands[1]); }));
@@ -119,6 +170,18 @@ std::size_t available_memory_bytes() {
     if (std::sscanf(line.c_str(), "MemAvailable: %llu", &kibibytes) == 1) return std::size_t{kibibytes} << 10;
   }
   return std::size_t{4} << 30;
+}
+
+std::string bf16_arithmetic() {
+#if ATTN_HAS_AMX
+  if (attn::detail::amx::available()) return "AMX";
+#endif
+  switch (attn::detail::bf16_products) {
+    case attn::detail::bf16_make::avx512: return "vdpbf16ps";
+    case attn::detail::bf16_make::neon: return "bfdot";
+    case attn::detail::bf16_make::model: return "model";
+    default: return "float";
+  }
 }
 
 std::string processor_name() {

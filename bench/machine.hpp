@@ -7,30 +7,36 @@
 
 namespace bench {
 
+/// What numbers are multiplied as.
+enum class arithmetic { of_float, of_double, of_bf16 };
+
 /// Clocks move: with the load, with neighbours on the same chip, with the use of wide vectors. The peak that counts is
 /// the sustained one, so it is measured again and again between the operators.
 class machine {
  public:
   /// Takes about a second. Called again, it keeps the higher bandwidths: disturbances only ever lower them.
-  void measure();
+  void measure(arithmetic a = arithmetic::of_float);
   /// One measurement of the peak: 5 ms. For between the operators.
-  void sample_peak();
+  void sample_peak(arithmetic a = arithmetic::of_float);
 
-  /// Fused multiply-adds in float, two operations each, per second: the median of the measurements so far.
-  double peak_flops() const { return peak_quantile(0.5); }
-  double peak_quantile(double share) const;
-  std::size_t peak_samples() const { return peaks_.size(); }
+  /// Fused multiply-adds, two operations each, per second: the median of the measurements so far. Of bf16 the products
+  /// of pairs, summed in float; where the build has none, float's.
+  double peak_flops(arithmetic a = arithmetic::of_float) const { return peak_quantile(0.5, a); }
+  double peak_quantile(double share, arithmetic a = arithmetic::of_float) const;
+  std::size_t peak_samples(arithmetic a = arithmetic::of_float) const { return peaks_[static_cast<int>(a)].size(); }
 
   double read_bandwidth() const { return read_bandwidth_; }        // bytes per second; sum of x
   double rewrite_bandwidth() const { return rewrite_bandwidth_; }  // x = a x in place: bytes read plus bytes written
 
  private:
-  std::vector<double> peaks_;
+  std::vector<double> peaks_[3];
   double read_bandwidth_ = 0, rewrite_bandwidth_ = 0;
 };
 
 std::size_t last_level_cache_bytes();
 std::size_t available_memory_bytes();
 std::string processor_name();
+/// What multiplies bf16 numbers: "vdpbf16ps", ...; "float" where the build has no products of them.
+std::string bf16_arithmetic();
 
 }  // namespace bench

@@ -65,6 +65,9 @@ void add_context(const flags& set, const machine& m, const std::vector<dataset>&
   add("heads", std::to_string(set.heads));
   add("dim", std::to_string(set.dim));
   add("threads", std::to_string(set.threads));
+  add("type", set.type);
+  add("precision", set.precision);
+  add("bf16_arithmetic", bf16_arithmetic());
   add("window", std::to_string(set.window));
   add("rank", std::to_string(set.rank));
   add("landmarks", std::to_string(set.landmarks));

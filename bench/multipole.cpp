@@ -9,12 +9,12 @@
 #include "flops.hpp"
 #include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 // The flags, or the operator's defaults.
-attn::multipole_options<float> options_of(const problem& p) {
-  attn::multipole_options<float> o{.causal = p.causal};
+attn::multipole_options<element> options_of(const problem& p) {
+  attn::multipole_options<element> o{.causal = p.causal};
   if (p.set.exact > 0) o.exact = p.set.exact;
   if (p.set.clusters > 0) o.clusters = p.set.clusters;
   if (p.set.probe > 0) o.probe = p.set.probe;
@@ -68,7 +68,7 @@ training_runner train_multipole(const problem& p) {
 }
 
 struct multipole_stream final : stream {
-  attn::multipole_cache<float> cache;
+  attn::multipole_cache<element> cache;
 
   explicit multipole_stream(const problem& p)
       : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}, settings(p)) {
@@ -101,11 +101,11 @@ double numbers_read(const problem& p, index shared_heads) {
          static_cast<double>(shared_heads * (p.dim + p.dim_v)) * shared;
 }
 double step_flops(const problem& p) { return 2 * numbers_read(p, p.heads); }
-double step_bytes(const problem& p) { return sizeof(float) * numbers_read(p, p.kv_heads); }
+double step_bytes(const problem& p) { return sizeof(element) * numbers_read(p, p.kv_heads); }
 double cache_bytes(const problem& p) {
   const auto o = multipole_stream::settings(p);
   const auto rows = static_cast<double>(p.length + p.length / o.segment * o.clusters);
-  return sizeof(float) * rows * static_cast<double>(p.kv_heads * (p.dim + p.dim_v));
+  return sizeof(element) * rows * static_cast<double>(p.kv_heads * (p.dim + p.dim_v));
 }
 
 // Choices that are worth their time: more keys taken, by means of fewer queries.
@@ -141,4 +141,4 @@ family multipole_family() {
   };
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

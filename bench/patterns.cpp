@@ -13,7 +13,7 @@
 #include "flops.hpp"
 #include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 /// Of every pair of the pattern.
@@ -79,12 +79,12 @@ double lsh_flops(const problem& p) {
   return 2.0 * static_cast<double>(p.set.rounds * p.heads) * (seen * static_cast<double>(p.dim + p.dim_v) + hashes);
 }
 
-attn::tensor<float> rotations_of(const problem& p) {
-  return attn::draw_rotations<float>(p.set.rounds, p.dim, lsh_buckets, {.seed = 1, .heads = p.heads});
+attn::tensor<real> rotations_of(const problem& p) {
+  return attn::draw_rotations<real>(p.set.rounds, p.dim, lsh_buckets, {.seed = 1, .heads = p.heads});
 }
 
 /// Unscaled, as published.
-attn::lsh_options<float> lsh_settings(const problem& p) {
+attn::lsh_options<element> lsh_settings(const problem& p) {
   return {.causal = p.causal, .rounds = p.set.rounds, .buckets = lsh_buckets, .chunk = lsh_chunk, .scaled = false};
 }
 
@@ -120,7 +120,7 @@ double backward_flops(const problem& p) {
 
 training_runner train_block(const problem& p) {
   const auto options = [b = p.set.block, causal = p.causal](const training_views& x) {
-    return attn::block_options<float>{.causal = causal, .size = b, .neighbours = 1, .lse = x.lse};
+    return attn::block_options<element>{.causal = causal, .size = b, .neighbours = 1, .lse = x.lse};
   };
   return {[=](const training_views& x, attn::execution& exec) { attn::block(x.q, x.k, x.v, x.out, options(x), exec); },
           [=](const training_views& x, attn::execution& exec) {
@@ -130,7 +130,7 @@ training_runner train_block(const problem& p) {
 
 training_runner train_strided(const problem& p, attn::strided_kind kind) {
   const auto options = [l = p.set.stride, causal = p.causal, kind](const training_views& x) {
-    return attn::strided_options<float>{.causal = causal, .kind = kind, .stride = l, .summary = 1, .lse = x.lse};
+    return attn::strided_options<element>{.causal = causal, .kind = kind, .stride = l, .summary = 1, .lse = x.lse};
   };
   return {[=](const training_views& x, attn::execution& exec) {
             attn::strided(x.q, x.k, x.v, x.out, options(x), exec);
@@ -143,7 +143,7 @@ training_runner train_strided(const problem& p, attn::strided_kind kind) {
 training_runner train_bigbird(const problem& p) {
   const auto table = std::make_shared<const attn::tensor<index, 3>>(random_table(p));
   const auto options = [table, causal = p.causal](const training_views& x) {
-    return attn::bigbird_options<float>{.causal = causal, .size = bigbird_block, .random = *table, .lse = x.lse};
+    return attn::bigbird_options<element>{.causal = causal, .size = bigbird_block, .random = *table, .lse = x.lse};
   };
   return {[=](const training_views& x, attn::execution& exec) {
             attn::bigbird(x.q, x.k, x.v, x.out, options(x), exec);
@@ -161,7 +161,7 @@ double lsh_backward_flops(const problem& p) {
 }
 
 training_runner train_lsh(const problem& p) {
-  const auto rotations = std::make_shared<const attn::tensor<float>>(rotations_of(p));
+  const auto rotations = std::make_shared<const attn::tensor<real>>(rotations_of(p));
   const auto options = [rotations, o = lsh_settings(p)](const training_views& x) {
     auto with_lse = o;
     with_lse.rotations = *rotations;
@@ -197,7 +197,9 @@ double topk_backward_flops(const problem& p) {
   return five_for_two(pair_flops(p, pairs.keys), p) + pairs.choice_flops(p);
 }
 
-attn::topk_blocks_options<float> topk_settings(const problem& p) { return {.block = p.set.block, .topk = p.set.topk}; }
+attn::topk_blocks_options<element> topk_settings(const problem& p) {
+  return {.block = p.set.block, .topk = p.set.topk};
+}
 
 runner prepare_topk(const problem& p) {
   return [o = topk_settings(p)](input q, input k, input v, output out, attn::execution& exec) {
@@ -219,7 +221,7 @@ training_runner train_topk(const problem& p) {
 }
 
 struct topk_stream final : stream {
-  attn::topk_blocks_cache<float> cache;
+  attn::topk_blocks_cache<element> cache;
   index topk;
 
   explicit topk_stream(const problem& p)
@@ -241,11 +243,11 @@ double topk_step_flops(const problem& p) {
 /// The sums, once for the heads that share them, and what every head chooses.
 double topk_step_bytes(const problem& p) {
   const topk_pairs pairs(p, p.length - 1);
-  return sizeof(float) * (pairs.sums * static_cast<double>(p.dim * p.kv_heads) +
+  return sizeof(element) * (pairs.sums * static_cast<double>(p.dim * p.kv_heads) +
                           pairs.keys * static_cast<double>((p.dim + p.dim_v) * p.heads));
 }
 double topk_cache_bytes(const problem& p) {
-  return sizeof(float) * static_cast<double>(p.kv_heads) *
+  return sizeof(element) * static_cast<double>(p.kv_heads) *
          static_cast<double>(p.length * (p.dim + p.dim_v) + p.length / p.set.block * p.dim);
 }
 
@@ -320,4 +322,4 @@ std::vector<operator_entry> pattern_operators() {
            .only_causal = true}};
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

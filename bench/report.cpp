@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <optional>
+#include <ranges>
 #include <span>
 
 #include "terminal.hpp"
@@ -21,7 +22,7 @@ std::string text(const char* format, T... values) {
 }
 
 double of_peak(const record& r, const machine& m, const flags& set) {
-  return r.of->flops(r.length) / r.best() / (m.peak_flops() * static_cast<double>(set.threads));
+  return r.of->flops(r.length) / r.best() / (m.peak_flops(r.of->products) * static_cast<double>(set.threads));
 }
 
 /// Slope of log time over log length: of the lengths from 4096 up, or of the upper half where they are too few.
@@ -163,6 +164,28 @@ std::string backward_summary(const sweep& s, const machine& m, const flags& set)
   return table + "of forward: time relative to the forward call, which is not part of it.\n";
 }
 
+/// Other types of elements beside float.
+std::string types_summary(sweep& s) {
+  std::string table;
+  for (const points& all : by_operator(s, is_curve)) {
+    const variant& x = *all[0]->of;
+    if (x.type == "float") continue;
+    std::string of_float = x.form;
+    of_float.resize(of_float.size() - x.type.size() - 1);
+    for (const record* r : all | std::views::reverse) {
+      const record* rival = s.find(of_float + "/" + std::to_string(r->length));
+      if (!rival || rival->seconds.empty()) continue;
+      table += text("%-34s %10s %6s %12s %8.2f", of_float.c_str(), x.type.c_str(), std::to_string(r->length).c_str(),
+                    time_text(r->best()).c_str(), r->best() / rival->best()) +
+               error_text(s.errors_of(x).operators, s.data()) + "\n";
+      break;
+    }
+  }
+  if (table.empty()) return "";
+  return text("\n%-34s %10s %6s %12s %8s", "elements of another type", "type", "length", "time", "of float") +
+         names_of(s.data()) + "\n" + table + "of float: time relative to the same call with float elements.\n";
+}
+
 std::string forward_summary(sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s, is_forward);
   if (groups.empty()) return "";
@@ -211,14 +234,17 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
 std::string listing(const sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s, is_curve);
   if (groups.empty()) return "";
-  std::string lines =
-      text(
-          "\n%s, one core: %.1f Gflop/s of fused multiply-adds, sustained\n(median of %zu measurements between the "
-          "operators; a tenth below %.1f, a tenth above %.1f)\n",
-          processor_name().c_str(), m.peak_flops() * 1e-9, m.peak_samples(), m.peak_quantile(0.1) * 1e-9,
-          m.peak_quantile(0.9) * 1e-9) +
-      text("Memory: %.1f GB/s read, %.1f GB/s read and written back\n", m.read_bandwidth() * 1e-9,
-           m.rewrite_bandwidth() * 1e-9);
+  std::string lines = text("\n%s, one core, sustained:\n", processor_name().c_str());
+  for (const auto& [kind, name] : {std::pair(arithmetic::of_float, "float"), std::pair(arithmetic::of_double, "double"),
+                                   std::pair(arithmetic::of_bf16, "bf16, summed in float")})
+    if (m.peak_samples(kind) > 0)
+      lines += text(
+          "%.1f Gflop/s of fused multiply-adds in %s\n(median of %zu measurements between the operators; a tenth below "
+          "%.1f, a tenth above %.1f)\n",
+          m.peak_flops(kind) * 1e-9, name, m.peak_samples(kind), m.peak_quantile(0.1, kind) * 1e-9,
+          m.peak_quantile(0.9, kind) * 1e-9);
+  lines += text("Memory: %.1f GB/s read, %.1f GB/s read and written back\n", m.read_bandwidth() * 1e-9,
+                m.rewrite_bandwidth() * 1e-9);
   lines += text("\n%-36s %10s %10s %10s %8s %10s %7s\n", "operator/length", "best", "median", "Gflop/s", "of_peak",
                 "scratch", "runs");
   for (const points& all : groups)
@@ -238,7 +264,7 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
 }
 
 std::string summary(sweep& s, const machine& m, const flags& set) {
-  return forward_summary(s, m, set) + settings_summary(s) + backward_summary(s, m, set);
+  return forward_summary(s, m, set) + settings_summary(s) + backward_summary(s, m, set) + types_summary(s);
 }
 
 }  // namespace bench

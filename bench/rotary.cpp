@@ -3,7 +3,7 @@
 
 #include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 double numbers(const problem& p) { return static_cast<double>(p.length * p.heads * p.dim); }
@@ -29,9 +29,9 @@ family rotary_family() {
                          .flops = [](const problem& p) { return 3 * numbers(p); },
                          .prepare = prepare_rotary,
                          .approximates = false,
-                         .moved_bytes = [](const problem& p) { return 2 * sizeof(float) * numbers(p); },
+                         .moved_bytes = [](const problem& p) { return 2 * sizeof(element) * numbers(p); },
                          .backward = {[](const problem& p) { return 3 * numbers(p); }, train_rotary}}},
           .decoders = {}};
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

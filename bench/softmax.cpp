@@ -9,7 +9,7 @@
 #include "flops.hpp"
 #include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 double full_pairs(const problem& p) {
@@ -23,12 +23,20 @@ double window_pairs(const problem& p) {
   return n + one_side * (p.causal ? 1 : 2);
 }
 
-double token_bytes(const problem& p) { return static_cast<double>(p.kv_heads * (p.dim + p.dim_v)) * sizeof(float); }
+/// Of a token in a cache of C.
+template <class C>
+double token_bytes(const problem& p) {
+  using format = attn::detail::row_format<C>;
+  return static_cast<double>(p.kv_heads * (format::elements(p.dim, true) + format::elements(p.dim_v, false))) *
+         sizeof(C) / format::rows;
+}
 
 double seen_by_last(const problem& p) { return static_cast<double>(std::min(p.length, p.set.window + 1)); }
 
+/// C: elements of the cache.
+template <class C>
 struct full_softmax_stream final : stream {
-  attn::kv_cache<float> cache;
+  attn::kv_cache<C> cache;
 
   explicit full_softmax_stream(const problem& p) : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}) {
     cache.reserve(p.length);
@@ -41,8 +49,9 @@ struct full_softmax_stream final : stream {
   void rewind(index tokens) override { cache.truncate(tokens); }
 };
 
+template <class C>
 struct sliding_window_stream final : stream {
-  attn::sliding_window_cache<float> cache;
+  attn::sliding_window_cache<C> cache;
 
   explicit sliding_window_stream(const problem& p)
       : cache({.heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}, {.left = p.set.window}) {}
@@ -78,7 +87,7 @@ training_runner train_full(const problem& p) {
 
 training_runner train_window(const problem& p) {
   const auto options = [w = p.set.window, causal = p.causal](const training_views& x) {
-    return attn::sliding_window_options<float>{.causal = causal, .left = w, .right = w, .lse = x.lse};
+    return attn::sliding_window_options<element>{.causal = causal, .left = w, .right = w, .lse = x.lse};
   };
   return {[=](const training_views& x, attn::execution& exec) {
             attn::sliding_window(x.q, x.k, x.v, x.out, options(x), exec);
@@ -87,6 +96,33 @@ training_runner train_window(const problem& p) {
             attn::sliding_window_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x),
                                           exec);
           }};
+}
+
+/// Over caches of C: the decoders' own, or those --cache-type asks for, which err by `rounding`.
+template <class C>
+void add_decoders(std::vector<decode_entry>& to, const char* cache_type = "", double rounding = 0) {
+  if constexpr (attn::detail::stores<C, element>) {
+    if (*cache_type && std::same_as<C, element>) return;
+    to.push_back({.name = "full_softmax_decode",
+                  .exact = true,
+                  .uses = {},
+                  .flops = [](const problem& p) { return pair_flops(p, static_cast<double>(p.length)); },
+                  .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes<C>(p); },
+                  .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+                    return std::make_unique<full_softmax_stream<C>>(p);
+                  },
+                  .cache_type = cache_type,
+                  .rounding = rounding});
+    to.push_back({.name = "sliding_window_decode",
+                  .exact = false,
+                  .uses = {"window"},
+                  .flops = [](const problem& p) { return pair_flops(p, seen_by_last(p)); },
+                  .cache_bytes = [](const problem& p) { return seen_by_last(p) * token_bytes<C>(p); },
+                  .prepare = [](const problem& p) -> std::unique_ptr<stream> {
+                    return std::make_unique<sliding_window_stream<C>>(p);
+                  },
+                  .cache_type = cache_type});
+  }
 }
 
 }  // namespace
@@ -115,26 +151,16 @@ family softmax_family() {
                      .backward = {[](const problem& p) { return five_for_two(pair_flops(p, window_pairs(p)), p); },
                                   train_window},
                      .settings = settings_of(&flags::window, {16, 32, 64, 256, 512})}},
-      .decoders = {{.name = "full_softmax_decode",
-                    .exact = true,
-                    .uses = {},
-                    .flops = [](const problem& p) { return pair_flops(p, static_cast<double>(p.length)); },
-                    .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes(p); },
-                    .prepare = [](const problem& p) -> std::unique_ptr<stream> {
-                      return std::make_unique<full_softmax_stream>(p);
-                    }},
-                   {.name = "sliding_window_decode",
-                    .exact = false,
-                    .uses = {"window"},
-                    .flops = [](const problem& p) { return pair_flops(p, seen_by_last(p)); },
-                    .cache_bytes = [](const problem& p) { return seen_by_last(p) * token_bytes(p); },
-                    .prepare = [](const problem& p) -> std::unique_ptr<stream> {
-                      return std::make_unique<sliding_window_stream>(p);
-                    }}},
+      .decoders = {},
   };
+  add_decoders<element>(softmax.decoders);
+  add_decoders<Eigen::half>(softmax.decoders, "half", 2e-3);
+  add_decoders<Eigen::bfloat16>(softmax.decoders, "bfloat16", 1.5e-2);
+  add_decoders<std::int8_t>(softmax.decoders, "int8", 1.5e-2);
   for (operator_entry& entry : pattern_operators()) softmax.operators.push_back(std::move(entry));
+  for (operator_entry& entry : softmax.operators) entry.has_fast = true;
   for (decode_entry& entry : pattern_decoders()) softmax.decoders.push_back(std::move(entry));
   return softmax;
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

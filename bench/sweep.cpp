@@ -181,7 +181,7 @@ void sweep::measure(benchmark::State& state, record& r) {
     r.failure = error.what();
     state.SkipWithError(error.what());
   }
-  machine_.sample_peak();
+  machine_.sample_peak(r.of->products);
   done_seconds_ += visit_seconds(r);
 }
 
@@ -223,8 +223,9 @@ void sweep::time(benchmark::State& state, record& r) {
   state.SetLabel(r.of->label);
   const double flops = r.of->flops(r.length) / mean;
   state.counters["flops"] = flops;
-  state.counters["peak_flops"] = machine_.peak_flops();  // the median up to now: that of the last row counts
-  state.counters["of_peak"] = flops / (machine_.peak_flops() * static_cast<double>(flags_.threads));
+  const double peak = machine_.peak_flops(r.of->products);  // the median up to now: that of the last row counts
+  state.counters["peak_flops"] = peak;
+  state.counters["of_peak"] = flops / (peak * static_cast<double>(flags_.threads));
   state.counters["best_ms"] = 1e3 * *std::ranges::min_element(seconds);
   state.counters["scratch_bytes"] = static_cast<double>(r.scratch_bytes);
   if (const auto moved = traffic_of(*r.of, r.length, median_of(seconds), machine_)) {
@@ -254,12 +255,14 @@ std::vector<std::string> sweep::complaints() {
   std::vector<std::string> all = failures_;
   for (const record& r : records_)
     if (!r.failure.empty()) all.push_back(r.name() + ": " + r.failure);
-  constexpr double rounding = 2e-6;
   for (const auto& [name, error] : errors_) {
     const auto x = std::ranges::find(variants_, name, &variant::name);
     for (double e : error.operators)
-      if (x->exact && !(e <= rounding))
-        all.push_back(name + ": expected rel_error <= 2e-6; found " + std::to_string(e));
+      if (x->exact && !(e <= x->rounding)) {
+        char line[160];
+        std::snprintf(line, sizeof line, ": expected rel_error <= %.1e; found %.3e", x->rounding, e);
+        all.push_back(name + line);
+      }
   }
   return all;
 }

@@ -5,30 +5,19 @@
 // final table and the pictures, follows from the entry.
 #pragma once
 
-#include <attn/core/execution.hpp>
-#include <attn/core/tensor_view.hpp>
-
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "flags.hpp"
+#include "problem.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 
-using attn::index;
-using input = attn::tensor_view<const float>;
-using output = attn::tensor_view<float>;
-
-/// One shape an operator is run at: q [1, heads, length, dim], k and v [1, kv_heads, length, dim or dim_v].
-struct problem {
-  index length, heads, kv_heads, dim, dim_v;
-  bool causal;
-  const flags& set;
-};
-
-enum class growth { linear, quadratic };
+using element = ATTN_BENCH_ELEMENT;
+using real = attn::compute_type<element>;
+using input = attn::tensor_view<const element>;
+using output = attn::tensor_view<element>;
 
 using runner = std::function<void(input q, input k, input v, output out, attn::execution&)>;
 
@@ -36,7 +25,7 @@ using runner = std::function<void(input q, input k, input v, output out, attn::e
 struct training_views {
   input q, k, v;
   output out;
-  attn::tensor_view<float, 3> lse;  // [1, heads, length], for operators that have one
+  attn::tensor_view<real, 3> lse;  // [1, heads, length], for operators that have one
   input d_out;
   output dq, dk, dv;
 };
@@ -70,6 +59,7 @@ struct operator_entry {
   std::vector<setting> settings{};
   std::vector<setting> causal_settings{};  // of the causal form, where they differ
   bool only_causal = false;                // has no other form
+  bool has_fast = false;                   // precision::fast changes it
 };
 
 /// Decoding: a state that has seen some tokens and is fed one more at a time.
@@ -93,6 +83,8 @@ struct decode_entry {
   bool approximates = true;
   bool rewritten = false;                           // the state is written as well as read
   double (*state_bytes)(const problem&) = nullptr;  // of the whole state, where a step reads only a part of it
+  std::string cache_type{};                         // of the elements of its cache, if it is asked for by --cache-type
+  double rounding = 0;                              // the most it may err with them
 };
 
 struct family {
@@ -107,11 +99,12 @@ family fourier_family();
 family kernel_family();
 family aft_family();
 family rotary_family();
+family layers_family();
 family cache_family();
 
 inline std::vector<family> families() {
   return {softmax_family(), low_rank_family(), multipole_family(), kernel_family(),
-          fourier_family(), aft_family(),      rotary_family(),     cache_family()};
+          fourier_family(), aft_family(),      rotary_family(),     layers_family(), cache_family()};
 }
 
-}  // namespace bench
+}  // namespace bench::ATTN_BENCH_TYPE

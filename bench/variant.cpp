@@ -1,11 +1,15 @@
+// The variants of one type of elements.
 #include "variant.hpp"
+
+#include <attn/core/detail/product_choice.hpp>
 
 #include <algorithm>
 #include <cmath>
 
 #include "inputs.hpp"
+#include "table.hpp"
 
-namespace bench {
+namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 constexpr index longest_linear = 1 << 20, longest_quadratic = 1 << 14, longest_cache = 1 << 18;
@@ -17,16 +21,22 @@ double if_beyond_caches(double moved, double held) {
   return held > 2 * static_cast<double>(last_level_cache_bytes()) ? moved : 0;
 }
 
+#define ATTN_BENCH_TEXT_OF(x) #x
+#define ATTN_BENCH_TEXT(x) ATTN_BENCH_TEXT_OF(x)
+const std::string type_name = std::string(ATTN_BENCH_TEXT(ATTN_BENCH_TYPE)).substr(3);  // of_float
+/// Behind the name of an operator.
+const std::string type_suffix = std::same_as<element, float> ? "" : "_" + type_name;
+
 input random_view(role r, index heads, index length, index dim) {
-  return {normal_numbers(r, static_cast<std::size_t>(heads * length * dim)), {1, heads, length, dim}};
+  return {normal_numbers<element>(r, static_cast<std::size_t>(heads * length * dim)), {1, heads, length, dim}};
 }
 
 output result_view(index heads, index length, index dim, int slot = 0) {
-  return {result_memory(static_cast<std::size_t>(heads * length * dim), slot), {1, heads, length, dim}};
+  return {result_memory<element>(static_cast<std::size_t>(heads * length * dim), slot), {1, heads, length, dim}};
 }
 
 double bytes(const problem& p) {
-  return sizeof(float) * static_cast<double>(p.length) * static_cast<double>(p.heads + p.kv_heads) *
+  return sizeof(element) * static_cast<double>(p.length) * static_cast<double>(p.heads + p.kv_heads) *
          static_cast<double>(p.dim + p.dim_v);
 }
 
@@ -43,10 +53,69 @@ struct problems {
   }
 };
 
+/// What all variants of this type have in common.
+variant typed_variant() {
+  variant x;
+  x.type = type_name;
+  // Of float and double that of sums; of 16-bit types the roundings of q, k and v, of weights, and of the result.
+  if constexpr (std::same_as<element, double>)
+    x.products = arithmetic::of_double, x.rounding = 1e-13;
+  else if constexpr (std::same_as<element, Eigen::bfloat16>)
+    x.rounding = 1.5e-2;
+  else
+    x.rounding = std::same_as<element, float> ? 2e-6 : 2e-3;
+  if (attn::detail::numbers_of<attn::detail::product_type<element>> > 1) x.products = arithmetic::of_bf16;
+  return x;
+}
+
+/// Numbers [batch, heads, length, dim] of a dataset, rounded.
+std::vector<element> rounded(const std::vector<float>& x) {
+  std::vector<element> result(x.size());
+  std::transform(x.begin(), x.end(), result.begin(), [](float y) { return static_cast<element>(y); });
+  return result;
+}
+
+/// The error of what run(problem, q, k, v, out) makes of every batch item.
+template <class Run>
+double error_on(const dataset& data, bool causal, bool shared_keys, const flags& set, Run&& run) {
+  const problem p = data.problem_for(causal, set);
+  const std::vector<element> q = rounded(data.q()), k = rounded(data.k()), v = rounded(data.v());
+  std::vector<element> out(static_cast<std::size_t>(data.batch() * p.heads * p.length * p.dim_v));
+  for (index item = 0; item < data.batch(); ++item) {
+    const auto of_item = [&](auto& x, index heads, index dim) {
+      return attn::tensor_view(x.data() + item * heads * p.length * dim, {1, heads, p.length, dim});
+    };
+    run(p, input(of_item(q, p.heads, p.dim)), input(of_item(k, p.kv_heads, p.dim)),
+        input(of_item(v, p.kv_heads, p.dim_v)), output(of_item(out, p.heads, p.dim_v)));
+  }
+  const std::vector<float> results(out.begin(), out.end());
+  return data.distance(results, {causal, shared_keys});
+}
+
+double error_of(const operator_entry& entry, const dataset& data, bool causal, const flags& set,
+                attn::precision precision = attn::precision::standard) {
+  attn::execution serial;
+  serial.set_precision(precision);
+  const runner run = entry.prepare(data.problem_for(causal, set));
+  return error_on(data, causal, entry.shared_keys, set, [&](const problem&, input q, input k, input v, output out) {
+    run(q, k, v, out, serial);
+  });
+}
+
+/// Token by token, against causal full softmax.
+double error_of(const decode_entry& entry, const dataset& data, const flags& set) {
+  attn::execution serial;
+  return error_on(data, true, false, set, [&](const problem& p, input q, input k, input v, output out) {
+    const auto state = entry.prepare(p);
+    for (index t = 0; t < p.length; ++t)
+      state->step(q.slice(2, t, 1), k.slice(2, t, 1), v.slice(2, t, 1), out.slice(2, t, 1), serial);
+  });
+}
+
 variant make_variant(const operator_entry& entry, bool causal, const shared_flags& set) {
   const problems at{set, causal};
-  const std::string suffix = causal ? "_causal" : "";
-  variant x;
+  const std::string suffix = (causal ? "_causal" : "") + type_suffix;
+  variant x = typed_variant();
   x.name = x.form = entry.name + suffix;
   x.rival = "full_softmax" + suffix;
   x.label = describe(*set, entry.uses);
@@ -73,7 +142,7 @@ variant make_variant(const operator_entry& entry, bool causal, const shared_flag
     const output out = result_view(p.heads, length, p.dim_v);
     return [=, run = entry.prepare(p)](attn::execution& exec) { run(q, k, v, out, exec); };
   };
-  x.error = [&entry, causal, set](const dataset& data) { return data.error(entry, causal, *set); };
+  x.error = [&entry, causal, set](const dataset& data) { return error_of(entry, data, causal, *set); };
   x.mean_error = [&entry, causal](const dataset& data) { return data.mean_error({causal, entry.shared_keys}); };
   return x;
 }
@@ -82,7 +151,7 @@ variant make_backward_variant(const operator_entry& entry, bool causal, const sh
   const variant forward = make_variant(entry, causal, set);
   const problems at{set, causal};
   variant x = forward;
-  x.name = x.form = entry.name + "_backward" + (causal ? "_causal" : "");
+  x.name = x.form = entry.name + "_backward" + (causal ? "_causal" : "") + type_suffix;
   x.rival = forward.name;
   x.exact = x.approximates = false;
   x.backward = true;
@@ -96,7 +165,7 @@ variant make_backward_variant(const operator_entry& entry, bool causal, const sh
         .k = random_view(role::key, p.kv_heads, length, p.dim),
         .v = random_view(role::value, p.kv_heads, length, p.dim_v),
         .out = result_view(p.heads, length, p.dim_v),
-        .lse = {result_memory(static_cast<std::size_t>(p.heads * length), 1), {1, p.heads, length}},
+        .lse = {result_memory<real>(static_cast<std::size_t>(p.heads * length), 1), {1, p.heads, length}},
         .d_out = random_view(role::gradient, p.heads, length, p.dim_v),
         .dq = result_view(p.heads, length, p.dim, 2),
         .dk = result_view(p.kv_heads, length, p.dim, 3),
@@ -147,9 +216,10 @@ std::vector<std::unique_ptr<stream>> make_layers(const decode_entry& entry, cons
 
 variant make_variant(const decode_entry& entry, const shared_flags& set) {
   const problems at{set, true, queries_per_kv_head};
-  variant x;
-  x.name = x.form = entry.name;
-  x.rival = "full_softmax_decode";
+  variant x = typed_variant();
+  x.name = x.form = entry.name + type_suffix + (entry.cache_type.empty() ? "" : "_over_" + entry.cache_type);
+  x.rival = "full_softmax_decode" + type_suffix;
+  if (entry.rounding > 0) x.rounding = entry.rounding;
   x.label = describe(*set, entry.uses);
   x.exact = entry.exact;
   x.approximates = entry.approximates;
@@ -162,7 +232,7 @@ variant make_variant(const decode_entry& entry, const shared_flags& set) {
   x.rewrites = entry.rewritten;
   x.memory_bytes = [&entry, at](index length) {
     const problem p = at(length);
-    const double fed = sizeof(float) * static_cast<double>(tokens_fed(entry, p) * p.kv_heads * (p.dim + p.dim_v));
+    const double fed = sizeof(element) * static_cast<double>(tokens_fed(entry, p) * p.kv_heads * (p.dim + p.dim_v));
     return fed + layers_of(entry, p) * state_bytes(entry, p);
   };
   x.prepare = [&entry, at](index length) -> workload {
@@ -177,21 +247,30 @@ variant make_variant(const decode_entry& entry, const shared_flags& set) {
       layer.step(q, k, v, out, exec);
     };
   };
-  x.error = [&entry, set](const dataset& data) { return data.error(entry, *set); };
+  x.error = [&entry, set](const dataset& data) { return error_of(entry, data, *set); };
   x.mean_error = [](const dataset& data) { return data.mean_error({.causal = true}); };
   return x;
 }
 
-}  // namespace
-
-std::optional<traffic> traffic_of(const variant& x, index length, double seconds, const machine& m) {
-  const double bytes_moved = x.moved_bytes ? x.moved_bytes(length) : 0;
-  if (bytes_moved == 0) return {};
-  const double rate = bytes_moved / seconds, most = x.rewrites ? m.rewrite_bandwidth() : m.read_bandwidth();
-  return traffic{rate, rate / most, x.rewrites ? "read-and-write bandwidth" : "read bandwidth"};
+/// The same in precision::fast, compared with full softmax in standard precision.
+variant make_fast_variant(const operator_entry& entry, bool causal, const shared_flags& set) {
+  variant x = make_variant(entry, causal, set);
+  x.name = x.form = x.name + "_fast";
+  x.products = arithmetic::of_bf16;
+  x.rounding = std::same_as<element, float> ? 4e-5 : 1.5e-2;
+  x.prepare = [standard = x.prepare](index length) -> workload {
+    return [run = standard(length)](attn::execution& exec) mutable {
+      exec.set_precision(attn::precision::fast);
+      run(exec);
+    };
+  };
+  x.error = [&entry, causal, set](const dataset& data) {
+    return error_of(entry, data, causal, *set, attn::precision::fast);
+  };
+  return x;
 }
 
-std::vector<variant> make_variants(const flags& given) {
+std::vector<variant> variants_of_type(const flags& given) {
   static const std::vector<family> all = families();
   const auto set = std::make_shared<const flags>(given);
   std::vector<variant> variants;
@@ -209,14 +288,22 @@ std::vector<variant> make_variants(const flags& given) {
       const int first = entry.only_causal ? 1 : 0, forms = entry.has_causal ? 2 : 1;
       for (int causal = first; causal < forms; ++causal) {
         variants.push_back(make_variant(entry, causal, set));
+        if (given.precision == "fast" && entry.has_fast && attn::detail::has_fast_products<element>())
+          variants.push_back(make_fast_variant(entry, causal, set));
         add_settings(entry, causal);
       }
       for (int causal = first; causal < forms && entry.backward; ++causal)
         variants.push_back(make_backward_variant(entry, causal, set));
     }
-    for (const decode_entry& entry : f.decoders) variants.push_back(make_variant(entry, set));
+    for (const decode_entry& entry : f.decoders)
+      if (entry.cache_type.empty() || lists(given.cache_type, entry.cache_type))
+        variants.push_back(make_variant(entry, set));
   }
   return variants;
 }
 
-}  // namespace bench
+const type_registration registration({type_name, variants_of_type});
+
+}  // namespace
+
+}  // namespace bench::ATTN_BENCH_TYPE

@@ -8,7 +8,7 @@
 
 #include "accuracy.hpp"
 #include "machine.hpp"
-#include "table.hpp"
+#include "problem.hpp"
 
 namespace bench {
 
@@ -23,6 +23,9 @@ struct variant {
   std::string name;   // the form, and its setting if it is not the flags': sliding_window_causal/window:32
   std::string rival;  // what it is compared with: the form of full softmax, of a backward pass the forward one
   std::string label;  // the flags it depends on
+  std::string type;   // of its elements
+  arithmetic products = arithmetic::of_float;  // the peak it is compared with
+  double rounding = 0;                         // the most an exact operator may err
   bool exact = false, approximates = true;
   bool backward = false;  // the gradients of the rival's results
   index longest = 0;
@@ -44,7 +47,21 @@ struct traffic {
 };
 std::optional<traffic> traffic_of(const variant&, index length, double seconds, const machine&);
 
-/// Those of one form stand together, the one with the flags' own setting first.
+/// Of the types that are asked for. Those of one form stand together, the one with the flags' own setting first. Throws
+/// std::invalid_argument for a type that this attn_bench was not built for.
 std::vector<variant> make_variants(const flags& set);
+
+/// Is `name` one of those between commas?
+bool lists(const std::string& names, const std::string& name);
+
+/// The types it was built for: variant.cpp, compiled for each, joins the list.
+struct element_type {
+  std::string name;
+  std::vector<variant> (*make)(const flags&);
+};
+std::vector<element_type>& element_types();
+struct type_registration {
+  explicit type_registration(element_type type) { element_types().push_back(std::move(type)); }
+};
 
 }  // namespace bench

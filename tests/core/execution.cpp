@@ -139,4 +139,24 @@ TEST_CASE("little work stays on the caller's thread", "[execution]") {
   CHECK(used(serial, 1e9) == 1);
 }
 
+TEST_CASE("the precision is the serial executions' too", "[execution]") {
+  execution threads(2);
+  CHECK(threads.precision() == attn::precision::standard);
+  CHECK(threads.serial_executions()[1].precision() == attn::precision::standard);
+  threads.set_precision(attn::precision::fast);
+  CHECK(threads.precision() == attn::precision::fast);
+  for (const execution& serial : threads.serial_executions()) CHECK(serial.precision() == attn::precision::fast);
+}
+
+TEST_CASE("large scratch memory begins at a large page", "[execution]") {
+  execution exec;
+  const auto address = [&](index bytes) {
+    return reinterpret_cast<std::uintptr_t>(
+        exec.shared_scratch([&](attn::detail::arena& memory) { return memory.allocate<char>(bytes); }));
+  };
+  CHECK(address(1000) % attn::detail::cache_line == 0);
+  CHECK(address(3 << 20) % attn::detail::large_page == 0);
+  CHECK(exec.scratch_bytes() >= 3 << 20);
+}
+
 }  // namespace testing

@@ -66,7 +66,7 @@ void check_layer_backward(layer_backward_case<S> c, double factor = 1) {
   tensor<S> d_out;
   std::vector<tensor<S>> gradients;
   check_gradients(
-      c.reference, factor * gradient_tolerance<S>::value,
+      c.reference, factor * product_gradient_tolerance<S>,
       [&](const tensors&, const tensors& d_results) {
         d_out = cast<S>(d_results[0]);
         gradients = all_gradients(c, inputs, d_out, serial);

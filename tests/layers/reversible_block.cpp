@@ -119,8 +119,11 @@ TEST_CASE("reversible_block: 24 layers there and back in double", "[reversible_b
 #endif
 
 TEMPLATE_LIST_TEST_CASE("reversible_block: a remainder for 16-bit streams", "[reversible_block]", storage_types) {
-  // 22 or 16 digits of the sum are kept, where the stream alone has 11 or 8
-  CHECK(round_trip(stack<TestType>(16, 0.25, 6), true) <= 0.05 * round_trip(stack<TestType>(16, 0.25, 6), false));
+  // 22 or 16 digits of the sum are kept, where the stream alone has 11 or 8; what is between the digits of a stream may
+  // be rounded otherwise in products of bf16 numbers
+  const bool paired = attn::detail::numbers_of<attn::detail::product_type<TestType>> > 1;
+  const double share = paired ? 0.1 : 0.05;
+  CHECK(round_trip(stack<TestType>(16, 0.25, 6), true) <= share * round_trip(stack<TestType>(16, 0.25, 6), false));
 }
 
 TEST_CASE("reversible_block: what the second function throws passes through, when half of out is written",

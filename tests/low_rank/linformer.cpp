@@ -24,8 +24,8 @@ linformer_problem problem_of(const problem_shape& s, const projections& by, std:
 template <class S>
 void check(const linformer_problem& p) {
   const errors e = errors_of<S>(p);
-  CHECK(e.out <= tolerance<S>::out);
-  CHECK(e.lse <= tolerance<S>::lse);
+  CHECK(e.out <= made_keys_tolerance<S>::out);
+  CHECK(e.lse <= made_keys_tolerance<S>::lse);
 }
 
 enum class lengths { none, both, queries_and_keys, keys_only };

@@ -18,8 +18,8 @@ long_short_problem problem_of(const problem_shape& s, index rank, std::uint64_t 
 template <class S>
 void check(const long_short_problem& p) {
   const errors e = long_short_errors<S>(p);
-  CHECK(e.out <= tolerance<S>::out);
-  CHECK(e.lse <= tolerance<S>::lse);
+  CHECK(e.out <= made_keys_tolerance<S>::out);
+  CHECK(e.lse <= made_keys_tolerance<S>::lse);
 }
 
 // Bits beyond the common ones: 64 block, 128 local norm, 256 global norm, 512 their shifts.

@@ -27,7 +27,7 @@ void check(const nystrom_problem& p, double factor = enlarged) {
   const nystrom_problem given = rounded<S>(p);
   attn::execution serial;
   const double error = relative_error(run<S>(given, serial).out, expected(given).out);
-  const double rounding = std::is_same_v<S, real<S>> ? 0 : tolerance<S>::out;
+  const double rounding = std::is_same_v<S, real<S>> ? 0 : made_keys_tolerance<S>::out;
   CHECK(error <= rounding + factor * tolerance<real<S>>::out);
 }
 

@@ -48,7 +48,7 @@ void check(const problem<S>& p, spread how) {
   const auto own = own_rows(p.q.length(), how);
   CAPTURE(int(how), p.chosen.causal, p.chosen.terms, p.chosen.score, p.chosen.lse, p.q.length(), p.k.length());
   CHECK(error_of_rows(part.out, all.out, own) <= allowed<S>);
-  if (p.chosen.lse) CHECK(error_of_rows(part.lse, all.lse, own) <= allowed<attn::compute_type<S>>);
+  if (p.chosen.lse) CHECK(error_of_rows(part.lse, all.lse, own) <= allowed_lse<S>);
 }
 
 template <class S>

@@ -62,6 +62,13 @@ double error_of_rows(const tensor<A>& part, const tensor<E>& whole, const std::v
 template <class S>
 inline constexpr double allowed = sizeof(S) == 8 ? 4e-13 : sizeof(S) == 4 ? 8e-6 : 0x1p-7 + 8e-6;
 
+// Of lse, in the compute type. Where weights are rounded to bf16 for a product of pairs, their exponentials err by 1.02e-4
+// of themselves, and a sum of them by as much.
+template <class S>
+inline constexpr double allowed_lse =
+    allowed<attn::compute_type<S>> +
+    (attn::detail::numbers_of<attn::detail::product_type<S>> > 1 ? 2 * 1.02e-4 : 0);
+
 // All processes refuse the call with the same words, in the form of the library.
 template <class Call>
 void check_all_refuse(const std::string& name, const std::string& says, const Call& call) {

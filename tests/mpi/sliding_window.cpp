@@ -80,7 +80,7 @@ void check(const window_problem<S>& p, spread how) {
   CAPTURE(int(how), p.w.left, p.w.right, p.w.dilation.size(), int(p.w.positions), p.chosen.causal, p.chosen.terms,
           p.chosen.score, p.chosen.lse, p.q.length(), p.k.length());
   CHECK(error_of_rows(part.out, all.out, own) <= allowed<S>);
-  if (p.chosen.lse) CHECK(error_of_rows(part.lse, all.lse, own) <= allowed<attn::compute_type<S>>);
+  if (p.chosen.lse) CHECK(error_of_rows(part.lse, all.lse, own) <= allowed_lse<S>);
 }
 
 template <class S>

@@ -73,7 +73,7 @@ void check_threads(const topk_problem& p) {
   for (std::size_t n = 0; n < c.names.size(); ++n) {
     INFO("gradient of " << c.names[n]);
     CHECK(relative_error(alone.at(c.names[n]), wanted.gradients[n]) <=
-          gradient_factor<S>(c.names[n]) * gradient_tolerance<S>::value);
+          gradient_factor<S>(c.names[n]) * product_gradient_tolerance<S>);
   }
   for (attn::execution* threads : {&two, &three})
     CHECK(library_gradients<S>(p, c, wanted.d_results, {}, *threads) == alone);

@@ -15,7 +15,8 @@
 namespace testing {
 
 // The element types tests run for. Under a sanitizer, where compiling takes several times as long, one of each kind;
-// Eigen::half, which differs from bfloat16 in nothing but how it is converted, in one of the builds.
+// Eigen::half, which differs from bfloat16 in nothing but how it is converted, in one of the builds. Under the thread
+// sanitizer, where laws alone are tested, float is instantiated alone.
 #if defined(ATTN_TEST_FEW_TYPES)
 using exact_types = std::tuple<float>;
 #else

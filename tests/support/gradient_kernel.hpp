@@ -147,7 +147,7 @@ template <class S, class Problem>
 void check_backward(const Problem& problem, double factor = 1) {
   const Problem p = rounded<S>(problem);
   check_gradients(
-      case_of(p), factor * gradient_tolerance<S>::value,
+      case_of(p), factor * product_gradient_tolerance<S>,
       [&](const tensors&, const tensors& d_results) { return gradients_by<S>(p, d_results[0]); },
       [](tensors& d) {
         for (auto& x : d) x = rounded<S>(x);

@@ -46,7 +46,7 @@ void check_form(const typename Form::problem& given, double factor = 1) {
   const auto p = rounded<S>(given);
   const double exact = gradient_tolerance<real<S>>::value;
   check_gradients(
-      Form::case_of(p), gradient_tolerance<S>::value + (factor - 1) * exact,
+      Form::case_of(p), product_gradient_tolerance<S> + (factor - 1) * exact,
       [&](const tensors&, const tensors& d_results) {
         attn::execution serial;
         return run_gradients<Form>(p, d_results, serial);

@@ -14,7 +14,21 @@ struct tolerance<Eigen::half> {
 };
 template <>
 struct tolerance<Eigen::bfloat16> {
-  static constexpr double out = 0x1p-8 + 2e-6, lse = 2e-6;
+  // where products of bf16 numbers are the machine's own, exponentials err by 1.02e-4 of themselves, lse by as much
+  static constexpr bool paired = attn::detail::bf16_products != attn::detail::bf16_make::none;
+  static constexpr double out = 0x1p-8 + 2e-6, lse = paired ? 1.5e-4 : 2e-6;
+};
+
+// Of operators whose keys and values are made of the caller's: such products round those as well, which changes lse by as
+// much as rounding the caller's keys would, and the result by at most twice what rounding q, k, v and the result does,
+// 2 * 1.75 * 0.43 of the unit roundoff.
+template <class S>
+struct made_keys_tolerance : tolerance<S> {};
+template <>
+struct made_keys_tolerance<Eigen::bfloat16> {
+  static constexpr bool paired = tolerance<Eigen::bfloat16>::paired;
+  static constexpr double out = paired ? 1.5 * 0x1p-8 : tolerance<Eigen::bfloat16>::out,
+                          lse = paired ? 0x1p-8 : tolerance<Eigen::bfloat16>::lse;
 };
 
 // The same of gradients. Sums run in the compute type and are rounded once to the element type, whose unit roundoff
@@ -27,6 +41,14 @@ template <>
 struct gradient_tolerance<double> {
   static constexpr double value = 1e-12;
 };
+
+// Of operators with products of bf16 numbers: weights and gradients of scores, features and their sums, or the slopes of a
+// hidden layer, are rounded too.
+template <class S>
+inline constexpr double product_gradient_tolerance = gradient_tolerance<S>::value;
+template <>
+inline constexpr double product_gradient_tolerance<Eigen::bfloat16> =
+    (tolerance<Eigen::bfloat16>::paired ? 2 : 1) * gradient_tolerance<Eigen::bfloat16>::value;
 
 template <class T>
 in_view<T> view(const tensor<T>& x) {

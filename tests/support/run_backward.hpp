@@ -220,7 +220,7 @@ void check_backward(const problem<Options>& given, bool with_lse = false, const 
     INFO("gradient of " << c.names[n]);
     CAPTURE(relative_error(actual.at(c.names[n]), wanted.gradients[n]));
     const double factor = gradient_factor<S>(c.names[n]);
-    CHECK(relative_error(actual.at(c.names[n]), wanted.gradients[n]) <= factor * gradient_tolerance<S>::value);
+    CHECK(relative_error(actual.at(c.names[n]), wanted.gradients[n]) <= factor * product_gradient_tolerance<S>);
   }
 }
 

@@ -11,8 +11,12 @@
 // separate executions are independent. Results do not depend on the number of threads, to the last bit: work is split
 // at fixed places and threads only choose who does which piece. Calls whose work is smaller than waking a thread stay on
 // the caller's thread.
+//
+//   threads.set_precision(attn::precision::fast);   // from here on; see precision
 #pragma once
 
+#include <attn/core/detail/amx.hpp>
+#include <attn/core/detail/pages.hpp>
 #include <attn/core/tensor_view.hpp>
 
 #if __has_include(<Eigen/ThreadPool>)
@@ -36,28 +40,20 @@
 namespace attn::inline ATTN_ISA {
 namespace detail {
 
-inline constexpr std::size_t cache_line = 64;
-
 /// Aligned memory that only grows, and forgets its content when it does.
 class scratch_buffer {
  public:
   std::byte* grow(std::size_t bytes) {
-    if (bytes > size_) {
-      memory_.reset();
-      size_ = 0;
-      memory_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t(cache_line))));
-      size_ = bytes;
+    if (bytes > size()) {
+      memory_.reset();  // never both at a time
+      memory_ = allocate_block(bytes);
     }
     return memory_.get();
   }
-  std::size_t size() const { return size_; }
+  std::size_t size() const { return memory_ ? memory_.get_deleter().bytes : 0; }
 
  private:
-  struct free {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t(cache_line)); }
-  };
-  std::unique_ptr<std::byte, free> memory_;
-  std::size_t size_ = 0;
+  memory_block memory_;
 };
 
 /// Hands out aligned pieces of a scratch buffer one after the other. Over a null base it only counts.
@@ -99,6 +95,17 @@ struct work_estimate {
 
 }  // namespace detail
 
+/// What products may lose for speed. `fast` changes those of forward passes, of the softmax and low-rank families (all but
+/// multipole) and of the layers; gradients, and steps of up to four tokens, stay as they are:
+///
+///   elements   become                               relative error   where
+///   float      two bf16 numbers, three products     1e-5             the processor has AMX and the build its code
+///   half       bf16                                 4e-3             the build has products of bf16 numbers
+///
+/// Sums and all else stay float. Elsewhere, and for other elements, `fast` is `standard`. Of floats beyond 3.38e38 and
+/// of infinite ones `fast` makes NaN.
+enum class precision { standard, fast };
+
 class execution {
  public:
   /// Serial: everything on the caller's thread.
@@ -118,6 +125,9 @@ class execution {
   execution& operator=(execution&&) noexcept = default;
 
   int threads() const { return static_cast<int>(buffers_.size()) - 1; }
+
+  attn::precision precision() const { return precision_; }
+  void set_precision(attn::precision p) { precision_ = p; }
 
   /// Scratch memory held now; it grows to the largest call so far.
   std::size_t scratch_bytes() const {
@@ -203,11 +213,13 @@ class execution {
     thread_limit(execution& exec, int threads) : exec_(exec), before_(std::exchange(exec.active_threads_, threads)) {}
     execution& exec_;
     int before_;
+    [[maybe_unused]] detail::matrix_unit_use unit_;
   };
 
   /// A serial execution for every worker, for operators that are called from within for_each. Call it outside.
   std::span<execution> serial_executions() {
     if (serial_.empty()) serial_ = std::vector<execution>(static_cast<std::size_t>(threads()));
+    for (execution& serial : serial_) serial.set_precision(precision_);
     return serial_;
   }
 
@@ -252,7 +264,10 @@ class execution {
     try {
       for (; started < helpers; ++started)
         pool_->Schedule([&work, &barrier, helper = started + 1] {
-          work(helper);
+          {
+            [[maybe_unused]] const detail::matrix_unit_use unit;
+            work(helper);
+          }
           barrier.Notify();
         });
     } catch (...) {  // no memory to start one: those that run share the work
@@ -269,6 +284,7 @@ class execution {
   std::size_t workspaces_ = 0;
   int active_threads_ = 0;  // 0: all
   double least_seconds_ = 0;
+  attn::precision precision_ = attn::precision::standard;
   std::unique_ptr<Eigen::ThreadPool> pool_;
 };
 

@@ -7,7 +7,8 @@
 // one to release it gives it back. Caches point to their pool, which must outlive them. A pool and its caches belong to
 // one thread at a time.
 //
-// Memory   pages * heads * page_tokens * (dim + value_dim) elements, or the caller's, and a few bytes per page.
+// Memory   pages * heads * page_tokens * (dim + value_dim) elements, as of a kv_cache, or the caller's, and a few bytes
+//          per page.
 //          Pages of a multiple of 64 tokens are as fast as contiguous memory, and give the same bits.
 #pragma once
 
@@ -16,7 +17,9 @@
 namespace attn::inline ATTN_ISA {
 
 struct page_pool_extents {
-  index pages = 0, page_tokens = 64;
+  index pages = 0;
+  /// Of std::int8_t rounded up to a multiple of 16.
+  index page_tokens = 64;
   /// Key heads.
   index heads = 1;
   /// Of keys.
@@ -55,7 +58,7 @@ class page_free_list : public page_allocator {
   std::vector<index> free_;
 };
 
-template <element S>
+template <detail::cache_element S>
 class page_pool {
  public:
   /// Memory of its own. The allocator, if given, must outlive the pool. Throws std::invalid_argument for extents that do
@@ -64,7 +67,7 @@ class page_pool {
                      page_allocator* allocator = nullptr)
       : page_pool(own(e, options), allocator) {}
   /// The caller's: keys [pages, Hkv, page tokens, D], values [pages, Hkv, page tokens, Dv], with any strides; the values
-  /// may be the first dims of the keys.
+  /// may be the first dims of the keys. Of std::int8_t blocks of 16 tokens, as in a kv_cache.
   page_pool(const tensor_view<S>& keys, const tensor_view<S>& values, page_allocator* allocator = nullptr)
       : page_pool(detail::kv_memory<S>(detail::validator("page_pool"), keys, values), allocator) {}
 

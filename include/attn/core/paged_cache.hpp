@@ -18,7 +18,7 @@
 namespace attn::inline ATTN_ISA {
 
 /// Sequences in pages of a pool. A copy shares all pages. One that was moved from may only be assigned to or destroyed.
-template <element S>
+template <detail::cache_element S>
 class paged_cache : public detail::token_state {
  public:
   using value_type = S;
@@ -99,7 +99,9 @@ class paged_cache : public detail::token_state {
   /// changes.
   template <viewable K, viewable V>
   void append(const K& k, const V& v, const append_options& options = {}) {
-    const tensor_view<const S> keys = as_view(k), values = as_view(v);
+    using E = element_of<const K&>;
+    static_assert(detail::stores<S, E>, ATTN_CACHE_TYPES);
+    const tensor_view<const E> keys = as_view(k), values = as_view(v);
     check_tokens(detail::validator(name_), keys, values, options.lengths);
     for (index b = 0; b < batch(); ++b) {
       std::vector<index>& table = table_of(b);
@@ -119,10 +121,11 @@ class paged_cache : public detail::token_state {
   // For the step ------------------------------------------------------------------------------------------------------
 
   /// Checks what append() would, and nothing else.
-  void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v,
+  template <class E>
+  void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const index> lengths) const {
     token_state::check_tokens(check, k, v, lengths);
-    pool_->memory().check_tokens(check, k, v);
+    pool_->memory().check_tokens(check, k, v, lengths);
     index needed = 0;
     for (index b = 0; b < batch(); ++b) {
       const index taken = taken_of(b, k.extent(2), lengths);

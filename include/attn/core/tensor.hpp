@@ -5,8 +5,7 @@
 #pragma once
 
 #include <attn/core/detail/check.hpp>
-
-#include <vector>
+#include <attn/core/detail/pages.hpp>
 
 namespace attn::inline ATTN_ISA {
 
@@ -50,7 +49,7 @@ class tensor {
 
  private:
   extents_type extents_{};
-  std::vector<T> elements_;
+  detail::memory_vector<T> elements_;
 };
 
 }  // namespace attn::inline ATTN_ISA

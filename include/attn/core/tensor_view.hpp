@@ -37,7 +37,8 @@ template <class T>
 concept element = std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, Eigen::half> ||
                   std::same_as<T, Eigen::bfloat16>;
 
-/// The type arithmetic on elements of type S is done in.
+/// The type arithmetic on elements of type S is done in; but for products of bf16 numbers, which the processor may have
+/// instructions for, it is the type of sums.
 template <class S>
 using compute_type = std::conditional_t<std::same_as<S, double>, double, float>;
 

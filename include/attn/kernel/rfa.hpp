@@ -59,7 +59,7 @@ struct rfa_features final : projected_features<T> {
       const T norm = std::sqrt(factor[t]) + norm_eps;
       factor[t] = norm == T(0) ? T(0) : T(1) / norm;
     }
-    this->project(pair, columns, x.lanes, phi);
+    this->project(pair, columns, x.lanes, phi, this->pairs_in(work));
     for (index r = 0; r < rows; ++r)
       for (index t = 0; t < x.lanes; t += width<T>) {
         T* const at = phi + r * kernel_chunk + t;

@@ -11,7 +11,7 @@
 //
 // Shapes   x and out [B, L, D], up [hidden, D], up_bias [hidden], down [D, hidden], down_bias [D], and gamma and beta
 //          of each norm [D]; biases, gammas and betas may be left out. Out may be x: a stack of blocks needs one
-//          sequence. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          sequence. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Mixer    mix(x, out, execution) is called once, with views [B, L, D]; multi_head as above, or fnet. It fills out.
 // Cost     that of the mixer, and 4 B L D hidden operations. Scratch, beside the mixer's: two sequences like x, and the
 //          packed weights of the feed-forward layer.
@@ -47,10 +47,10 @@ struct encoder_block_options {
 namespace detail {
 
 /// Everything after the mixing goes token by token, so in one pass.
-template <class T>
+template <class T, class P>
 void run_encoder_tail(const input_tokens<T>& x, const input_tokens<T>& mixed, const output_tokens<T>& out,
                       const row_norm<T>& norm_1, const row_norm<T>& norm_2, bool norm_first,
-                      const feed_forward_memory<T>& weights, activation f, execution& exec) {
+                      const feed_forward_memory<P>& weights, activation f, execution& exec) {
   const auto begin = [&](index n, T* normed, T* h) {
     x.load(n, h);
     mixed.load(n, normed);
@@ -64,7 +64,7 @@ void run_encoder_tail(const input_tokens<T>& x, const input_tokens<T>& mixed, co
     if (!norm_first) norm_2.apply(h);
     out.store(n, h);
   };
-  feed_tokens(x, weights, f, begin, end, exec);
+  feed_tokens<P>(x, weights, f, begin, end, exec);
 }
 
 template <class S, class Mixer>
@@ -89,8 +89,10 @@ void run_encoder_block(const tensor_view<const S, 3>& x, const tensor_view<S, 3>
   if (options.norm_first) run_layer_norm<T>(x, normed, norm_1, exec);
   mix(options.norm_first ? tensor_view<const S, 3>(normed) : x, mixed, exec);
   if (x.empty()) return;
-  run_encoder_tail<T>(x, mixed, out, norm_1, norm_2, options.norm_first, weights.feed_forward, options.activation,
-                      exec);
+  with_products<S>(exec, [&, &first = mixed, &before = norm_1, &after = norm_2]<class P>(std::type_identity<P>) {
+    const feed_forward_memory<P> feed(weights.feed_forward);
+    run_encoder_tail<T>(x, first, out, before, after, options.norm_first, feed, options.activation, exec);
+  });
 }
 
 template <class S>

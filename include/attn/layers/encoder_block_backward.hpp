@@ -12,7 +12,7 @@
 //
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
 //          shapes of what they are of. dx may be d_out unless it is added to: a stack needs one sequence of gradients.
-//          float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Mixer    mix(x, out, execution) is called once more, unless options.mixed is given, which the forward call wrote.
 //          Then mix_backward(x, out, d_out, dx, execution), with views [B, L, D] and out what the mixer made of x,
 //          writes dx over; gradients of the mixer's own weights are its own matter.
@@ -67,6 +67,7 @@ void norm_sum(const token_sum<T>& x, const tensor_view<T, 3>& out, const row_nor
 template <class S>
 struct encoder_backward_call {
   using T = compute_type<S>;
+  using P = product_type<S>;
   using sequence = tensor_view<T, 3>;  // gradients and activations are kept in the compute type
   static constexpr bool converts = !std::same_as<S, T>;
 
@@ -102,8 +103,8 @@ struct encoder_backward_call {
 
   /// The gradient of the feed-forward layer's input from that of its output.
   void feed_backward(const sequence& input, const input_tokens<T>& d, const sequence& to, execution& exec) const {
-    const feed_forward_backward_memory<T> memory(weights.feed_forward, gradients.feed_forward, gradients.accumulate);
-    feed_forward_backward_call<T>{input, d, {to, false}, memory, options.activation}.run(exec);
+    const feed_forward_backward_memory<P> memory(weights.feed_forward, gradients.feed_forward, gradients.accumulate);
+    feed_forward_backward_call<P>{input, d, {to, false}, memory, options.activation}.run(exec);
   }
 
   /// d_h, in the compute type and as the mixer takes it.
@@ -156,8 +157,8 @@ struct encoder_backward_call {
     norm_sum<T>(sum, p.h, p.norm_1, exec);
     const input_tokens<T> h(p.h);
     const output_tokens<T> fed(p.d_fed);
-    const feed_forward_memory<T> memory(weights.feed_forward);
-    feed_tokens(
+    const feed_forward_memory<product_type<S>> memory(weights.feed_forward);
+    feed_tokens<product_type<S>>(
         h, memory, options.activation,
         [&](index n, T* row, T* residual) {
           h.load(n, row);

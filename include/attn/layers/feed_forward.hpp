@@ -9,7 +9,7 @@
 //
 // Shapes   x [B, L, n], up and gate [hidden, n], their biases [hidden], down [m, hidden], down_bias [m], out [B, L, m];
 //          gate and biases may be left out, and out may be x. float, double, or Eigen::half / Eigen::bfloat16 in memory
-//          with float arithmetic.
+//          with float sums.
 // Cost     2 B L hidden (n + m) operations, with a gate 2 B L hidden (2 n + m). Scratch: the packed
 //          weights, about hidden (n + m) numbers, and 48 tokens per thread, with 512 hidden numbers each: never the
 //          hidden layer of the whole sequence. With L up to four, as in decoding, the weights are read in place, if
@@ -36,9 +36,9 @@ struct feed_forward_options {
 namespace detail {
 
 /// The weights of a feed-forward layer in memory.
-template <class T>
+template <class P>
 struct feed_forward_memory {
-  linear_weight<T> up, down, gate;
+  linear_weight<P> up, down, gate;
   bool gated;
 
   template <class S>
@@ -57,12 +57,14 @@ void multiply_rows(T* x, const T* y, index count) {
 
 /// Up to token_block tokens on their way through the layer. Hidden numbers are computed in blocks of input_block, which
 /// is how the second product takes them anyway.
-template <class T>
+template <class P>
 struct feed_forward_block {
-  packed_tokens<T> x, hidden_tiles;
+  using T = sum_type<P>;
+
+  packed_tokens<P> x, hidden_tiles;
   row_buffer<T> hidden, gates, out, inputs, residual;
 
-  feed_forward_block(arena& memory, const feed_forward_memory<T>& w)
+  feed_forward_block(arena& memory, const feed_forward_memory<P>& w)
       : x(memory, w.up.inputs),
         hidden_tiles(memory, std::min(input_block, w.up.outputs)),
         hidden(memory, token_block, hidden_tiles.inputs, panel_width<T>),
@@ -72,7 +74,7 @@ struct feed_forward_block {
         residual(memory, token_block, w.down.outputs) {}
 
   /// out from the first `rows` inputs.
-  void run(index rows, const packed_weight<T>& up, const packed_weight<T>& down, const packed_weight<T>* gate,
+  void run(index rows, const packed_weight<P>& up, const packed_weight<P>& down, const packed_weight<P>* gate,
            activation f) {
     x.pack([&](index r) { return inputs.row(r); }, rows);
     out.begin(down.bias, rows);
@@ -87,22 +89,22 @@ struct feed_forward_block {
           activate(f, hidden.row(r), count);
       hidden_tiles.inputs = count;
       hidden_tiles.pack([&](index r) { return hidden.row(r); }, rows);
-      add_products(hidden_tiles.tile(0, 0), rows, down.block(j0), count, out);
+      add_products(hidden_tiles.from(0), rows, down.block(j0), operands<P>(count), out);
     }
   }
 };
 
-template <class T, class Begin, class End>
-void feed_many_tokens(index rows, const feed_forward_memory<T>& w, activation f, Begin&& begin, End&& end,
+template <class P, class Begin, class End>
+void feed_many_tokens(index rows, const feed_forward_memory<P>& w, activation f, Begin&& begin, End&& end,
                       execution& exec) {
   const auto packed = exec.shared_scratch([&](arena& memory) {
-    return std::array{packed_weight<T>(memory, w.up), packed_weight<T>(memory, w.down),
-                      packed_weight<T>(memory, w.gate)};
+    return std::array{packed_weight<P>(memory, w.up), packed_weight<P>(memory, w.down),
+                      packed_weight<P>(memory, w.gate)};
   });
-  pack_weights<T>(packed, exec);
+  pack_weights<P>(packed, exec);
   exec.for_each(ceil_div(rows, token_block), [&](index task, int worker) {
     const index first = task * token_block, count = std::min(token_block, rows - first);
-    auto block = exec.scratch(worker, [&](arena& memory) { return feed_forward_block<T>(memory, w); });
+    auto block = exec.scratch(worker, [&](arena& memory) { return feed_forward_block<P>(memory, w); });
     for (index r = 0; r < count; ++r) begin(first + r, block.inputs.row(r), block.residual.row(r));
     block.run(count, packed[0], packed[1], w.gated ? &packed[2] : nullptr, f);
     for (index r = 0; r < count; ++r) end(first + r, block.out.row(r), block.residual.row(r));
@@ -110,9 +112,10 @@ void feed_many_tokens(index rows, const feed_forward_memory<T>& w, activation f,
 }
 
 /// The same for sequences of few tokens, with the weights in place, token_block rows at a time.
-template <class T, class Begin, class End>
-void feed_few_tokens(index rows, const feed_forward_memory<T>& w, activation f, Begin&& begin, End&& end,
+template <class P, class Begin, class End>
+void feed_few_tokens(index rows, const feed_forward_memory<P>& w, activation f, Begin&& begin, End&& end,
                      execution& exec) {
+  using T = sum_type<P>;
   struct pieces {
     row_buffer<T> x, hidden, out, residual;
   };
@@ -141,14 +144,14 @@ void feed_few_tokens(index rows, const feed_forward_memory<T>& w, activation f, 
 /// The layer over the tokens of x. begin(n, x, residual) writes the inputs of token n and may keep as many numbers as
 /// there are outputs for end(n, sums, residual), which takes the token's outputs. The length of a sequence, not the
 /// number of all tokens, decides how products are computed, so that a batch gives what its items alone give.
-template <class T, class Begin, class End>
-void feed_tokens(const input_tokens<T>& x, const feed_forward_memory<T>& w, activation f, Begin&& begin, End&& end,
-                 execution& exec) {
+template <class P, class Begin, class End>
+void feed_tokens(const input_tokens<sum_type<P>>& x, const feed_forward_memory<P>& w, activation f, Begin&& begin,
+                 End&& end, execution& exec) {
   if (x.count == 0) return;
   const double numbers =
       static_cast<double>(w.up.outputs) * static_cast<double>((w.gated ? 2 : 1) * w.up.inputs + w.down.outputs);
   const auto limit = exec.limit_threads(
-      {.operations = 2 * static_cast<double>(x.count) * numbers, .bytes = static_cast<double>(sizeof(T)) * numbers});
+      {.operations = 2 * static_cast<double>(x.count) * numbers, .bytes = double(sizeof(P)) / numbers_of<P> * numbers});
   if (x.length <= tokens_in_place && w.readable_in_place())
     feed_few_tokens(x.count, w, f, begin, end, exec);
   else
@@ -185,9 +188,12 @@ void feed_forward(const X& x, O&& out, const Weights& weights, Options&& options
 
   const detail::input_tokens<T> tokens(from);
   const detail::output_tokens<T> results(to);
-  detail::feed_tokens<T>(
-      tokens, w, given.activation, [&](index n, T* row, T*) { tokens.load(n, row); },
-      [&](index n, const T* sums, T*) { results.store(n, sums); }, detail::execution_of(exec, options));
+  execution& threads = detail::execution_of(exec, options);
+  detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
+    detail::feed_tokens<P>(
+        tokens, w, given.activation, [&](index n, T* row, T*) { tokens.load(n, row); },
+        [&](index n, const T* sums, T*) { results.store(n, sums); }, threads);
+  });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -9,7 +9,7 @@
 //   attn::feed_forward_backward(x, weights, d_out, {.x = dx, .up = du, .down = dv}, {.activation = f}, threads);
 //
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
-//          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Cost     B L hidden (6 n + 4 m) operations, with a gate B L hidden (12 n + 4 m), 2.5 times those of
 //          the forward pass: the hidden layer is computed again, 480 tokens at a time, never that of the whole sequence.
 //          Scratch: packed, the weights and the transpose of up; the sums of dU and dV; n + m + 2 hidden numbers for
@@ -46,10 +46,12 @@ struct feed_forward_gradients {
 namespace detail {
 
 /// The gradients of a feed-forward layer in memory.
-template <class T>
+template <class P>
 struct feed_forward_backward_memory {
-  feed_forward_memory<T> weights;
-  linear_weight<T> up_transposed, down_transposed, gate_transposed;
+  using T = sum_type<P>;
+
+  feed_forward_memory<P> weights;
+  linear_weight<P> up_transposed, down_transposed, gate_transposed;
   gradient_memory<T> up, down, gate, up_bias, down_bias, gate_bias;
 
   template <class S>
@@ -67,11 +69,13 @@ struct feed_forward_backward_memory {
         gate_bias(g.gate_bias, accumulate) {}
 };
 
-template <class T>
+template <class P>
 struct feed_forward_backward_call {
+  using T = sum_type<P>;
+
   input_tokens<T> x, d;
   gradient_memory<T> dx;
-  const feed_forward_backward_memory<T>& memory;
+  const feed_forward_backward_memory<P>& memory;
   activation f;
 
   index inputs() const { return memory.weights.up.inputs; }
@@ -92,21 +96,21 @@ struct feed_forward_backward_call {
 
   /// What the threads share.
   struct shared_pieces {
-    packed_weight<T> weights[5];  // up, and the transposes of down and up; gate and its transpose
-    weight_sums<T> sums[3];       // of up, down and gate
+    packed_weight<P> weights[5];  // up, and the transposes of down and up; gate and its transpose
+    weight_sums<P> sums[3];       // of up, down and gate
 
-    const packed_weight<T>& up() const { return weights[0]; }
-    const packed_weight<T>& back_to_hidden() const { return weights[1]; }
-    const packed_weight<T>& back_to_x() const { return weights[2]; }
-    const packed_weight<T>& gate() const { return weights[3]; }
-    const packed_weight<T>& gate_back_to_x() const { return weights[4]; }
+    const packed_weight<P>& up() const { return weights[0]; }
+    const packed_weight<P>& back_to_hidden() const { return weights[1]; }
+    const packed_weight<P>& back_to_x() const { return weights[2]; }
+    const packed_weight<P>& gate() const { return weights[3]; }
+    const packed_weight<P>& gate_back_to_x() const { return weights[4]; }
   };
   shared_pieces layout(arena& m, index chunks) const {
-    const packed_weight<T> up(m, memory.weights.up), to_hidden(m, memory.down_transposed),
+    const packed_weight<P> up(m, memory.weights.up), to_hidden(m, memory.down_transposed),
         to_x(m, memory.up_transposed), gate(m, memory.weights.gate), gate_to_x(m, memory.gate_transposed);
-    const input_panels<T> x_panels(m, inputs(), memory.up.given() || memory.gate.given() ? chunks : 0),
+    const input_panels<P> x_panels(m, inputs(), memory.up.given() || memory.gate.given() ? chunks : 0),
         hidden_panels(m, hidden(), memory.down.given() ? chunks : 0);
-    const weight_sums<T> up_sums(m, memory.up, memory.up_bias, hidden(), x_panels, chunks),
+    const weight_sums<P> up_sums(m, memory.up, memory.up_bias, hidden(), x_panels, chunks),
         down_sums(m, memory.down, memory.down_bias, outputs(), hidden_panels, chunks),
         gate_sums(m, memory.gate, memory.gate_bias, hidden(), x_panels, chunks);
     return {{up, to_hidden, to_x, gate, gate_to_x}, {up_sums, down_sums, gate_sums}};
@@ -114,12 +118,12 @@ struct feed_forward_backward_call {
 
   /// A worker's block of tokens. Hidden numbers are computed in pieces of input_block.
   struct block_pieces {
-    packed_tokens<T> x_tiles, d_tiles, slope_tiles;
+    packed_tokens<P> x_tiles, d_tiles, slope_tiles;
     row_buffer<T> x, d, hidden, slopes, gates, gate_slopes, dx;
   };
   block_pieces layout_block(arena& m) const {
     const index piece = std::min(input_block, hidden());
-    const packed_tokens<T> x_tiles(m, inputs()), d_tiles(m, outputs()), slope_tiles(m, piece);
+    const packed_tokens<P> x_tiles(m, inputs()), d_tiles(m, outputs()), slope_tiles(m, piece);
     const row_buffer<T> x_rows(m, token_block, inputs()), d_rows(m, token_block, outputs()),
         hidden_rows(m, token_block, piece, panel_width<T>), slope_rows(m, token_block, piece, panel_width<T>),
         gate_rows(m, token_block, gated() ? piece : 0, panel_width<T>),
@@ -162,9 +166,9 @@ struct feed_forward_backward_call {
       if (any_gate()) gate_sums.d.put(place, block.gate_slopes, rows, j0, count);
       if (!dx.given()) continue;
       block.slope_tiles.inputs = count;
-      const auto add_back = [&](const row_buffer<T>& slopes, const packed_weight<T>& back) {
+      const auto add_back = [&](const row_buffer<T>& slopes, const packed_weight<P>& back) {
         block.slope_tiles.pack([&](index r) { return slopes.row(r); }, rows);
-        add_products(block.slope_tiles.tile(0, 0), rows, back.block(j0), count, block.dx);
+        add_products(block.slope_tiles.from(0), rows, back.block(j0), operands<P>(count), block.dx);
       };
       add_back(block.slopes, shared.back_to_x());
       if (gated()) add_back(block.gate_slopes, shared.gate_back_to_x());
@@ -192,8 +196,8 @@ struct feed_forward_backward_call {
         {.operations = 2 * static_cast<double>(x.count) * products(), .bytes = sizeof(T) * products()});
     const index together = chunks_together(exec, x.count);
     const shared_pieces shared = exec.shared_scratch([&](arena& m) { return layout(m, together); });
-    if (needs_hidden()) pack_weights<T>(shared.weights, exec);
-    sum_over_tokens<T>(x.count, together, shared.sums, exec,
+    if (needs_hidden()) pack_weights<P>(shared.weights, exec);
+    sum_over_tokens<P>(x.count, together, shared.sums, exec,
                        [&](index first, index rows, const chunk_place& place, int worker) {
                          const auto block = exec.scratch(worker, [&](arena& m) { return layout_block(m); });
                          run_block(first, rows, place, shared, block);
@@ -229,8 +233,9 @@ void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,
 
   const feed_forward_weight_gradients<S> of_weights{gradients.up,      gradients.down,      gradients.gate,
                                                     gradients.up_bias, gradients.down_bias, gradients.gate_bias};
-  const detail::feed_forward_backward_memory<T> memory(w, of_weights, gradients.accumulate);
-  detail::feed_forward_backward_call<T>{detail::input_tokens<T>(from),
+  using P = detail::product_type<S>;
+  const detail::feed_forward_backward_memory<P> memory(w, of_weights, gradients.accumulate);
+  detail::feed_forward_backward_call<P>{detail::input_tokens<T>(from),
                                         detail::input_tokens<T>(d),
                                         {gradients.x, gradients.accumulate},
                                         memory,

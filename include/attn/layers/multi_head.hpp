@@ -10,7 +10,7 @@
 //
 // Shapes   x [B, Lq, n], y [B, Lk, m] (x itself unless a context is given), query [heads D, n], key [kv_heads D, m],
 //          value [kv_heads Dv, m], output [p, heads Dv], out [B, Lq, p]; biases [rows of their weight]. Head dims follow
-//          from the weights' rows. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          from the weights' rows. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 //          Without key weights the queries serve as keys (Reformer's shared queries and keys); without output weights
 //          out is the concatenation of the heads.
 // Operator op(q, k, v, out, execution) is called once, with views [B, heads, L, dim] of what was projected: of memory
@@ -115,22 +115,22 @@ template <class S>
 void project_heads(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y, const multi_head_weights<S>& w,
                    const tensor_view<S, 3>& q, const tensor_view<S, 3>& k, const tensor_view<S, 3>& v,
                    execution& exec) {
-  using T = compute_type<S>;
-  const projection<T> list[] = {{{w.query, w.query_bias}, q}, {{w.value, w.value_bias}, v}, {{w.key, w.key_bias}, k}};
-  const std::span all(list, w.key ? 3 : 2);
-  if (x.data() == y.data() && x.extents() == y.extents() && x.strides() == y.strides()) {
-    run_projections<T>(x, all, exec);
-  } else {
-    run_projections<T>(x, all.first(1), exec);
-    run_projections<T>(y, all.subspan(1), exec);
-  }
+  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
+    const projection<P> list[] = {{{w.query, w.query_bias}, q}, {{w.value, w.value_bias}, v}, {{w.key, w.key_bias}, k}};
+    const std::span all(list, w.key ? 3 : 2);
+    if (x.data() == y.data() && x.extents() == y.extents() && x.strides() == y.strides()) {
+      run_projections<P>(x, all, exec);
+    } else {
+      run_projections<P>(x, all.first(1), exec);
+      run_projections<P>(y, all.subspan(1), exec);
+    }
+  });
 }
 
 template <class S, class Operator>
 void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& y, const tensor_view<S, 3>& out,
                     const multi_head_weights<S>& w, const multi_head_options<S>& options, Operator& op,
                     execution& exec) {
-  using T = compute_type<S>;
   const index heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
   struct projected {
     tensor_view<S, 3> q, k, v, attended;
@@ -150,8 +150,11 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
   op(tensor_view<const S>(split_heads(q, heads)), tensor_view<const S>(split_heads(k, kv_heads)),
      tensor_view<const S>(split_heads(v, kv_heads)), split_heads(attended, heads), exec);
   if (!w.output) return;
-  const projection<T> last{{w.output, w.output_bias}, out};
-  run_projections<T>(attended, {&last, 1}, exec);
+  const tensor_view<const S, 3> from = attended;
+  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
+    const projection<P> last{{w.output, w.output_bias}, out};
+    run_projections<P>(from, {&last, 1}, exec);
+  });
 }
 
 }  // namespace detail

@@ -15,7 +15,7 @@
 //
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
 //          shapes of what they are of. A context is an input of its own, even where it is x: its gradient goes to
-//          .context. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          .context. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Operator q, k, v are projected again, and op(q, k, v, out, execution) is called once more: an lse that it writes is
 //          then that of this layer, whatever other layers wrote there. With options.attended, which the forward call
 //          wrote, it is not called, and lse must be kept as well; without an output weight the forward call's out
@@ -55,6 +55,7 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
                              Backward& op_backward, const tensor_view<const S, 3>& d_out,
                              const multi_head_gradients<S>& g, const multi_head_options<S>& options, execution& exec) {
   using T = compute_type<S>;
+  using P = product_type<S>;
   using view = tensor_view<const S>;
   const auto& y = options.context ? options.context : x;
   const index heads = options.heads, kv_heads = options.kv_heads.value_or(heads);
@@ -87,9 +88,9 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
   if (through_operator || !options.attended) project_heads<S>(x, y, w, q, k, v, exec);
   if (!options.attended) op(q_heads, k_heads, v_heads, heads_out, exec);
   if (w.output) {
-    const projection_gradient<T> last(w.output, input_tokens<T>(d_out), g.output, g.output_bias, adds);
+    const projection_gradient<P> last(w.output, input_tokens<T>(d_out), g.output, g.output_bias, adds);
     const tensor_view<S, 3> to = through_operator ? d_attended : tensor_view<S, 3>();
-    run_projections_backward<T>(attended, {to, false}, {&last, 1}, exec);
+    run_projections_backward<P>(attended, {to, false}, {&last, 1}, exec);
   }
   if (!through_operator) return;
   op_backward(q_heads, k_heads, v_heads, view(heads_out),
@@ -98,13 +99,13 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
 
   // Queries that serve as keys take both gradients.
   const token_sum<T> d_queries = w.key ? token_sum<T>(dq) : token_sum<T>(dq, dk);
-  const projection_gradient<T> list[] = {{w.query, d_queries, g.query, g.query_bias, adds},
+  const projection_gradient<P> list[] = {{w.query, d_queries, g.query, g.query_bias, adds},
                                          {w.value, token_sum<T>(dv), g.value, g.value_bias, adds},
                                          {w.key, token_sum<T>(dk), g.key, g.key_bias, adds}};
   const std::span all(list, w.key ? 3 : 2);
-  if (!options.context) return run_projections_backward<T>(x, {g.x, adds}, all, exec);
-  run_projections_backward<T>(x, {g.x, adds}, all.first(1), exec);
-  run_projections_backward<T>(y, {g.context, adds}, all.subspan(1), exec);
+  if (!options.context) return run_projections_backward<P>(x, {g.x, adds}, all, exec);
+  run_projections_backward<P>(x, {g.x, adds}, all.first(1), exec);
+  run_projections_backward<P>(y, {g.context, adds}, all.subspan(1), exec);
 }
 
 /// Everything multi_head_backward refuses, it refuses here.

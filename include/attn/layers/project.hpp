@@ -7,7 +7,7 @@
 //
 // Shapes   x [B, L, n], weight [m, n] (a row for every output, as most frameworks keep it; a transposed view serves as
 //          well), bias [m], which may be left out, out [B, L, m]. float, double, or Eigen::half / Eigen::bfloat16 in
-//          memory with float arithmetic.
+//          memory with float sums.
 // Cost     2 B L n m operations. Scratch: the packed weight, about n m numbers, and 48 (n + m) numbers per thread. With
 //          L up to four, as in decoding, the weight is read in place, if its columns have stride 1; scratch is then 48 n
 //          numbers at most, and threads share the outputs, 64 per task.
@@ -31,14 +31,14 @@ struct project_weights {
 namespace detail {
 
 /// One of the projections of a sequence.
-template <class T>
+template <class P>
 struct projection {
-  linear_weight<T> weight;
-  output_tokens<T> out;
+  linear_weight<P> weight;
+  output_tokens<sum_type<P>> out;
 };
 
-template <class T>
-void project_few_tokens(const input_tokens<T>& x, const projection<T>& p, execution& exec) {
+template <class T, class P>
+void project_few_tokens(const input_tokens<T>& x, const projection<P>& p, execution& exec) {
   const auto rows = exec.shared_scratch(
       [&](arena& memory) { return row_buffer<T>(memory, std::min(token_block, x.count), x.dim, width<T>); });
   for (index first = 0; first < x.count; first += token_block) {
@@ -51,19 +51,20 @@ void project_few_tokens(const input_tokens<T>& x, const projection<T>& p, execut
 }
 
 /// Several projections of one sequence, with the weights packed.
-template <class T>
-void project_many_tokens(const input_tokens<T>& x, std::span<const projection<T>> list, execution& exec) {
-  const packed_weight<T>* const weights = exec.shared_scratch([&](arena& memory) {
+template <class P>
+void project_many_tokens(const input_tokens<sum_type<P>>& x, std::span<const projection<P>> list, execution& exec) {
+  using T = sum_type<P>;
+  const packed_weight<P>* const weights = exec.shared_scratch([&](arena& memory) {
     auto next = list.begin();
-    return memory.allocate_list(std::ssize(list), [&](arena& m) { return packed_weight<T>(m, (next++)->weight); });
+    return memory.allocate_list(std::ssize(list), [&](arena& m) { return packed_weight<P>(m, (next++)->weight); });
   });
-  pack_weights<T>({weights, list.size()}, exec);
+  pack_weights<P>({weights, list.size()}, exec);
   index widest = 0;
   for (const auto& p : list) widest = std::max(widest, p.weight.outputs);
   exec.for_each(ceil_div(x.count, token_block), [&](index task, int worker) {
     const index begin = task * token_block, rows = std::min(token_block, x.count - begin);
     auto [packed, sums] = exec.scratch(worker, [&](arena& memory) {
-      return std::pair{packed_tokens<T>(memory, x.dim), row_buffer<T>(memory, token_block, widest, panel_width<T>)};
+      return std::pair{packed_tokens<P>(memory, x.dim), row_buffer<T>(memory, token_block, widest, panel_width<T>)};
     });
     packed.pack([&](index r) { return x.at(begin + r); }, rows, x.strides[2], *x.access);
     for (std::size_t n = 0; n < list.size(); ++n) {
@@ -74,19 +75,19 @@ void project_many_tokens(const input_tokens<T>& x, std::span<const projection<T>
 }
 
 /// Several projections of one sequence.
-template <class T>
-void run_projections(const input_tokens<T>& x, std::span<const projection<T>> list, execution& exec) {
+template <class P>
+void run_projections(const input_tokens<sum_type<P>>& x, std::span<const projection<P>> list, execution& exec) {
   if (x.count == 0) return;
   double weights = 0;
   for (const auto& p : list) weights += static_cast<double>(p.weight.outputs) * static_cast<double>(x.dim);
   const auto limit = exec.limit_threads(
-      {.operations = 2 * static_cast<double>(x.count) * weights, .bytes = static_cast<double>(sizeof(T)) * weights});
-  if (x.length > tokens_in_place) return project_many_tokens(x, list, exec);
+      {.operations = 2 * static_cast<double>(x.count) * weights, .bytes = double(sizeof(P)) / numbers_of<P> * weights});
+  if (x.length > tokens_in_place) return project_many_tokens<P>(x, list, exec);
   for (const auto& p : list)  // each on its own, so that no weight's strides decide over the results of another
     if (p.weight.readable_in_place())
       project_few_tokens(x, p, exec);
     else
-      project_many_tokens<T>(x, {&p, 1}, exec);
+      project_many_tokens<P>(x, {&p, 1}, exec);
 }
 
 }  // namespace detail
@@ -95,13 +96,17 @@ void run_projections(const input_tokens<T>& x, std::span<const projection<T>> li
 template <viewable X, viewable O, class Weights = project_weights<element_of<const X&>>>
 void project(const X& x, O&& out, const Weights& weights, execution_ref exec = {}) {
   using S = element_of<const X&>;
-  const auto [from, to] = detail::sequences_of(x, out);
-  const auto& [weight, bias] = detail::weights_of<project_weights<S>>(weights);
+  const auto sequences = detail::sequences_of(x, out);
+  const auto& from = sequences.first;
+  const auto& to = sequences.second;
+  const auto& w = detail::weights_of<project_weights<S>>(weights);
   const detail::layer_validator check("project", from, to, false);
-  check.out_dim(weight.extent(0));
-  check.linear("weight", weight, "bias", bias, from.extent(2));
-  const detail::projection<compute_type<S>> one{{weight, bias}, to};
-  detail::run_projections<compute_type<S>>(from, {&one, 1}, exec.get());
+  check.out_dim(w.weight.extent(0));
+  check.linear("weight", w.weight, "bias", w.bias, from.extent(2));
+  detail::with_products<S>(exec.get(), [&]<class P>(std::type_identity<P>) {
+    const detail::projection<P> one{{w.weight, w.bias}, to};
+    detail::run_projections<P>(from, {&one, 1}, exec.get());
+  });
 }
 
 }  // namespace attn::inline ATTN_ISA

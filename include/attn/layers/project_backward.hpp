@@ -6,7 +6,7 @@
 //   attn::project_backward(x, {.weight = w, .bias = b}, d_out, {.x = dx, .weight = dw, .bias = db}, threads);
 //
 // Shapes   x and weights as the forward call's, d_out as its out, which is not needed; gradients have the shapes of
-//          what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Cost     2 B L n m operations for each of dx and dW. Scratch: packed, the weight, and 480 tokens of x and d_out (with
 //          more than four threads as many again for every four); the sums of dW, n m numbers; per thread 96 (n + m)
 //          numbers.
@@ -35,9 +35,11 @@ struct project_gradients {
 namespace detail {
 
 /// One of the projections of a sequence, backward.
-template <class T>
+template <class P>
 struct projection_gradient {
-  linear_weight<T> transposed;
+  using T = sum_type<P>;
+
+  linear_weight<P> transposed;
   token_sum<T> d;  // the gradient of what was projected
   gradient_memory<T> weight, bias;
 
@@ -49,22 +51,24 @@ struct projection_gradient {
 };
 
 /// A call of run_projections_backward: several projections of one sequence x.
-template <class T>
+template <class P>
 struct projections_backward_call {
+  using T = sum_type<P>;
+
   input_tokens<T> x;
   gradient_memory<T> dx;
-  std::span<const projection_gradient<T>> list;
+  std::span<const projection_gradient<P>> list;
 
   /// What the threads share.
   struct shared_pieces {
-    packed_weight<T>* weights;
-    input_panels<T> inputs;
-    weight_sums<T>* sums;
+    packed_weight<P>* weights;
+    input_panels<P> inputs;
+    weight_sums<P>* sums;
   };
   /// A worker's block of tokens.
   struct block_pieces {
     row_buffer<T> d, x, dx;
-    packed_tokens<T> packed;
+    packed_tokens<P> packed;
     T* spare;
   };
 
@@ -82,19 +86,19 @@ struct projections_backward_call {
     auto next = list.begin();
     if (dx.given())
       all.weights =
-          memory.allocate_list(std::ssize(list), [&](arena& m) { return packed_weight<T>(m, (next++)->transposed); });
+          memory.allocate_list(std::ssize(list), [&](arena& m) { return packed_weight<P>(m, (next++)->transposed); });
     all.inputs = {memory, x.dim, any_weight() ? chunks : 0};
     next = list.begin();
     all.sums = memory.allocate_list(std::ssize(list), [&](arena& m) {
       const auto& p = *next++;
-      return weight_sums<T>(m, p.weight, p.bias, p.outputs(), all.inputs, chunks);
+      return weight_sums<P>(m, p.weight, p.bias, p.outputs(), all.inputs, chunks);
     });
     return all;
   }
 
   block_pieces layout_block(arena& memory) const {
     return {row_buffer<T>(memory, token_block, widest()), row_buffer<T>(memory, token_block, x.dim),
-            row_buffer<T>(memory, token_block, x.dim, panel_width<T>), packed_tokens<T>(memory, widest()),
+            row_buffer<T>(memory, token_block, x.dim, panel_width<T>), packed_tokens<P>(memory, widest()),
             memory.allocate<T>(widest())};
   }
 
@@ -133,8 +137,8 @@ struct projections_backward_call {
         {.operations = 2 * static_cast<double>(x.count) * products, .bytes = 2 * sizeof(T) * products});
     const index together = chunks_together(exec, x.count);
     const shared_pieces shared = exec.shared_scratch([&](arena& memory) { return layout(memory, together); });
-    if (dx.given()) pack_weights<T>({shared.weights, list.size()}, exec);
-    sum_over_tokens<T>(x.count, together, {shared.sums, list.size()}, exec,
+    if (dx.given()) pack_weights<P>({shared.weights, list.size()}, exec);
+    sum_over_tokens<P>(x.count, together, {shared.sums, list.size()}, exec,
                        [&](index first, index rows, const chunk_place& place, int worker) {
                          const auto block = exec.scratch(worker, [&](arena& memory) { return layout_block(memory); });
                          run_block(first, rows, place, shared, block);
@@ -143,12 +147,12 @@ struct projections_backward_call {
 };
 
 /// The gradients of several projections of one sequence, dx being the sum over them.
-template <class T>
-void run_projections_backward(const input_tokens<T>& x, const gradient_memory<T>& dx,
-                              std::span<const projection_gradient<T>> list, execution& exec) {
+template <class P>
+void run_projections_backward(const input_tokens<sum_type<P>>& x, const gradient_memory<sum_type<P>>& dx,
+                              std::span<const projection_gradient<P>> list, execution& exec) {
   bool any = dx.given();
   for (const auto& p : list) any = any || p.weight.given() || p.bias.given();
-  if (any) projections_backward_call<T>{x, dx, list}.run(exec);
+  if (any) projections_backward_call<P>{x, dx, list}.run(exec);
 }
 
 }  // namespace detail
@@ -169,9 +173,10 @@ void project_backward(const X& x, const Weights& weights, const D& d_out,
   const detail::layer_validator check("project_backward", from, views, d);
   check.out_dim(weight.extent(0));
   check.linear("weight", weight, "bias", bias, from.extent(2));
-  const detail::projection_gradient<T> one(weight, detail::token_sum<T>(d), gradients.weight, gradients.bias,
+  using P = detail::product_type<S>;
+  const detail::projection_gradient<P> one(weight, detail::token_sum<T>(d), gradients.weight, gradients.bias,
                                            gradients.accumulate);
-  detail::run_projections_backward<T>(from, {gradients.x, gradients.accumulate}, {&one, 1}, exec.get());
+  detail::run_projections_backward<P>(from, {gradients.x, gradients.accumulate}, {&one, 1}, exec.get());
 }
 
 }  // namespace attn::inline ATTN_ISA

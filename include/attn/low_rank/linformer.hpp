@@ -40,48 +40,48 @@ struct linformer_options {
 namespace detail {
 
 /// Projected keys and values of one batch item, as project() leaves them and as the kernel takes them.
-template <class T>
+template <class P>
 struct linformer_item {
-  T *keys = nullptr, *values = nullptr;
-  packed_keys<T>* packed = nullptr;  // [max(heads of keys, heads of values)]
+  sum_type<P> *keys = nullptr, *values = nullptr;
+  packed_keys<P>* packed = nullptr;  // [max(heads of keys, heads of values)]
 };
 
 /// One call, after its checks.
-template <class S>
+template <class S, class P>
 struct linformer_call {
   using T = compute_type<S>;
 
   const attention_views<S>& views;
   tensor_view<T, 3> lse;
   score_terms<T, no_score> terms;
-  sequence_projection<S> keys, values;
+  sequence_projection<S, P> keys, values;
   bool shared;  // E is F
 
   void run(execution& exec) {
     const attention_shape& shape = views.shape;
     const index heads = std::max(keys.heads, values.heads), rank = keys.rank();
     const auto packed = exec.workspace([&](arena& memory) {
-      T* const first = memory.allocate<T>(keys.packed_size());
-      return std::array{first, shared ? first : memory.allocate<T>(values.packed_size())};
+      P* const first = memory.allocate<P>(keys.packed_size());
+      return std::array{first, shared ? first : memory.allocate<P>(values.packed_size())};
     });
     keys.packed = (*packed)[0], values.packed = (*packed)[1];
     const auto packed_head = [&](arena& memory) {
-      return packed_keys<T>::layout(memory, rank, shape.dim, shape.dim_v);
+      return packed_keys<P>::layout(memory, rank, shape.dim, shape.dim_v);
     };
     const auto layout = [&](arena& memory) {
-      return linformer_item<T>{.keys = memory.allocate<T>(keys.heads * keys.result_size()),
+      return linformer_item<P>{.keys = memory.allocate<T>(keys.heads * keys.result_size()),
                                .values = memory.allocate<T>(values.heads * values.result_size()),
                                .packed = memory.allocate_list(heads, packed_head)};
     };
     // 32 heads together share the packing of E and F.
     for_each_wave(exec, shape.batch, std::max<index>(1, 32 / shape.heads), layout,
-                  [&](const wave<linformer_item<T>>& w) { run_wave(w, heads); });
+                  [&](const wave<linformer_item<P>>& w) { run_wave(w, heads); });
   }
 
   /// `heads` are those of the packed keys.
-  void run_wave(const wave<linformer_item<T>>& w, index heads) const {
-    project<S>(keys, values, shared, views.lengths, w);
-    w.for_each(heads, [&](index, const linformer_item<T>& item, index h, int) {
+  void run_wave(const wave<linformer_item<P>>& w, index heads) const {
+    project(keys, values, shared, views.lengths, w);
+    w.for_each(heads, [&](index, const linformer_item<P>& item, index h, int) {
       item.packed[h].pack(keys.result(item.keys, h * keys.heads / heads),
                           values.result(item.values, h * values.heads / heads), 0, keys.rank());
     });
@@ -131,12 +131,13 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
   const double pairs = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
   const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
-  linformer_call<S>{.views = views, .lse = given.lse, .terms = terms_of<compute_type<S>>(given, s.dim),
-                    .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
-                    .values = {.e = by_f, .x = views.v, .heads = heads(by_f)},
-                    .shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() &&
-                              by_e.strides() == by_f.strides()}
-      .run(threads);
+  const bool shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() && by_e.strides() == by_f.strides();
+  with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
+    linformer_call<S, P>{.views = views, .lse = given.lse, .terms = terms_of<compute_type<S>>(given, s.dim),
+                         .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
+                         .values = {.e = by_f, .x = views.v, .heads = heads(by_f)}, .shared = shared}
+        .run(threads);
+  });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -89,8 +89,8 @@ inline void check_window(const validator& check, index left, index right, index 
 }
 
 /// A call without lse, from what is its own among the options; results lie in `out` and lse, if anywhere.
-template <class S>
-long_short_call<S> checked_long_short(const validator& check, const attention_views<S>& views,
+template <class S, class P = product_type<S>>
+long_short_call<S, P> checked_long_short(const validator& check, const attention_views<S>& views,
                                       const tensor_view<const S>& logits, const long_short_options<S>& given,
                                       const memory_layout& out) {
   using T = compute_type<S>;
@@ -138,10 +138,12 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
   const attention_shape& s = views.shape;
   check_softmax_options(check, s, given, views.q, views.k, views.v, views.out);
   execution& threads = execution_of(exec, options);
-  long_short_call<S> call = checked_long_short<S>(check, views, weights, given, views.out);
-  call.lse = given.lse;
-  const auto limit = threads.limit_threads({.operations = call.pairs() * s.operations_per_pair()});
-  call.run(threads);
+  with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
+    long_short_call<S, P> call = checked_long_short<S, P>(check, views, weights, given, views.out);
+    call.lse = given.lse;
+    const auto limit = threads.limit_threads({.operations = call.pairs() * s.operations_per_pair()});
+    call.run(threads);
+  });
 }
 
 }  // namespace attn::inline ATTN_ISA

@@ -87,14 +87,16 @@ void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}
   const double pairs =
       static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
   const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
-  nystrom_call<S>{.views = views,
-                  .convolution = given.convolution,
-                  .plan = {s, views.lengths, given.landmarks},
-                  .terms = terms_of<compute_type<S>>(given, s.dim),
-                  .inverse = {.exact = given.inverse == pseudo_inverse::exact, .iterations = given.iterations,
-                              .cutoff = static_cast<double>(given.cutoff)},
-                  .whole_batch = given.inverse == pseudo_inverse::whole_batch}
-      .run(threads);
+  with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
+    nystrom_call<S, P>{.views = views,
+                       .convolution = given.convolution,
+                       .plan = {s, views.lengths, given.landmarks},
+                       .terms = terms_of<compute_type<S>>(given, s.dim),
+                       .inverse = {.exact = given.inverse == pseudo_inverse::exact, .iterations = given.iterations,
+                                   .cutoff = static_cast<double>(given.cutoff)},
+                       .whole_batch = given.inverse == pseudo_inverse::whole_batch}
+        .run(threads);
+  });
 }
 
 }  // namespace attn::inline ATTN_ISA

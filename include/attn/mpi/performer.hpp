@@ -35,7 +35,7 @@ namespace detail {
 
 /// The map's shared memory: what it takes from the keys, it takes from those of all processes.
 template <class T>
-void prepare_spread(const performer_features<T>& features, const spread_sequence& sequence, execution& exec) {
+void prepare_spread(performer_features<T>& features, const spread_sequence& sequence, execution& exec) {
   const kernel_call<T>& call = features.call;
   const index pairs = features.pairs(), dim = features.dim;
   features.pack_rows();

@@ -8,7 +8,7 @@
 //   attn::full_softmax(q, k, v, out, {}, [](float s, auto b, auto h, auto i, auto j) { return i - j < 9 ? s : s - 1; });
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
-//          Eigen::half / Eigen::bfloat16 in memory with float arithmetic. Query i is at position p_i = i + Lk - Lq, with
+//          Eigen::half / Eigen::bfloat16 in memory with float sums. Query i is at position p_i = i + Lk - Lq, with
 //          true lengths: the last query at the last key; or at i + first_position.
 // Cost     2 B H Lq Lk (D + Dv) operations, half of it when causal. Scratch: the packed keys and values of one key head
 //          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to four queries, as
@@ -62,33 +62,63 @@ namespace detail {
 /// Up to this many queries per head are attended where the keys lie (streaming.hpp); more are worth packing the keys.
 inline constexpr index few_queries = 4;
 
-template <class S, class Score>
+template <class S, class Score, class C = S, class P = product_type<S>>
 struct full_call {
   using T = compute_type<S>;
 
-  const softmax_call<S, Score>& in;
+  const softmax_call<S, Score, C>& in;
   const attention_shape& shape = in.shape;
   const sequence_lengths& lengths = in.lengths;
 
   bool few(index b) const { return lengths.queries(b) <= few_queries; }
-  cache_rows<const S> rows_of(const tensor_view<const S>& x, index b, index kv) const { return {x, b, kv, in.pages}; }
+  cache_rows<const C> keys_of(index b, index kv) const { return {in.k, b, kv, shape.dim, true, in.pages}; }
+  cache_rows<const C> values_of(index b, index kv) const { return {in.v, b, kv, shape.dim_v, in.v.data() == in.k.data(), in.pages}; }
+
+  /// Rows [begin, end) of a head, of which those in eight bits become numbers first, some at a time.
+  void pack(packed_keys<P>& keys, const cache_rows<const C>& k, const cache_rows<const C>& v, index begin, index end,
+            int worker) const {
+    if constexpr (!std::same_as<C, std::int8_t>) {
+      keys.pack(k, v, begin, end);
+    } else {
+      constexpr index some = 2 * panel_width<P>;
+      const index cols = std::max(shape.dim, shape.dim_v);
+      float* const numbers =
+          in.exec.scratch(worker, [&](arena& memory) { return memory.allocate<float>(some * cols); });
+      const auto expand = [&](const cache_rows<const C>& x, index from, index to) {
+        for (index j = from; j < to;) {
+          const quantised_rows rows = x.from(j);
+          const index count = std::min(to - j, rows.rows);
+          rows.expand(0, count, numbers + (j - from) * cols, cols);
+          j += count;
+        }
+      };
+      for (index from = begin; from < end; from += some) {
+        const index to = std::min(from + some, end);
+        const auto row = [&](index slot) { return numbers + slot * cols; };
+        expand(k, from, to);
+        keys.pack_keys(row, 1, from, to);
+        expand(v, from, to);
+        keys.pack_value_rows([&](index slot) { return row(slot - from); }, 1, from, to);
+      }
+    }
+  }
 
   /// A wave of pairs of batch item and key head, by the blockwise kernel: packed, then attended.
-  void attend_pairs(const wave<packed_keys<T>>& pairs) const {
+  void attend_pairs(const wave<packed_keys<P>>& pairs) const {
     constexpr index pack_step = 512;
     const index group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
-    pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, packed_keys<T>& keys, index step, int) {
+    pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, packed_keys<P>& keys, index step, int worker) {
       const index b = pair / shape.kv_heads, h = pair % shape.kv_heads;
       const index begin = step * pack_step, end = std::min(begin + pack_step, in.keys_seen(b));
-      if (begin < end && !few(b)) keys.pack(rows_of(in.k, b, h), rows_of(in.v, b, h), begin, end);
+      if (begin < end && !few(b)) pack(keys, keys_of(b, h), values_of(b, h), begin, end, worker);
     });
     // The last row blocks of a causal call are the longest: they go first.
-    pairs.for_each(row_blocks * group, [&](index pair, const packed_keys<T>& keys, index step, int worker) {
+    pairs.for_each(row_blocks * group, [&](index pair, const packed_keys<P>& keys, index step, int worker) {
       const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * group + step % group;
       const index i0 = (row_blocks - 1 - step / group) * max_rows, i1 = std::min(i0 + max_rows, lengths.queries(b));
       if (i0 < i1 && !few(b)) {
         auto block = in.exec.scratch(
-            worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+            worker, [&](arena& memory) { return row_block<P>::layout(memory, shape.dim, shape.dim_v); });
         block.begin(in.query(b, h), {i0, 1, nullptr}, i1 - i0, in.terms.query_factor());
         const index all = lengths.keys(b), shift = in.shift(b);
         for (index i = i0; i < i1; ++i)
@@ -136,12 +166,12 @@ struct full_call {
     state.clear();
     if (begin >= end) return;
     auto rows = in.exec.scratch(worker, [&](arena& memory) {
-      return stream_queries<T>::layout(memory, most_rows, shape.dim, shape.dim_v);
+      return stream_queries<T, C>::layout(memory, most_rows, shape.dim, shape.dim_v);
     });
     rows.begin(in.q, b, h, state.rows, lengths.queries(b), in.terms.query_factor());
     const auto limit = in.causal ? stream_limit{in.shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
     const index kv = pair % shape.kv_heads;
-    attend_stream(rows, rows_of(in.k, b, kv), rows_of(in.v, b, kv), {}, begin, end,
+    attend_stream(rows, keys_of(b, kv), values_of(b, kv), {}, begin, end,
                   in.terms.for_head(b, 0, in.shift(b)), limit, state);
   }
 
@@ -155,15 +185,20 @@ struct full_call {
     if (few_items < shape.batch)
       for_each_wave(
           in.exec, pairs, wave_size(in.exec, pairs, bytes),
-          [&](arena& memory) { return packed_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v); },
-          [&](const wave<packed_keys<T>>& some) { attend_pairs(some); });
+          [&](arena& memory) { return packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v); },
+          [&](const wave<packed_keys<P>>& some) { attend_pairs(some); });
     else
       for (index b = 0; b < shape.batch; ++b)
         for (index h = 0; h < shape.heads; ++h) in.clear_padding(b, h);
   }
 };
-template <class S, class Score>
-full_call(const softmax_call<S, Score>&) -> full_call<S, Score>;
+template <class S, class Score, class C>
+full_call(const softmax_call<S, Score, C>&) -> full_call<S, Score, C>;
+
+template <class S, class Score, class C>
+void attend_full(const softmax_call<S, Score, C>& call) {
+  with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) { full_call<S, Score, C, P>{call}.run(); });
+}
 
 template <class S, class Score>
 void check_bias(const softmax_call<S, Score>& in, const tensor_view<const compute_type<S>>& bias) {
@@ -185,7 +220,7 @@ void full_softmax(const Q& q, const K& k, const V& v, O&& out, Options&& options
   detail::call_softmax<full_softmax_options>(
       "full_softmax", q, k, v, out, options, score, exec, [](const auto& call, const auto& given) {
         detail::check_bias(call, given.bias);
-        detail::full_call{call}.run();
+        detail::attend_full(call);
       });
 }
 

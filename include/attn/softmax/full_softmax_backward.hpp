@@ -59,6 +59,7 @@ inline index backward_segment(index keys) {
 template <class S, class Score, class ScoreBackward, class G>
 struct full_backward {
   using T = compute_type<S>;
+  using P = product_type<S>;
   static constexpr index pack_step = 512;
 
   const softmax_backward_call<S, Score, ScoreBackward, G>& in;
@@ -67,8 +68,8 @@ struct full_backward {
 
   /// What the threads share of one pair.
   struct pair_scratch {
-    backward_keys<T> keys;
-    backward_rows<T> rows;  // of the query head in progress
+    backward_keys<P> keys;
+    backward_rows<P> rows;  // of the query head in progress
     T* dq;                  // [parts + 1][Lq][dq_stride]: sums of all segments that are done, and of those in progress
     T* slopes;              // [segments]: their sums of the gradient of the slope
   };
@@ -80,8 +81,8 @@ struct full_backward {
   index row_blocks() const { return ceil_div(shape.queries, max_rows); }
 
   pair_scratch layout(arena& memory, index parts) const {
-    return {.keys = backward_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v, bool(in.dk), bool(in.dv)),
-            .rows = backward_rows<T>::layout(memory, shape.queries, shape.dim, shape.dim_v),
+    return {.keys = backward_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v, bool(in.dk), bool(in.dv)),
+            .rows = backward_rows<P>::layout(memory, shape.queries, shape.dim, shape.dim_v),
             .dq = in.dq ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr,
             .slopes = memory.allocate<T>(segments())};
   }

@@ -10,6 +10,10 @@
 // sequence; of the chunk item b may have its first lengths[b] tokens alone. In `score` i and j are positions since the
 // start.
 //
+// The elements of a cache may have fewer bits than the tokens (kv_cache.hpp); queries and weights are then rounded too,
+// as kernels for few queries need it: to bf16 for a cache of bf16, where the processor multiplies such numbers, to 16-bit
+// whole numbers for one of std::int8_t.
+//
 // Cost     up to four tokens: one reading of the cache, and scratch memory that does not depend on its size. Longer
 //          chunks are attended as full_softmax does.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
@@ -45,12 +49,11 @@ struct full_softmax_step_options {
 /// Feeds n tokens and attends their queries; options, score and execution may each be left out. The cache is a kv_cache
 /// or a paged_cache. See the top of the file.
 template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, viewable O,
-          class Options = full_softmax_step_options<typename Cache::value_type>, class Score = detail::no_score>
+          class Options = full_softmax_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                        Score&& score = {}, execution_ref exec = {}) {
-  static_assert(std::same_as<typename Cache::value_type, element_of<const Q&>>,
-                "attn: the cache and q must have one element type");
-  using S = typename Cache::value_type;
+  using S = element_of<const Q&>;
+  static_assert(detail::stores<typename Cache::value_type, S>, ATTN_CACHE_TYPES);
   detail::call_softmax<full_softmax_step_options>(
       "full_softmax_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
         cache.check_tokens(call.check, call.k, call.v, given.lengths);
@@ -71,10 +74,10 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
         rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
         cache.append(call.k, call.v, {given.lengths});
         call.lengths.given_queries = given.lengths, call.lengths.given_keys = cache.lengths();
-        call.k = cache.keys(), call.v = cache.values(), call.pages = cache.pages();
         call.causal = true;
         try {
-          detail::full_call{call}.run();
+          const auto over_all = call.over(cache.keys(), cache.values(), cache.pages());
+          detail::attend_full(over_all);
         } catch (...) {  // of the score function, or no memory
           cache.forget(count, given.lengths);
           throw;

@@ -133,7 +133,7 @@ void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score 
   detail::call_softmax<lsh_options>("lsh", queries, keys, values, out, options, score, exec,
                                     [](auto& call, const auto& given) {
                                       detail::take_lsh_options(call, given);
-                                      detail::lsh_driver{call, given}.run();
+                                      detail::attend_hashed(call, given);
                                     });
 }
 

@@ -57,18 +57,18 @@ struct sliding_window_options {
 namespace detail {
 
 /// Scratch of one chunk: keys and queries of one residue class, without the global ones, which go their own way.
-template <class T>
+template <class P>
 struct window_scratch {
-  row_block<T> block;
-  packed_keys<T> keys, global_keys;
+  row_block<P> block;
+  packed_keys<P> keys, global_keys;
   index* key_list = nullptr;  // rows of k that are packed
   index* rank = nullptr;      // how many of them are before an entry of the class
   index* row_list = nullptr;  // rows of q that are in the block
 
   static window_scratch layout(arena& memory, index chunk, index reach, index globals, index dim, index dim_v) {
-    return {.block = row_block<T>::layout(memory, dim, dim_v),
-            .keys = packed_keys<T>::layout(memory, chunk + reach, dim, dim_v),
-            .global_keys = packed_keys<T>::layout(memory, globals, dim, dim_v),
+    return {.block = row_block<P>::layout(memory, dim, dim_v),
+            .keys = packed_keys<P>::layout(memory, chunk + reach, dim, dim_v),
+            .global_keys = packed_keys<P>::layout(memory, globals, dim, dim_v),
             .key_list = memory.allocate<index>(globals ? chunk + reach : 0),
             .rank = memory.allocate<index>(globals ? chunk + reach + 1 : 0),
             .row_list = memory.allocate<index>(globals ? max_rows : 0)};
@@ -113,7 +113,7 @@ struct window_sets {
   }
 };
 
-template <class S, class Score>
+template <class S, class Score, class P>
 struct window_call : window_sets {
   using T = compute_type<S>;
 
@@ -127,7 +127,7 @@ struct window_call : window_sets {
 
   /// Attends one chunk of the queries of head h whose positions are r modulo its dilation d. In such a class positions
   /// are r + d t, and the window is the undilated one in t.
-  void attend_chunk(index b, index h, index r, index piece, window_scratch<T>& s) const {
+  void attend_chunk(index b, index h, index r, index piece, window_scratch<P>& s) const {
     const index d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
     const index keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
     const index t0 = first_of(shift, r, d) + piece * chunk;
@@ -181,7 +181,7 @@ struct window_call : window_sets {
   }
 
   /// Attends up to max_rows global queries, from entry `begin` of the list on, to every key.
-  void attend_globals(index b, index h, index begin, window_scratch<T>& s) const {
+  void attend_globals(index b, index h, index begin, window_scratch<P>& s) const {
     const index n = in.lengths.keys(b), shift = in.shift(b);
     const index end = std::min(begin + max_rows, globals_before(in.last_shift(b)));
     index rows = 0;
@@ -214,7 +214,7 @@ struct window_call : window_sets {
                  in.exec.shared_scratch([&](arena& memory) { return memory.allocate<index>(given); }));
     const index listed = std::ssize(globals), reach = std::min(left + right, shape.keys);
     const auto layout = [&](arena& memory) {
-      return window_scratch<T>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v);
+      return window_scratch<P>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v);
     };
     index pieces = 0;  // of the head that has most
     for (index h = 0; h < shape.heads; ++h) pieces = std::max(pieces, chunks(h) * dilation(h));
@@ -265,7 +265,9 @@ inline index window_chunk(index left, index right) {
 template <class S, class Score>
 void attend_window(const softmax_call<S, Score>& in, const sliding_window_options<S>& options) {
   const window_sets sets = window_sets::of(in.shape, options);
-  window_call<S, Score>{sets, in, options, window_chunk(sets.left, sets.right)}.run();
+  with_products<S>(in.exec, [&]<class P>(std::type_identity<P>) {
+    window_call<S, Score, P>{sets, in, options, window_chunk(sets.left, sets.right)}.run();
+  });
 }
 
 }  // namespace detail

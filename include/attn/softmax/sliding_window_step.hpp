@@ -8,8 +8,8 @@
 // next n rows of one causal sliding_window over the whole stream. Batch items are streams of their own: with `lengths`
 // item b takes the first lengths[b] tokens, and the rest is padding. In `score` i and j are positions since the start.
 //
-// Memory   batch * heads * (capacity + global positions) * (dim + value_dim) elements. The ring holds the window,
-//          left * dilation + 1 tokens; since a global query sees every token before it, up to the last global position
+// Memory   batch * heads * (capacity + global positions) * (dim + value_dim) elements, of the types a kv_cache may have.
+//          The ring holds the window, left * dilation + 1 tokens (of std::int8_t up to 30 more); since a global query sees every token before it, up to the last global position
 //          if that is further.
 // Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. Tokens are
 //          taken one by one; feed a long prompt to sliding_window, then append() it.
@@ -52,7 +52,7 @@ struct sliding_window_cache_options {
 
 /// The last tokens of a stream, and those at its global positions. One that was moved from may only be assigned to or
 /// destroyed.
-template <element S>
+template <detail::cache_element S>
 class sliding_window_cache : public detail::token_state {
  public:
   /// An empty stream; heads are key heads, and the lists of the options are copied. Throws std::invalid_argument for
@@ -67,7 +67,7 @@ class sliding_window_cache : public detail::token_state {
   sliding_window_cache(const tensor_view<S>& keys, const tensor_view<S>& values,
                        const sliding_window_cache_options& options = {})
       : sliding_window_cache({detail::validator("sliding_window_cache"), keys, values}, options) {
-    detail::validator(name_).at_least("rows of the caller's memory", rows(), keys.extent(2));
+    detail::validator(name_).at_least("rows of the caller's memory", rows(), memory_.rows());
   }
 
   /// Tokens the ring holds, and rows of memory, which are those and the global positions.
@@ -98,7 +98,9 @@ class sliding_window_cache : public detail::token_state {
   /// do not fit, before anything changes.
   template <viewable K, viewable V>
   void append(const K& k, const V& v, const append_options& options = {}) {
-    const tensor_view<const S> keys = as_view(k), values = as_view(v);
+    using E = element_of<const K&>;
+    static_assert(detail::stores<S, E>, ATTN_CACHE_TYPES);
+    const tensor_view<const E> keys = as_view(k), values = as_view(v);
     check_tokens(detail::validator(name_), keys, values, options.lengths);
     const index count = keys.extent(2);
     for (index b = 0; b < batch(); ++b)
@@ -118,7 +120,8 @@ class sliding_window_cache : public detail::token_state {
   tensor_view<const S> values() const { return memory_.values(); }
 
   /// Token t of a chunk goes to its place in the ring and, if global, among the global ones.
-  void put(const tensor_view<const S>& k, const tensor_view<const S>& v, index b, index h, index t) {
+  template <class E>
+  void put(const tensor_view<const E>& k, const tensor_view<const E>& v, index b, index h, index t) {
     const index position = length(b) + t;
     const auto found = std::lower_bound(globals_.begin(), globals_.end(), position);
     memory_.put(k, v, b, h, t, b, position % capacity_);
@@ -129,10 +132,11 @@ class sliding_window_cache : public detail::token_state {
     for (index b = 0; b < batch(); ++b) length(b) += taken_of(b, count, given);
   }
   /// Checks what append() would, and nothing else.
-  void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v,
+  template <class E>
+  void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const index> given) const {
     token_state::check_tokens(check, k, v, given);
-    memory_.check_tokens(check, k, v);
+    memory_.check_tokens(check, k, v, given);
   }
   void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
     memory_.no_alias(check, what, x);
@@ -152,6 +156,7 @@ class sliding_window_cache : public detail::token_state {
     globals_.erase(std::unique(globals_.begin(), globals_.end()), globals_.end());
     capacity_ =
         std::max(check.fits("left * dilation", {left_, widest}), check.fits("global positions", {furthest})) + 1;
+    capacity_ = detail::row_format<S>::ring(capacity_);
   }
 
   index left_, capacity_ = 0;
@@ -161,20 +166,21 @@ class sliding_window_cache : public detail::token_state {
 
 namespace detail {
 
-template <class S>
+template <class S, class C>
 struct ring_source {
+  using element_type = C;
   static constexpr bool adjacent_globals = true;
 
-  sliding_window_cache<S>& cache;
+  sliding_window_cache<C>& cache;
   const tensor_view<const S>&k_new, v_new;
-  tensor_view<const S> all_keys = cache.keys(), all_values = cache.values();
+  tensor_view<const C> all_keys = cache.keys(), all_values = cache.values();
 
   stream_window window() const { return cache.window(); }
   index before(index b) const { return cache.tokens(b); }
   index ring() const { return cache.capacity(); }
   index global_row(index g) const { return ring() + g; }
-  cache_rows<const S> keys(index b, index kv) const { return head_of(all_keys, b, kv); }
-  cache_rows<const S> values(index b, index kv) const { return head_of(all_values, b, kv); }
+  cache_rows<const C> keys(index b, index kv) const { return {all_keys, b, kv, cache.dim(), true, {}}; }
+  cache_rows<const C> values(index b, index kv) const { return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), {}}; }
   void put(index b, index kv, index t) const { cache.put(k_new, v_new, b, kv, t); }
 };
 
@@ -204,15 +210,16 @@ void run_window_step(Cache& cache, const stream_window& window, const Q& q, cons
 }  // namespace detail
 
 /// Feeds n tokens and attends their queries; options, score and execution may each be left out. See the top of the file.
-template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = sliding_window_step_options<S>,
-          class Score = detail::no_score>
-void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k, const V& v, O&& out,
+template <detail::cache_element C, viewable Q, viewable K, viewable V, viewable O,
+          class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
+void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k, const V& v, O&& out,
                          Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
+  using S = element_of<const Q&>;
+  static_assert(detail::stores<C, S>, ATTN_CACHE_TYPES);
   detail::run_window_step<S>(
       cache, cache.window(), q, k, v, out, options, score, exec, [&](const auto& call, const auto& given) {
         try {
-          detail::window_step{call, detail::ring_source<S>{cache, call.k, call.v}}.run();
+          detail::window_step{call, detail::ring_source<S, C>{cache, call.k, call.v}}.run();
         } catch (...) {  // of the score function, or no memory: the ring has already lost what the chunk pushed out
           cache.reset();
           throw;
@@ -224,11 +231,11 @@ void sliding_window_step(sliding_window_cache<S>& cache, const Q& q, const K& k,
 /// The same over a kv_cache or paged_cache, which keeps all tokens and reads those of the window: for models that mix
 /// windows with full attention in one pool, and for sequences that go back. global_positions must ascend.
 template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, viewable O,
-          class Options = sliding_window_step_options<typename Cache::value_type>, class Score = detail::no_score>
+          class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void sliding_window_step(Cache& cache, const sliding_window_cache_options& window, const Q& q, const K& k, const V& v,
                          O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
-  using S = typename Cache::value_type;
-  static_assert(std::same_as<S, element_of<const Q&>>, "attn: the cache and q must have one element type");
+  using S = element_of<const Q&>;
+  static_assert(detail::stores<typename Cache::value_type, S>, ATTN_CACHE_TYPES);
   const detail::validator check("sliding_window_step");
   const detail::stream_window seen{std::min(window.left, detail::furthest_position), window.dilation,
                                    window.global_positions};

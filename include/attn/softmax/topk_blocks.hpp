@@ -62,7 +62,7 @@ void topk_blocks(const Q& q, const K& k, const V& v, O&& out, Options&& options 
   detail::call_softmax<topk_blocks_options>("topk_blocks", q, k, v, out, options, score, exec,
                                             [](auto& call, const auto& given) {
                                               const auto blocks = detail::check_topk(call, given);
-                                              detail::topk_driver{call, blocks}.run();
+                                              detail::attend_topk(call, blocks);
                                             });
 }
 

@@ -180,12 +180,12 @@ struct topk_step {
 
   struct scratch {
     block_chooser<T> chooser;
-    stream_queries<T> query;
+    stream_queries<T, S> query;
     online_softmax<T> state;
   };
   scratch layout(arena& memory) const {
     return {block_chooser<T>::layout(memory, shape.dim, blocks.rounds),
-            stream_queries<T>::layout(memory, 1, shape.dim, shape.dim_v),
+            stream_queries<T, S>::layout(memory, 1, shape.dim, shape.dim_v),
             online_softmax<T>::layout(memory, 1, shape.dim_v)};
   }
 
@@ -253,7 +253,7 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
           if (call.shape.queries <= detail::few_topk_queries)
             detail::topk_step{call, cache, blocks}.run();
           else
-            detail::topk_driver{call, blocks, cache.sums(), cache.sums_stride()}.run();
+            detail::attend_topk(call, blocks, cache.sums(), cache.sums_stride());
         } catch (...) {  // of the score function, or no memory
           cache.forget(count, given.lengths);
           throw;

@@ -20,7 +20,11 @@
 // Everything lies in an inline namespace named after the vector instructions of this build. Files of one program that
 // are compiled with different -march then each call their own functions, where the one-definition rule would otherwise
 // let the linker pick one for all. Objects cannot cross from one to the other: that does not link.
-#if defined(EIGEN_DONT_VECTORIZE)
+#if defined(ATTN_AMX_MODEL)
+#define ATTN_ISA amx_model
+#elif defined(ATTN_BF16_MODEL)
+#define ATTN_ISA bf16_model
+#elif defined(EIGEN_DONT_VECTORIZE)
 #define ATTN_ISA scalar
 #elif defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #define ATTN_ISA amx

@@ -1,28 +1,94 @@
 // attn: memory of keys and values, of its own or the caller's: what caches are made of.
 #pragma once
 
+#include <attn/core/detail/pages.hpp>
+#include <attn/core/detail/quantised.hpp>
 #include <attn/core/state_extents.hpp>
 
 #include <vector>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Keys [items, heads, rows, D] and values [items, heads, rows, Dv]. Values that are the first dims of the keys are not
-/// stored. A copy of the caller's memory is the same memory.
-template <element S>
+/// What a cache may have for elements. Of std::int8_t are rows in eight bits, with scales: quantised.hpp.
+template <class C>
+concept cache_element = element<C> || std::same_as<C, std::int8_t>;
+
+/// May a cache with elements C be fed with tokens of type S, and attended by queries of it? It keeps what it is fed, or
+/// numbers that are summed in float in fewer bits.
+template <class C, class S>
+concept stores = std::same_as<C, S> || (std::same_as<S, float> && sizeof(C) == 2) ||
+                 (std::same_as<C, std::int8_t> && std::same_as<compute_type<S>, float>);
+#define ATTN_CACHE_TYPES                                                                                 \
+  "attn: the elements of a cache must be of the type of q, k and v; for float ones also Eigen::half or " \
+  "Eigen::bfloat16; for all but double also std::int8_t"
+
+/// How memory holds rows of numbers: `rows` of them together in as many elements.
+template <class C>
+struct row_format {
+  static constexpr index rows = 1;
+  static index elements(index cols, bool) { return cols; }
+  static index cols(index elements, bool) { return elements; }
+  static index ring(index needed) { return needed; }
+  static void check(const validator&, const char*, index) {}
+  static void check(const validator&, const char*, const tensor_view<C>&, bool) {}
+
+  template <class S>
+  static void put(const S* x, index stride, bool, const matrix_view<C>& memory, index row) {
+    C* const to = memory.row(row);
+    for (index c = 0; c < memory.cols; ++c) to[c * memory.col_stride] = static_cast<C>(x[c * stride]);
+  }
+};
+template <>
+struct row_format<std::int8_t> {
+  static constexpr index rows = quantised_block;
+  static index elements(index cols, bool of_keys) { return quantised_layout{cols, of_keys}.bytes(); }
+  static index cols(index elements, bool of_keys) { return quantised_layout::of_bytes(elements, of_keys).cols; }
+  /// Rows of a ring that holds so many: the block that is written to anew holds none of them.
+  static index ring(index needed) { return (needed + 2 * (quantised_block - 1)) / quantised_block * quantised_block; }
+
+  static void check(const validator& check, const char* what, index cols) {
+    if (cols % 2 != 0) check.fail({"an even ", what, " for eight-bit elements"}, cols);
+  }
+  /// The caller's memory.
+  static void check(const validator& check, const char* what, const tensor_view<std::int8_t>& x, bool of_keys) {
+    if (x.empty()) return;
+    const quantised_layout layout = quantised_layout::of_bytes(x.extent(3), of_keys);
+    if (x.extent(3) != layout.bytes())
+      check.fail({what, " in blocks of 64 + ", of_keys ? 18 : 16, " dim bytes"}, x.extent(3));
+    row_format::check(check, "dim", layout.cols);
+    bool even = reinterpret_cast<std::uintptr_t>(x.data()) % 2 == 0 && x.stride(3) == 1;
+    for (int axis = 0; axis < 3; ++axis) even &= x.stride(axis) % 2 == 0 || x.extent(axis) == 1;
+    if (!even) check.fail({what, " in contiguous blocks at even addresses"}, "others");
+  }
+
+  template <class S>
+  static void put(const S* x, index stride, bool of_keys, const matrix_view<std::int8_t>& memory, index row) {
+    quantise_row(x, stride, quantised_layout::of_bytes(memory.cols, of_keys), memory.row(row / rows), row % rows);
+  }
+};
+
+/// Keys [items, heads, rows, D] and values [items, heads, rows, Dv]; of std::int8_t [items, heads, blocks, bytes], blocks
+/// of rows (quantised.hpp). Values that are the first dims of the keys are not stored. A copy of the caller's memory is
+/// the same memory.
+template <cache_element S>
 class kv_memory {
+  using format = row_format<S>;
+
  public:
   /// Of its own, without rows.
   kv_memory(const validator& check, const state_extents& e, bool values_in_keys)
       : extents_(check_state_extents(check, e)), values_in_keys_(values_in_keys) {
+    format::check(check, "dim", extents_.dim), format::check(check, "value dim", extents_.value_dim);
     if (values_in_keys && extents_.value_dim > extents_.dim)
       check.fail({"a value dim up to the key dim ", extents_.dim}, extents_.value_dim);
   }
   kv_memory(const validator& check, const tensor_view<S>& keys, const tensor_view<S>& values)
-      : extents_{keys.extent(0), keys.extent(1), keys.extent(3), values.extent(3)},
-        values_in_keys_(is_part(values, keys)), given_(true), rows_(keys.extent(2)), given_keys_(keys),
+      : extents_{keys.extent(0), keys.extent(1), format::cols(keys.extent(3), true),
+                 format::cols(values.extent(3), is_part(values, keys))},
+        values_in_keys_(is_part(values, keys)), given_(true), rows_(keys.extent(2) * format::rows), given_keys_(keys),
         given_values_(values) {
     check.writable("keys", keys), check.writable("values", values);
+    format::check(check, "keys", keys, true), format::check(check, "values", values, values_in_keys_);
     if (!values_in_keys_) check.no_alias("keys", keys, "values", values);
     check.extents({{"value batch = key batch", keys.extent(0), values.extent(0)},
                    {"value heads = key heads", keys.extent(1), values.extent(1)},
@@ -35,26 +101,32 @@ class kv_memory {
   bool values_in_keys() const { return values_in_keys_; }
   std::size_t bytes() const { return (own_keys_.capacity() + own_values_.capacity()) * sizeof(S); }
 
-  tensor_view<S> keys() const { return given_ ? given_keys_ : own(own_keys_, extents_.dim); }
+  tensor_view<S> keys() const { return given_ ? given_keys_ : own(own_keys_, format::elements(extents_.dim, true)); }
   tensor_view<S> values() const {
-    if (values_in_keys_) return keys().slice(3, 0, extents_.value_dim);
-    return given_ ? given_values_ : own(own_values_, extents_.value_dim);
+    if (values_in_keys_) return format::rows == 1 ? keys().slice(3, 0, extents_.value_dim) : keys();
+    return given_ ? given_values_ : own(own_values_, format::elements(extents_.value_dim, false));
   }
+
+  /// What holds the first `rows` rows.
+  tensor_view<const S> keys(index rows) const { return tensor_view<const S>(keys()).slice(2, 0, stored(rows)); }
+  tensor_view<const S> values(index rows) const { return tensor_view<const S>(values()).slice(2, 0, stored(rows)); }
 
   /// Room for more rows; of item b the first lengths[b] are kept, of all items none where there is no list.
   void grow(const validator& check, index rows, std::span<const index> lengths) {
     const index heads = extents_.heads;
-    const auto grown = [&](const char* what, const std::vector<S>& from, index dim) {
-      std::vector<S> to(static_cast<std::size_t>(check.fits(what, {extents_.batch, heads, rows, dim})));
+    const auto grown = [&](const char* what, const memory_vector<S>& from, index elements) {
+      memory_vector<S> to(static_cast<std::size_t>(check.fits(what, {extents_.batch, heads, rows, elements})));
       for (std::size_t b = 0; b < lengths.size(); ++b)
         for (index h = index(b) * heads; h < index(b + 1) * heads && lengths[b] > 0; ++h)
-          std::copy_n(from.data() + h * rows_ * dim, lengths[b] * dim, to.data() + h * rows * dim);
+          std::copy_n(from.data() + h * stored(rows_) * elements, stored(lengths[b]) * elements,
+                      to.data() + h * rows * elements);
       return to;
     };
-    std::vector<S> keys = grown("keys", own_keys_, extents_.dim);
-    std::vector<S> values = grown("values", own_values_, values_in_keys_ ? 0 : extents_.value_dim);
+    rows = stored(rows);
+    memory_vector<S> keys = grown("keys", own_keys_, format::elements(extents_.dim, true)), values;
+    if (!values_in_keys_) values = grown("values", own_values_, format::elements(extents_.value_dim, false));
     own_keys_ = std::move(keys), own_values_ = std::move(values);
-    rows_ = rows;
+    rows_ = rows * format::rows;
   }
 
   /// Rows of a pool, whose items are pages: of a head all pages lie one after another, so that what prefetches does not
@@ -65,15 +137,11 @@ class kv_memory {
   }
 
   /// Token i of batch item b and a head of k and v goes to a row of an item.
-  void put(const tensor_view<const S>& k, const tensor_view<const S>& v, index b, index h, index i, index item,
+  template <class E>
+  void put(const tensor_view<const E>& k, const tensor_view<const E>& v, index b, index h, index i, index item,
            index row) {
-    const auto copy_row = [&](const tensor_view<const S>& x, const tensor_view<S>& memory) {
-      const S* const from = head_of(x, b, h).row(i);
-      S* const to = head_of(memory, item, h).row(row);
-      for (index d = 0; d < memory.extent(3); ++d) to[d * memory.stride(3)] = from[d * x.stride(3)];
-    };
-    copy_row(k, keys());
-    if (!values_in_keys_) copy_row(v, values());
+    format::put(head_of(k, b, h).row(i), k.stride(3), true, head_of(keys(), item, h), row);
+    if (!values_in_keys_) format::put(head_of(v, b, h).row(i), v.stride(3), false, head_of(values(), item, h), row);
   }
 
   /// The first `count` rows of an item, in every head, go to those of another, or change places with them.
@@ -84,8 +152,12 @@ class kv_memory {
     each_number(a, b, count, [](S& x, S& y) { std::swap(x, y); });
   }
 
-  /// Tokens that are to be put here: values that are not stored are those dims of k, and neither lies in this memory.
-  void check_tokens(const validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v) const {
+  /// Tokens that are to be put here, of item b the first given[b] or all: values that are not stored are those dims of k,
+  /// and neither lies in this memory. Numbers in eight bits have a scale, which must be finite.
+  template <class E>
+  void check_tokens(const validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
+                    std::span<const index> given) const {
+    if constexpr (format::rows > 1) check_size(check, "k", k, given), check_size(check, "v", v, given);
     if (values_in_keys_ && !k.empty() && !is_part(v, k)) check.fail("v to be the first dims of k", "other memory");
     no_alias(check, "k", k);
     no_alias(check, "v", v);
@@ -102,20 +174,32 @@ class kv_memory {
     for (int axis = 0; axis < 4; ++axis) same &= v.extent(axis) <= 1 || v.stride(axis) == k.stride(axis);
     return same;
   }
-  tensor_view<S> own(const std::vector<S>& memory, index dim) const {
-    const index item = rows_ * dim, outer = heads_first_ ? extents_.batch : extents_.heads;
-    return {const_cast<S*>(memory.data()),
-            {extents_.batch, extents_.heads, rows_, dim},
-            {heads_first_ ? item : outer * item, heads_first_ ? outer * item : item, dim, 1}};
+  template <class E>
+  static void check_size(const validator& check, const char* what, const tensor_view<const E>& x,
+                         std::span<const index> given) {
+    for (index b = 0; b < x.extent(0); ++b)
+      for (index h = 0; h < x.extent(1); ++h)
+        for (index t = 0; t < (given.empty() ? x.extent(2) : given[static_cast<std::size_t>(b)]); ++t)
+          for (index d = 0; d < x.extent(3); ++d)
+            if (const float number = static_cast<float>(x(b, h, t, d)); !(std::abs(number) <= quantised_most))
+              check.fail({what, " of finite numbers up to ", quantised_most, " for a cache of eight-bit ones"}, number);
   }
-  static tensor_view<S> whole(const std::vector<S>& memory) {
+  static index stored(index rows) { return rows / format::rows + (rows % format::rows != 0); }
+  tensor_view<S> own(const memory_vector<S>& memory, index elements) const {
+    const index item = stored(rows_) * elements;
+    const index outer = heads_first_ ? extents_.batch : extents_.heads;
+    return {const_cast<S*>(memory.data()),
+            {extents_.batch, extents_.heads, stored(rows_), elements},
+            {heads_first_ ? item : outer * item, heads_first_ ? outer * item : item, elements, 1}};
+  }
+  static tensor_view<S> whole(const memory_vector<S>& memory) {
     return {const_cast<S*>(memory.data()), {1, 1, 1, static_cast<index>(memory.size())}};
   }
   template <class Visit>
   void each_number(index a, index b, index count, const Visit& visit) {
     const auto each = [&](const tensor_view<S>& x) {
       for (index h = 0; h < extents_.heads; ++h)
-        for (index t = 0; t < count; ++t)
+        for (index t = 0; t < stored(count); ++t)
           for (index d = 0; d < x.extent(3); ++d) visit(x(a, h, t, d), x(b, h, t, d));
     };
     each(keys());
@@ -125,7 +209,7 @@ class kv_memory {
   state_extents extents_;
   bool values_in_keys_, given_ = false, heads_first_ = false;
   index rows_ = 0;
-  std::vector<S> own_keys_, own_values_;
+  memory_vector<S> own_keys_, own_values_;
   tensor_view<S> given_keys_{}, given_values_{};
 };
 
@@ -146,11 +230,11 @@ struct cache_rows {
   const index* pages = nullptr;
   index page_rows = 0, page_stride = 0;
 
-  cache_rows(const matrix_view<S>& x)
+  explicit cache_rows(const matrix_view<S>& x)
       : data(x.data), rows(x.rows), cols(x.cols), row_stride(x.row_stride), col_stride(x.col_stride) {}
 
   /// Of a batch item and head of x, which is [B, H, rows, D], or [pages, H, page_rows, D].
-  cache_rows(const tensor_view<S>& x, index b, index h, const page_tables& given)
+  cache_rows(const tensor_view<S>& x, index b, index h, index, bool, const page_tables& given)
       : cache_rows(head_of(x, given ? 0 : b, h)) {
     if (!given) return;
     const std::vector<index>& table = given.tables[b];
@@ -165,6 +249,32 @@ struct cache_rows {
   matrix_view<S> from(index j) const {
     const index count = pages ? page_rows - j % page_rows : rows - j;
     return {row(j), count, cols, row_stride, col_stride};
+  }
+};
+
+/// The same of rows in eight bits, of whose columns the first `cols` are taken. Values may lie among the keys.
+template <>
+struct cache_rows<const std::int8_t> {
+  quantised_rows all;  // or those of a page
+  const index* pages = nullptr;
+  index page_rows = 0, page_stride = 0;
+
+  cache_rows(const tensor_view<const std::int8_t>& x, index b, index h, index cols, bool of_keys,
+             const page_tables& given) {
+    const matrix_view<const std::int8_t> blocks = head_of(x, given ? 0 : b, h);
+    const auto layout = quantised_layout::of_bytes(blocks.cols, of_keys);
+    all = {blocks.data, blocks.row_stride, layout, 0, blocks.rows * quantised_block, cols};
+    if (!given) return;
+    const std::vector<index>& table = given.tables[b];
+    pages = table.data(), page_rows = given.page_rows, page_stride = x.stride(0);
+  }
+
+  /// The rows from j on that follow one another.
+  quantised_rows from(index j) const {
+    quantised_rows rest = all;
+    if (pages) rest.blocks += pages[j / page_rows] * page_stride, j %= page_rows;
+    rest.first = j, rest.rows -= j;
+    return rest;
   }
 };
 

@@ -2,7 +2,7 @@
 // and patterns of the softmax family, and for the kernel family.
 #pragma once
 
-#include <attn/core/tensor_view.hpp>
+#include <attn/core/detail/quantised.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -26,8 +26,8 @@ template <int Streams = 4, cache_level Level = cache_level::second>
 class row_prefetcher {
  public:
   row_prefetcher() = default;
-  template <class S>
-  row_prefetcher(const matrix_view<S>& x, index begin, index end) {
+  template <class Rows>
+  row_prefetcher(const Rows& x, index begin, index end) {
     add(x, begin, end);
   }
 
@@ -37,6 +37,12 @@ class row_prefetcher {
     if (begin >= end || x.col_stride != 1) return;
     streams_[count_++] = {reinterpret_cast<const char*>(x.row(begin)), x.row_stride * static_cast<index>(sizeof(S)),
                           x.cols * static_cast<index>(sizeof(S)), end - begin};
+  }
+  /// The blocks of rows in eight bits take the place of rows.
+  void add(const quantised_rows& x, index begin, index end) {
+    if (begin >= end || x.step != 1) return;
+    streams_[count_++] = {reinterpret_cast<const char*>(x.block(begin)), x.block_stride, x.layout.bytes(),
+                          (x.block(end - 1) - x.block(begin)) / x.block_stride + 1};
   }
 
   /// The next `rows` rows of every matrix.

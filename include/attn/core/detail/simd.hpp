@@ -18,7 +18,11 @@
 namespace attn::inline ATTN_ISA::detail {
 
 template <class T>
-using packet = typename Eigen::internal::packet_traits<T>::type;
+struct packet_of {
+  using type = typename Eigen::internal::packet_traits<T>::type;
+};
+template <class T>
+using packet = typename packet_of<T>::type;
 
 /// Lanes of a packet.
 template <class T>
@@ -125,8 +129,8 @@ struct lanes_of {
   typedef I type __attribute__((vector_size(N * sizeof(I))));
 };
 
-/// width<T> elements from p on, as T. The 16-bit types are widened by integer operations on whole vectors: Eigen 3.4
-/// does it element by element in most builds, which made a half-precision cache slower to read than a float one.
+/// width<T> elements from p on, as T. Numbers of 16 bits are widened by integer operations on whole vectors, or by
+/// the processor's instruction for half: Eigen 3.4 does it one by one in most builds.
 template <class T, class S>
 ATTN_INLINE packet<T> load_as(const S* p) {
   if constexpr (std::same_as<T, S>) {
@@ -142,6 +146,17 @@ ATTN_INLINE packet<T> load_as(const S* p) {
     const wide bits = __builtin_convertvector(raw, wide);
     if constexpr (std::same_as<S, Eigen::bfloat16>) {
       return (packet<T>)(bits << 16);
+#if defined(__AVX512F__)
+    } else if constexpr (width<T> == 16) {
+      return _mm512_cvtph_ps((__m256i)raw);
+#endif
+#if defined(__F16C__)
+    } else if constexpr (width<T> == 8) {
+      return _mm256_cvtph_ps((__m128i)raw);
+#elif defined(__aarch64__)
+    } else if constexpr (width<T> == 4) {
+      return vcvt_f32_f16((float16x4_t)raw);
+#endif
     } else {
       // Exponent and mantissa move up 13 places; 2^112 makes up for the other bias, also for subnormals. The largest
       // exponent stands for infinity and NaN in both types.

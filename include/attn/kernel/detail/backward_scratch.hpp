@@ -2,7 +2,7 @@
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
-#include <attn/kernel/detail/chunk.hpp>
+#include <attn/kernel/detail/chunk_backward.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
@@ -18,9 +18,10 @@ struct kernel_backward_scratch {
   T *dv, *dx;                // rows [chunk][stride], columns [dim][chunk]
   T *dot, *normal, *of_sums, *of_own, *delta, *minus_delta, *log_scale, *row_normal, *key_factor, *d_sizes;
   T *gate_pairs, *gate_queries, *gate_keys;  // for the gradient of gates: see gate_gradients.hpp
+  operand_pairs operands{};                  // of one product at a time, where elements are multiplied by pairs
 
   static kernel_backward_scratch layout(arena& memory, const kernel_scratch<T>& forward, const attention_shape& shape,
-                                 index features, bool log_scaled, bool gated) {
+                                        index features, bool log_scaled, bool gated, bool paired) {
     kernel_backward_scratch x;
     x.forward = forward;
     const index phi = (features + tile_rows) * kernel_chunk, square = kernel_chunk * kernel_chunk;
@@ -38,6 +39,13 @@ struct kernel_backward_scratch {
     allocate(kernel_chunk, {&x.dot, &x.normal, &x.of_sums, &x.of_own, &x.delta, &x.minus_delta, &x.log_scale,
                             &x.row_normal, &x.key_factor, &x.d_sizes, &x.gate_queries, &x.gate_keys});
     allocate(gated ? square : 0, {&x.gate_pairs});
+    if (has_pairs<T> && paired) {
+      constexpr index wide = panel_width<T>;
+      const index most = std::max({phi, (shape.dim_v + tile_rows) * kernel_chunk, square + tile_rows * kernel_chunk,
+                                   round_up(features, wide) * std::max<index>(kernel_chunk, round_up(shape.dim_v, wide)),
+                                   kernel_chunk * round_up(shape.dim_v, wide)});
+      for (bf16_pair** each : {&x.operands.left, &x.operands.right}) *each = memory.allocate<bf16_pair>(most / 2);
+    }
     return x;
   }
 };

@@ -81,8 +81,8 @@ struct kernel_backward {
     constexpr index wide = panel_width<T>;
     const index count = at.count, lanes = round_up(count, width<T>);
     const bool weighed = call.gated() || exponential();
-    pair_sums(s.k_own, s.q_own, call.map->features, count, x.pairs);
-    if (of_scores()) pair_sums(x.v_columns, x.d_columns, call.shape.dim_v, count, x.products);
+    pair_sums(s.k_own, s.q_own, call.map->features, count, x.pairs, x.operands);
+    if (of_scores()) pair_sums(x.v_columns, x.d_columns, call.shape.dim_v, count, x.products, x.operands);
     std::fill_n(den, kernel_chunk, T(0));
     std::fill_n(dot, kernel_chunk, T(0));
     for (index j = 0; j < count; ++j) {
@@ -243,7 +243,7 @@ struct kernel_backward {
     if (sums) {
       read_weights(s.q_phi, sums->weights, m, lanes, s.den);
       if (of_scores()) {
-        of_sums(*sums, x.d_columns, lanes, x.q_d, prefetch);
+        of_sums(*sums, x.d_columns, lanes, x.q_d, prefetch, x.operands);
         dot_features(s.q_phi, x.q_d, m, lanes, x.dot);
       }
     }
@@ -304,13 +304,13 @@ struct kernel_backward {
     const index m = call.map->features, count = at.count, lanes = round_up(count, width<T>);
     if (of_queries())
       pair_product<pair_side::keys_before>(s.k_own, m, x.products, count, all_finite(s.k_own, m, lanes),
-                                           logarithms() ? s.q_own : nullptr, x.q_d);
+                                           logarithms() ? s.q_own : nullptr, x.q_d, x.operands);
     if (of_keys()) {
       transpose_pairs(x.products, count, x.turned);
       pair_product<pair_side::queries_after>(s.q_own, m, x.turned, count, all_finite(s.q_own, m, lanes),
-                                             logarithms() ? s.k_own : nullptr, x.k_d);
+                                             logarithms() ? s.k_own : nullptr, x.k_d, x.operands);
     }
-    if (dv) add_pair_rows(x.pairs, x.d_panels, call.shape.dim_v, count, finite_d, x.dv, s.stride);
+    if (dv) add_pair_rows(x.pairs, x.d_panels, call.shape.dim_v, count, finite_d, x.dv, s.stride, x.operands);
   }
 
   /// own = decay own + the block of queries.
@@ -331,7 +331,7 @@ struct kernel_backward {
       store<T>(x.rho + n, mul(load<T>(from + n), load<T>(x.normal + t)));
     });
     add_weights<T>(own, x.rho, x.minus_delta, at.count, s.row_decay);
-    add_values(own, x.rho, x.d_panels, at.count, s.row_decay, prefetch);
+    add_to_sums(own, x.rho, x.d_panels, at.count, s.row_decay, prefetch, x.operands);
   }
 
   // Keys --------------------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ struct kernel_backward {
       psi = x.psi;
     }
     if (scores) {
-      of_sums(*later, x.v_columns, lanes, x.k_d, prefetch);
+      of_sums(*later, x.v_columns, lanes, x.k_d, prefetch, x.operands);
       each_packet<T>(m, lanes, [&, y = later->weights](index r, index, index n) {
         store<T>(x.k_d + n, add(load<T>(x.k_d + n), broadcast<T>(y[r])));
       });
@@ -383,7 +383,7 @@ struct kernel_backward {
           store<T>(x.k_d + n, mul(load<T>(x.k_d + n), log ? load<T>(psi + n) : load<T>(factor + t)));
         });
     }
-    if (dv) rows_of_sums(*later, psi, count, x.dv, s.stride, prefetch);
+    if (dv) rows_of_sums(*later, psi, count, x.dv, s.stride, prefetch, x.operands);
   }
 
   /// From k_d and dv to the gradients of keys and values.

@@ -9,6 +9,9 @@
 //   3. divided by the same with ones for values
 //   4. S, z   = decay S, z + sum_j phi(k_j) v_j^T                                add_keys
 //
+// Of bf16 elements the operands are pairs of bf16 numbers where the processor multiplies those (bf16_pair.hpp): features,
+// weights and a copy of the sums are rounded; maxima, sums and what divides stay in T.
+//
 // No row depends on a later key: panels hold later keys beside earlier ones, but each in a lane of its own, and what is
 // masked is overwritten, not multiplied by 0.
 #pragma once
@@ -43,31 +46,24 @@ void add_weights(kernel_sums<T>& sums, const T* features, const T* ones, index c
   }
 }
 
-/// S = decay S + features^T values of `count` tokens.
-template <class T>
-void add_values(kernel_sums<T>& sums, const T* features, const T* values, index count, const T* decay,
+/// S = decay S + features^T values of `count` tokens, as operands P.
+template <class T, class P>
+void add_values(kernel_sums<T>& sums, const P* features, const P* values, index count, const T* decay,
                 row_prefetcher<>& prefetch) {
+  constexpr int depth = kernel_chunk / numbers_of<P>;
   for (index r = 0; r < sums.features; r += tile_rows)
     for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
       prefetch.next(rows_per_tile);
       with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
         T* const to = sums.panel(col) + r * panel_width<T>;
-        tile_product<T, M.value, 2>(left_operand<T, kernel_chunk, 1>{features + r * kernel_chunk},
-                                    values + col * kernel_chunk, count, [&](auto m, auto half, const auto& x) {
+        tile_product<P, M.value, 2>(left_operand<P, depth, 1>{features + r * depth}, values + col * depth,
+                                    operands<P>(count), [&](auto m, auto half, const auto& x) {
                                       T* const s = to + m * panel_width<T> + half * width<T>;
                                       store<T>(s, fma(load<T>(s), broadcast<T>(decay[r + m]), x));
                                     });
       });
     }
   sums.empty = sums.empty && count == 0;
-}
-
-/// Step 4.
-template <class T>
-void add_keys(kernel_sums<T>& sums, const T* features, const T* values, index count, const T* decay,
-              row_prefetcher<>& prefetch) {
-  add_weights<T>(sums, features, nullptr, count, decay);
-  add_values(sums, features, values, count, decay, prefetch);
 }
 
 /// A smaller denominator counts as 0, and the row is 0: it has lost its digits, and its inverse could overflow.
@@ -79,15 +75,21 @@ inline constexpr T least_denominator = 16 * std::numeric_limits<T>::min();
 template <class T>
 struct kernel_scratch {
   T *k_phi, *q_phi, *k_own, *q_own, *k_raw, *q_raw;
-  T* values;       // panels [kernel_chunk][panel_width]
-  T* pair_factor;  // [query][key]
+  T* values;         // panels [kernel_chunk][panel_width]
+  T* pair_factor;    // [query][key]
   T *weights, *out;  // of a tile: [tile_rows][kernel_chunk], [tile_rows][stride]
   T *row_decay, *factors, *map;
   T *k_shift, *k_max, *running_max, *gates, *decay, *q_shift, *q_max, *own_max, *den, *state_factor, *own_factor, *eps;
   T* log_weights;
   index stride;
+  /// Operands of products of bf16 elements, null for others: of q_phi, q_own and k_own pairs of features [..][chunk], of
+  /// k_phi and weights pairs of tokens [..][chunk / 2], of values and sums panels of pairs of rows.
+  bf16_pair *q_pairs = nullptr, *q_own_pairs, *k_own_pairs, *k_pairs, *weight_pairs, *value_pairs, *sum_pairs;
 
-  static kernel_scratch layout(arena& memory, index features, index dim_v, index map_work, bool log_scaled) {
+  bool paired() const { return has_pairs<T> && q_pairs; }
+
+  static kernel_scratch layout(arena& memory, index features, index dim_v, index map_work, bool log_scaled,
+                               bool paired = false) {
     kernel_scratch s;
     const index phi = (features + tile_rows) * kernel_chunk, lanes = kernel_sums<T>::lanes(features);
     s.stride = round_up(dim_v, panel_width<T>);
@@ -107,9 +109,67 @@ struct kernel_scratch {
     allocate(kernel_chunk, {&s.k_shift, &s.k_max, &s.running_max, &s.gates, &s.decay, &s.q_shift, &s.q_max, &s.own_max,
                             &s.den, &s.state_factor, &s.own_factor, &s.eps});
     s.log_weights = s.gates;  // features with log scales have no gates
+    if (!has_pairs<T> || !paired) return s;
+    const auto allocate_pairs = [&](index count, std::initializer_list<bf16_pair**> arrays) {
+      for (bf16_pair** each : arrays) *each = memory.allocate<bf16_pair>(count / 2);
+    };
+    allocate_pairs(phi, {&s.q_pairs, &s.k_own_pairs, &s.k_pairs});
+    s.q_own_pairs = s.q_pairs;
+    if (log_scaled) allocate_pairs(phi, {&s.q_own_pairs});
+    allocate_pairs(tile_rows * kernel_chunk, {&s.weight_pairs});
+    allocate_pairs(kernel_chunk * s.stride, {&s.value_pairs});
+    allocate_pairs(kernel_sums<T>::value_count(features, dim_v), {&s.sum_pairs});
     return s;
   }
 };
+
+/// Rows [rows][kernel_chunk], of which `count` tokens are in use, by pairs of tokens: [rows][kernel_chunk / 2].
+inline void tokens_to_pairs(const float* x, index rows, index count, bf16_pair* pairs) {
+  for (index r = 0; r < rows; ++r)
+    lanes_to_pairs(x + r * kernel_chunk, round_up(count, width<float>), pairs + r * kernel_chunk / 2);
+}
+/// The first rows of panels [capacity][panel_width], by pairs of rows.
+inline void panels_to_pairs(const float* panels, index rows, index capacity, index cols, bf16_pair* pairs) {
+  constexpr index wide = panel_width<float>;
+  for (index col = 0; col < cols; col += wide)
+    rows_to_pairs(panels + col * capacity, rows, wide, wide, pairs + col * capacity / 2);
+}
+
+/// Step 4.
+template <class T>
+void add_keys(kernel_sums<T>& sums, const kernel_scratch<T>& s, index count, row_prefetcher<>& prefetch) {
+  add_weights<T>(sums, s.k_phi, nullptr, count, s.row_decay);
+  if constexpr (has_pairs<T>)
+    if (s.paired()) {
+      tokens_to_pairs(s.k_phi, sums.features, count, s.k_pairs);
+      return add_values(sums, s.k_pairs, s.value_pairs, count, s.row_decay, prefetch);
+    }
+  add_values(sums, s.k_phi, s.values, count, s.row_decay, prefetch);
+}
+
+/// The pairs of what the queries of a chunk read: its own keys, of which there may be none, and the sums, if any.
+template <class T>
+void pair_keys(const kernel_scratch<T>& s, index features, index keys, const kernel_sums<T>* sums) {
+  if constexpr (has_pairs<T>) {
+    if (!s.paired()) return;
+    if (keys > 0) rows_to_pairs(s.k_own, features, round_up(keys, panel_width<T>), kernel_chunk, s.k_own_pairs);
+    if (sums) panels_to_pairs(sums->values, features, sums->rows(), sums->dim_v, s.sum_pairs);
+  }
+}
+template <class T>
+void pair_queries(const kernel_scratch<T>& s, index features, index count, bool keys, bool sums) {
+  if constexpr (has_pairs<T>) {
+    if (!s.paired()) return;
+    const index lanes = round_up(count, width<T>);
+    if (sums || s.q_own == s.q_phi) rows_to_pairs(s.q_phi, features, lanes, kernel_chunk, s.q_pairs);
+    if (keys && s.q_own != s.q_phi) rows_to_pairs(s.q_own, features, lanes, kernel_chunk, s.q_own_pairs);
+  }
+}
+template <class T>
+void pair_values(const kernel_scratch<T>& s, index count, index dim_v) {
+  if constexpr (has_pairs<T>)
+    if (s.paired()) panels_to_pairs(s.values, count, kernel_chunk, dim_v, s.value_pairs);
+}
 
 /// A chunk with gates: pair_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i.
 template <class T>
@@ -155,12 +215,22 @@ template <class T>
 void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, index rows, T* sums) {
   const index limit = std::min(r0 + rows, c.keys);
   T *const weights = s.weights, *const pair_factor = s.pair_factor;
-  for (index n = 0; n < limit; n += panel_width<T>)
-    with_tile_height(rows, [&](auto M) {
-      tile_product<T, M.value, 2, kernel_chunk>(
-          left_operand<T, 1, kernel_chunk>{s.q_own + r0}, s.k_own + n, c.features,
-          [&](auto m, auto half, const auto& x) { store<T>(weights + m * kernel_chunk + n + half * width<T>, x); });
-    });
+  const auto multiply = [&]<class P>(const P* queries, const P* keys) {
+    for (index n = 0; n < limit; n += panel_width<T>)
+      with_tile_height(rows, [&](auto M) {
+        tile_product<P, M.value, 2, kernel_chunk>(
+            left_operand<P, 1, kernel_chunk>{queries + r0}, keys + n, operands<P>(c.features),
+            [&](auto m, auto half, const auto& x) { store<T>(weights + m * kernel_chunk + n + half * width<T>, x); });
+      });
+  };
+  if constexpr (has_pairs<T>) {
+    if (s.paired())
+      multiply(s.q_own_pairs, s.k_own_pairs);
+    else
+      multiply(s.q_own, s.k_own);
+  } else {
+    multiply(s.q_own, s.k_own);
+  }
   const index padded = round_up(limit, width<T>);
   for (index m = 0; m < rows; ++m) {
     T* const row = weights + m * kernel_chunk;
@@ -172,6 +242,8 @@ void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, i
     packet<T> sum = zero<T>();
     for (index n = 0; n < seen; n += width<T>) sum = add(sum, load<T>(row + n));
     sums[m] = sum_lanes(sum);
+    if constexpr (has_pairs<T>)
+      if (s.paired()) lanes_to_pairs(row, padded, s.weight_pairs + m * kernel_chunk / 2);
   }
 }
 
@@ -181,7 +253,6 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, in
                 index stride) {
   alignas(64) T own_sum[tile_rows] = {}, state_part[tile_rows] = {}, own_part[tile_rows] = {};
   const index limit = std::min(r0 + rows, c.keys);
-  const T *const weights = s.weights, *const values = s.values;
   if (c.keys > 0) own_weights(c, s, r0, rows, own_sum);
   for (index m = 0; m < rows; ++m) {
     const T a = c.sums ? s.state_factor[r0 + m] : T(0), b = c.keys > 0 ? s.own_factor[r0 + m] : T(0);
@@ -191,34 +262,53 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, in
     state_part[m] = a * normal;
     own_part[m] = b * normal;
   }
-  for (index col = 0; col < c.dim_v; col += panel_width<T>) {
-    with_tile_height(rows, [&](auto M) {
-      if (c.sums)
-        tile_product<T, M.value, 2>(left_operand<T, 1, kernel_chunk>{s.q_phi + r0}, c.sums->panel(col), c.features,
-                                    [&](auto m, auto half, const auto& x) {
-                                      store<T>(out + m * stride + col + half * width<T>,
-                                               mul(x, broadcast<T>(state_part[m])));
-                                    });
-      else
-        for (index m = 0; m < rows; ++m) std::fill_n(out + m * stride + col, panel_width<T>, T(0));
-      if (limit > 0 && c.finite)
-        tile_product<T, M.value, 2>(left_operand<T, kernel_chunk, 1>{weights}, values + col * kernel_chunk, limit,
-                                    [&](auto m, auto half, const auto& x) {
-                                      T* const o = out + m * stride + col + half * width<T>;
-                                      store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
-                                    });
-    });
-    if (limit > 0 && !c.finite)  // key by key, without the masked ones: the same sums, to the last bit
-      for (index m = 0; m < rows; ++m)
-        unroll<2>([&](auto half) {
-          packet<T> x = zero<T>();
-          for (index n = 0; n < std::min(r0 + m + 1, c.keys); ++n)
-            x = fma(broadcast<T>(weights[m * kernel_chunk + n]),
-                    load<T>(values + col * kernel_chunk + n * panel_width<T> + half * width<T>), x);
-          T* const o = out + m * stride + col + half * width<T>;
-          store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
-        });
-  }
+  const auto multiply = [&]<class P>(const P* queries, const P* sums, const P* own_weights, const P* own_values) {
+    constexpr int depth = kernel_chunk / numbers_of<P>;
+    const auto add_own = [&](index col, index m, index half, const packet<T>& x) {
+      T* const o = out + m * stride + col + half * width<T>;
+      store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
+    };
+    for (index col = 0; col < c.dim_v; col += panel_width<T>) {
+      const left_operand<P, depth, 1> left{own_weights};
+      const P* const panel = own_values + col * depth;
+      with_tile_height(rows, [&](auto M) {
+        if (c.sums)
+          tile_product<P, M.value, 2>(
+              left_operand<P, 1, kernel_chunk>{queries + r0}, sums + col * c.sums->rows() / numbers_of<P>,
+              operands<P>(c.features), [&](auto m, auto half, const auto& x) {
+                store<T>(out + m * stride + col + half * width<T>, mul(x, broadcast<T>(state_part[m])));
+              });
+        else
+          for (index m = 0; m < rows; ++m) std::fill_n(out + m * stride + col, panel_width<T>, T(0));
+        if (limit > 0 && c.finite)
+          tile_product<P, M.value, 2>(left, panel, operands<P>(limit),
+                                      [&](auto m, auto half, const auto& x) { add_own(col, m, half, x); });
+      });
+      if (limit == 0 || c.finite) continue;
+      // key by key, without the masked ones: the same sums, to the last bit
+      if constexpr (numbers_of<P> > 1) {
+        const auto seen = [&](index m, index k) -> std::uint32_t {
+          const index keys = std::min(r0 + m + 1, c.keys) - 2 * k;
+          return keys > 1 ? 0xffffffffu : keys > 0 ? 0xffffu : 0;
+        };
+        seen_product<kernel_chunk / 2>(left, rows, panel, 2, operands<P>(limit), seen,
+                                       [&](index m, index half, const packet<T>& x) { add_own(col, m, half, x); });
+      } else {
+        for (index m = 0; m < rows; ++m)
+          unroll<2>([&](auto half) {
+            packet<T> x = zero<T>();
+            for (index n = 0; n < std::min(r0 + m + 1, c.keys); ++n)
+              x = fma(broadcast<T>(left.at(static_cast<int>(m), n)),
+                      load<T>(panel + n * panel_width<T> + half * width<T>), x);
+            add_own(col, m, half, x);
+          });
+      }
+    }
+  };
+  if constexpr (has_pairs<T>)
+    if (s.paired()) return multiply(s.q_pairs, s.sum_pairs, s.weight_pairs, s.value_pairs);
+  multiply(s.q_phi, c.sums ? static_cast<const T*>(c.sums->values) : nullptr, static_cast<const T*>(s.weights),
+           static_cast<const T*>(s.values));
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -10,6 +10,9 @@
 //   3. d v_j      = phi(k_j)^T R            + sum_i n_i A_ji d_out_i                rows_of_sums, add_pair_rows
 //
 // n_i holds all factors of the pair: gates and, where features are exponentials, their scales.
+//
+// Of bf16 elements the operands of these products become pairs of bf16 numbers just before (bf16_pair.hpp): against a
+// product with 64 tokens, features or dims that is little. Sums, n_i and D_i stay in T.
 #pragma once
 
 #include <attn/kernel/detail/chunk.hpp>
@@ -26,58 +29,115 @@ ATTN_INLINE void each_packet(index rows, index lanes, Body&& body) {
     for (index t = 0; t < lanes; t += width<T>) body(r, t, r * kernel_chunk + t);
 }
 
+/// Memory for both operands of a product as pairs; null where they are the numbers.
+struct operand_pairs {
+  bf16_pair *left = nullptr, *right = nullptr;
+  explicit operator bool() const { return left != nullptr; }
+};
+
+/// multiply(left, right), or convert(pairs of left, pairs of right) and then that with those.
+template <class T, class Convert, class Multiply>
+ATTN_INLINE void multiply_as(const operand_pairs& pairs, const T* left, const T* right, Convert&& convert,
+                             Multiply&& multiply) {
+  if constexpr (has_pairs<T>)
+    if (pairs) {
+      convert(pairs.left, pairs.right);
+      return multiply(static_cast<const bf16_pair*>(pairs.left), static_cast<const bf16_pair*>(pairs.right));
+    }
+  multiply(left, right);
+}
+
 /// S [feature][value] as left operand, where it lies: in panels.
-template <class T>
+template <class P>
 struct sums_operand {
-  const T* data;
+  const P* data;
   index panel;
-  ATTN_INLINE T at(int m, index k) const {
-    constexpr index wide = panel_width<T>;
+  ATTN_INLINE P at(int m, index k) const {
+    constexpr index wide = operands<P>(panel_width<P>);
     return data[k / wide * panel + k % wide + m * wide];
   }
 };
 
 /// to[r][t] = sum over d of S[r][d] columns[d][t].
 template <class T>
-void of_sums(const kernel_sums<T>& sums, const T* columns, index lanes, T* to, row_prefetcher<>& prefetch) {
-  for (index r = 0; r < sums.features; r += tile_rows)
-    for (index t = 0; t < lanes; t += panel_width<T>) {
-      prefetch.next(rows_per_sums_tile);
-      with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
-        tile_product<T, M.value, 2, kernel_chunk>(
-            sums_operand<T>{sums.values + r * panel_width<T>, sums.rows() * panel_width<T>}, columns + t, sums.dim_v,
-            [&](auto m, auto half, const auto& x) { store<T>(to + (r + m) * kernel_chunk + t + half * width<T>, x); });
-      });
-    }
+void of_sums(const kernel_sums<T>& sums, const T* columns, index lanes, T* to, row_prefetcher<>& prefetch,
+             const operand_pairs& pairs) {
+  const auto convert = [&](auto* left, auto* right) {
+    lanes_to_pairs(sums.values, kernel_sums<T>::value_count(sums.features, sums.dim_v), left);
+    rows_to_pairs(columns, sums.dim_v, round_up(lanes, panel_width<T>), kernel_chunk, right);
+  };
+  const auto multiply = [&]<class P>(const P* values, const P* right) {
+    for (index r = 0; r < sums.features; r += tile_rows)
+      for (index t = 0; t < lanes; t += panel_width<T>) {
+        prefetch.next(rows_per_sums_tile);
+        const sums_operand<P> left{values + operands<P>(r * panel_width<T>), operands<P>(sums.rows() * panel_width<T>)};
+        with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
+          tile_product<P, M.value, 2, kernel_chunk>(left, right + t, operands<P>(sums.dim_v),
+                                                    [&](auto m, auto half, const auto& x) {
+                                                      store<T>(to + (r + m) * kernel_chunk + t + half * width<T>, x);
+                                                    });
+        });
+      }
+  };
+  multiply_as(pairs, static_cast<const T*>(sums.values), columns, convert, multiply);
 }
 
 /// to[t][d] = sum over r of features[r][t] R[r][d], rows `stride` apart.
 template <class T>
 void rows_of_sums(const kernel_sums<T>& sums, const T* features, index count, T* to, index stride,
-                  row_prefetcher<>& prefetch) {
-  for (index t = 0; t < count; t += tile_rows)
-    for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
-      prefetch.next(rows_per_sums_tile);
-      with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
-        tile_product<T, M.value, 2>(left_operand<T, 1, kernel_chunk>{features + t}, sums.panel(col), sums.features,
-                                    [&](auto m, auto half, const auto& x) {
-                                      store<T>(to + (t + m) * stride + col + half * width<T>, x);
-                                    });
-      });
-    }
+                  row_prefetcher<>& prefetch, const operand_pairs& pairs) {
+  const auto convert = [&](auto* left, auto* right) {
+    rows_to_pairs(features, sums.features, round_up(count, width<T>), kernel_chunk, left);
+    panels_to_pairs(sums.values, sums.features, sums.rows(), sums.dim_v, right);
+  };
+  const auto multiply = [&]<class P>(const P* left, const P* values) {
+    for (index t = 0; t < count; t += tile_rows)
+      for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
+        prefetch.next(rows_per_sums_tile);
+        with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
+          tile_product<P, M.value, 2>(
+              left_operand<P, 1, kernel_chunk>{left + t}, values + operands<P>(col * sums.rows()),
+              operands<P>(sums.features),
+              [&](auto m, auto half, const auto& x) { store<T>(to + (t + m) * stride + col + half * width<T>, x); });
+        });
+      }
+  };
+  multiply_as(pairs, features, static_cast<const T*>(sums.values), convert, multiply);
+}
+
+/// S = decay S + features^T values of `count` tokens, features [feature][chunk], values in panels.
+template <class T>
+void add_to_sums(kernel_sums<T>& sums, const T* features, const T* panels, index count, const T* decay,
+                 row_prefetcher<>& prefetch, const operand_pairs& pairs) {
+  const auto convert = [&](auto* left, auto* right) {
+    tokens_to_pairs(features, sums.features, count, left);
+    panels_to_pairs(panels, count, kernel_chunk, sums.dim_v, right);
+  };
+  const auto multiply = [&](const auto* left, const auto* right) {
+    add_values(sums, left, right, count, decay, prefetch);
+  };
+  multiply_as(pairs, features, panels, convert, multiply);
 }
 
 /// pairs[j][i] = sum over k < depth of of_keys[k][j] of_queries[k][i] for j < count and the lanes from j on: the pairs of
 /// a key and the queries that see it.
 template <class T>
-void pair_sums(const T* of_keys, const T* of_queries, index depth, index count, T* pairs) {
-  for (index j = 0; j < count; j += tile_rows)
-    for (index i = j / panel_width<T> * panel_width<T>; i < count; i += panel_width<T>)
-      with_tile_height(std::min<index>(tile_rows, count - j), [&](auto M) {
-        tile_product<T, M.value, 2, kernel_chunk>(
-            left_operand<T, 1, kernel_chunk>{of_keys + j}, of_queries + i, depth,
-            [&](auto m, auto half, const auto& x) { store<T>(pairs + (j + m) * kernel_chunk + i + half * width<T>, x); });
-      });
+void pair_sums(const T* of_keys, const T* of_queries, index depth, index count, T* to, const operand_pairs& pairs) {
+  const auto convert = [&](auto* left, auto* right) {
+    rows_to_pairs(of_keys, depth, round_up(count, width<T>), kernel_chunk, left);
+    rows_to_pairs(of_queries, depth, round_up(count, panel_width<T>), kernel_chunk, right);
+  };
+  const auto multiply = [&]<class P>(const P* left, const P* right) {
+    for (index j = 0; j < count; j += tile_rows)
+      for (index i = j / panel_width<T> * panel_width<T>; i < count; i += panel_width<T>)
+        with_tile_height(std::min<index>(tile_rows, count - j), [&](auto M) {
+          tile_product<P, M.value, 2, kernel_chunk>(left_operand<P, 1, kernel_chunk>{left + j}, right + i,
+                                                    operands<P>(depth), [&](auto m, auto half, const auto& x) {
+                                                      store<T>(to + (j + m) * kernel_chunk + i + half * width<T>, x);
+                                                    });
+        });
+  };
+  multiply_as(pairs, of_keys, of_queries, convert, multiply);
 }
 
 /// Of which tokens a product over the pairs of a chunk takes its sums, for each lane.
@@ -86,70 +146,121 @@ enum class pair_side {
   queries_after,  // lanes are keys: queries from the lane on
 };
 
-/// to[r][t] += factor[r][t] sum over u of features[r][u] pairs[u][t], u up to t or from t on; pairs on the other side are
-/// 0, and with `finite` features, 0 times them is 0. Without a factor, 1.
+/// to[r][t] += factor[r][t] sum over u of features[r][u] weights[u][t], u up to t or from t on; weights on the other side
+/// are 0, and with `finite` features, 0 times them is 0. Without a factor, 1.
 template <pair_side Side, class T>
-void pair_product(const T* features, index rows, const T* pairs, index count, bool finite, const T* factor, T* to) {
+void pair_product(const T* features, index rows, const T* weights, index count, bool finite, const T* factor, T* to,
+                  const operand_pairs& pairs) {
   constexpr index wide = panel_width<T>;
-  const auto put = [&](index at, const packet<T>& x) {
-    store<T>(to + at, factor ? fma(load<T>(factor + at), x, load<T>(to + at)) : add(load<T>(to + at), x));
+  constexpr bool before = Side == pair_side::keys_before;
+  const auto sum_of = [&](index at, const packet<T>& x) {
+    return factor ? fma(load<T>(factor + at), x, load<T>(to + at)) : add(load<T>(to + at), x);
   };
-  if (finite) {
-    for (index t = 0; t < count; t += wide) {
-      const index begin = Side == pair_side::keys_before ? 0 : t;
-      const index end = Side == pair_side::keys_before ? std::min(t + wide, count) : count;
-      for (index r = 0; r < rows; r += tile_rows)
-        with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {
-          tile_product<T, M.value, 2, kernel_chunk>(
-              left_operand<T, kernel_chunk, 1>{features + r * kernel_chunk + begin}, pairs + begin * kernel_chunk + t,
-              end - begin, [&](auto m, auto half, const auto& x) {
-                put((r + m) * kernel_chunk + t + half * width<T>, x);
-              });
-        });
-    }
-    return;
-  }
+  /// take(at, packet) takes the sums of the panel of lanes from t on.
+  const auto multiply_panel = [&]<class P>(const P* left, const P* right, index t, const auto& take) {
+    const index begin = before ? 0 : t, end = before ? std::min(t + wide, count) : count;
+    constexpr int stride = kernel_chunk / numbers_of<P>;
+    for (index r = 0; r < rows; r += tile_rows)
+      with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {
+        tile_product<P, M.value, 2, kernel_chunk>(
+            left_operand<P, stride, 1>{left + r * stride + operands<P>(begin)},
+            right + operands<P>(begin) * kernel_chunk + t, operands<P>(end - begin),
+            [&](auto m, auto half, const auto& x) { take((r + m) * kernel_chunk + t + half * width<T>, x); });
+      });
+  };
+  const auto convert = [&](auto* left, auto* right) {
+    tokens_to_pairs(features, rows, count, left);
+    rows_to_pairs(weights, count, kernel_chunk, kernel_chunk, right);
+  };
+  if (finite)
+    return multiply_as(pairs, features, weights, convert, [&](const auto* left, const auto* right) {
+      for (index t = 0; t < count; t += wide)
+        multiply_panel(left, right, t, [&](index at, const packet<T>& x) { store<T>(to + at, sum_of(at, x)); });
+    });
   // Lane by lane, without the others: the same sums, to the last bit.
+  if constexpr (has_pairs<T>)
+    if (pairs) {
+      for (index t = 0; t < count; ++t) {
+        convert(pairs.left, pairs.right);
+        for (index r = 0; r < rows; ++r)
+          for (index k = 0; k < operands<bf16_pair>(count); ++k) {
+            const auto seen = [&](index u) { return before ? u <= t : u >= t; };
+            pairs.left[r * kernel_chunk / 2 + k].bits &=
+                (seen(2 * k) ? 0xffffu : 0) | (seen(2 * k + 1) ? 0xffff0000u : 0);
+          }
+        const index panel = t / wide * wide;
+        multiply_panel(static_cast<const bf16_pair*>(pairs.left), static_cast<const bf16_pair*>(pairs.right), panel,
+                       [&](index at, const packet<T>& x) {
+                         const index lane = t - at % kernel_chunk;
+                         if (lane < 0 || lane >= width<T>) return;
+                         alignas(64) T lanes[width<T>];
+                         store<T>(lanes, sum_of(at, x));
+                         to[at + lane] = lanes[lane];
+                       });
+      }
+      return;
+    }
   alignas(64) T position[kernel_chunk];
   for (int t = 0; t < kernel_chunk; ++t) position[t] = static_cast<T>(t);
   for (index t = 0; t < count; t += width<T>) {
-    const index begin = Side == pair_side::keys_before ? 0 : t;
-    const index end = Side == pair_side::keys_before ? std::min<index>(t + width<T>, count) : count;
+    const index begin = before ? 0 : t, end = before ? std::min<index>(t + width<T>, count) : count;
     for (index r = 0; r < rows; ++r) {
       packet<T> sum = zero<T>();
       for (index u = begin; u < end; ++u) {
         const packet<T> lane = load<T>(position + t), other = broadcast<T>(position[u]);
-        const packet<T> next = fma(broadcast<T>(features[r * kernel_chunk + u]), load<T>(pairs + u * kernel_chunk + t), sum);
-        sum = Side == pair_side::keys_before ? if_less(lane, other, sum, next) : if_less(other, lane, sum, next);
+        const packet<T> next =
+            fma(broadcast<T>(features[r * kernel_chunk + u]), load<T>(weights + u * kernel_chunk + t), sum);
+        sum = before ? if_less(lane, other, sum, next) : if_less(other, lane, sum, next);
       }
-      put(r * kernel_chunk + t, sum);
+      store<T>(to + r * kernel_chunk + t, sum_of(r * kernel_chunk + t, sum));
     }
   }
 }
 
-/// to[j][d] += sum over i >= j of pairs[j][i] values[i][d], values in panels.
+/// to[j][d] += sum over i >= j of weights[j][i] values[i][d], values in panels.
 template <class T>
-void add_pair_rows(const T* pairs, const T* values, index dim_v, index count, bool finite, T* to, index stride) {
+void add_pair_rows(const T* weights, const T* values, index dim_v, index count, bool finite, T* to, index stride,
+                   const operand_pairs& pairs) {
   constexpr index wide = panel_width<T>;
-  for (index col = 0; col < dim_v; col += wide) {
-    const T* const panel = values + col * kernel_chunk;
-    for (index j = 0; j < count && finite; j += tile_rows)
-      with_tile_height(std::min<index>(tile_rows, count - j), [&](auto M) {
-        tile_product<T, M.value, 2>(left_operand<T, kernel_chunk, 1>{pairs + j * kernel_chunk + j}, panel + j * wide,
-                                    count - j, [&](auto m, auto half, const auto& x) {
-                                      T* const at = to + (j + m) * stride + col + half * width<T>;
-                                      store<T>(at, add(load<T>(at), x));
-                                    });
-      });
-    for (index j = 0; j < count && !finite; ++j)
-      unroll<2>([&](auto half) {
-        packet<T> x = zero<T>();
-        for (index i = j; i < count; ++i)
-          x = fma(broadcast<T>(pairs[j * kernel_chunk + i]), load<T>(panel + i * wide + half * width<T>), x);
-        T* const at = to + j * stride + col + half * width<T>;
-        store<T>(at, add(load<T>(at), x));
-      });
-  }
+  const auto convert = [&](auto* left, auto* right) {
+    tokens_to_pairs(weights, count, count, left);
+    panels_to_pairs(values, count, kernel_chunk, dim_v, right);
+  };
+  const auto multiply = [&]<class P>(const P* left, const P* right) {
+    constexpr int row = kernel_chunk / numbers_of<P>;
+    for (index col = 0; col < dim_v; col += wide) {
+      const P* const panel = right + operands<P>(col * kernel_chunk);
+      for (index j = 0; j < count; j += tile_rows) {
+        const index rows = std::min<index>(tile_rows, count - j);
+        const left_operand<P, row, 1> from{left + j * row + operands<P>(j)};
+        const P* const below = panel + operands<P>(j) * wide;
+        const auto take = [&](index m, index half, const packet<T>& x) {
+          T* const at = to + (j + m) * stride + col + half * width<T>;
+          store<T>(at, add(load<T>(at), x));
+        };
+        if (finite) {
+          with_tile_height(rows, [&](auto M) {
+            tile_product<P, M.value, 2>(from, below, operands<P>(count - j),
+                                        [&](auto m, auto half, const auto& x) { take(m, half, x); });
+          });
+        } else if constexpr (numbers_of<P> > 1) {
+          const auto seen = [](index m, index k) {
+            return (2 * k >= m ? 0xffffu : 0) | (2 * k + 1 >= m ? 0xffff0000u : 0);
+          };
+          seen_product<kernel_chunk / 2>(from, rows, below, 2, operands<P>(count - j), seen, take);
+        } else {
+          for (index m = 0; m < rows; ++m)
+            unroll<2>([&](auto half) {
+              packet<T> x = zero<T>();
+              for (index i = m; i < count - j; ++i)
+                x = fma(broadcast<T>(from.at(static_cast<int>(m), i)), load<T>(below + i * wide + half * width<T>), x);
+              take(m, half, x);
+            });
+        }
+      }
+    }
+  };
+  multiply_as(pairs, weights, values, convert, multiply);
 }
 
 /// to[i][j] = pairs[j][i] for i >= j and the lanes of its panel, which are 0.

@@ -72,7 +72,8 @@ struct kernel_call {
   index filled_lanes() const { return log_scaled() ? kernel_chunk : 1; }
 
   kernel_scratch<T> scratch(arena& memory) const {
-    return kernel_scratch<T>::layout(memory, map->features, shape.dim_v, map->scratch_size, log_scaled());
+    return kernel_scratch<T>::layout(memory, map->features, shape.dim_v, map->scratch_size, log_scaled(),
+                                     v.access->paired);
   }
   kernel_scratch<T> scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return scratch(memory); });
@@ -93,7 +94,9 @@ struct kernel_call {
   bool load_keys(index b, index h, index begin, index count, const kernel_scratch<T>& s, T* phi) const {
     const auto rows = k.head(b, kv_head(h)).block(begin, count, 0, filled_lanes());
     map->keys(rows, b * heads + h, phi, s.k_shift, s.map);
-    return v.access->pack_panels(v.head(b, kv_head(h)), begin, count, s.values);
+    const bool finite = v.access->pack_panels(v.head(b, kv_head(h)), begin, count, s.values);
+    pair_values(s, count, shape.dim_v);
+    return finite;
   }
 
   [[gnu::noinline]] static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index end) {
@@ -121,7 +124,7 @@ struct kernel_call {
       for (index r = 0; r < m; ++r)
         std::fill(s.k_phi + r * kernel_chunk + count, s.k_phi + r * kernel_chunk + lanes, T(0));
     if (!log_scaled()) std::fill_n(s.row_decay, kernel_sums<T>::lanes(m), gated() ? s.decay[count - 1] : T(1));
-    add_keys(sums, s.k_phi, s.values, count, s.row_decay, prefetch);
+    add_keys(sums, s, count, prefetch);
   }
 
   /// Sums up keys [begin, end): whole chunks but for the last. Returns the product of their gates.
@@ -171,6 +174,7 @@ struct kernel_call {
         if (keep_sums) map->scaling->keys_for_sums(s.k_own, own.log_scale, s);
         map->scaling->keys_for_chunk(count, s);
       }
+      if (first < count) pair_keys(s, map->features, count, seen);
       for (index g = 0; g < group() && first < count; ++g)
         attend_block(b, h, h * group() + g, c - offset, first, count, s, seen, count, finite);
       if (keep_sums) add_chunk(s, own, count, prefetch);
@@ -194,6 +198,7 @@ struct kernel_call {
         s.eps[t] = eps;
       }
     }
+    pair_queries(s, map->features, count, keys > 0, sums != nullptr);
     const chunk_view<T> view{.sums = sums, .keys = keys, .weighed = gated() || log_scaled(), .finite = finite,
                              .normalise = normalise, .features = map->features, .dim_v = shape.dim_v};
     if (sums) read_weights(s.q_phi, sums->weights, view.features, round_up(count, width<T>), s.den);
@@ -246,6 +251,7 @@ struct kernel_call {
 
   void attend_queries(index b, index h, index block, const kernel_scratch<T>& s, const kernel_sums<T>& total) const {
     const index begin = block * kernel_chunk, count = std::min<index>(kernel_chunk, lengths.queries(b) - begin);
+    pair_keys(s, map->features, 0, &total);
     for (index g = 0; g < group(); ++g) attend_block(b, h, h * group() + g, begin, 0, count, s, &total, 0, true);
   }
 

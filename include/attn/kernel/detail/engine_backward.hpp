@@ -52,9 +52,10 @@ struct backward_engine {
     const auto sums = [&] { return sums_type::layout(memory, m, shape.dim_v, log_scaled); };
     const auto list = [&](index count) { return memory.allocate_list(count, [&](arena&) { return sums(); }); };
     worker_scratch w;
-    const auto forward = kernel_scratch<T>::layout(memory, m, shape.dim_v,
-                                                   std::max(call.map->scratch_size, in.map.scratch_size), log_scaled);
-    w.x = kernel_backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated());
+    const bool paired = call.v.access->paired;
+    const auto forward = kernel_scratch<T>::layout(
+        memory, m, shape.dim_v, std::max(call.map->scratch_size, in.map.scratch_size), log_scaled, paired);
+    w.x = kernel_backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated(), paired);
     w.own = sums(), w.own_queries = sums(), w.after = sums(), w.later = sums();
     w.before = list(call.causal && !shared.before ? segments(shape.keys) : 0);
     w.seen = list(call.causal ? std::min(chunks, ceil_div(shape.keys, kernel_chunk)) : 0);
@@ -62,7 +63,7 @@ struct backward_engine {
     w.dv = memory.allocate<T>(keep_dv() ? shape.keys * shape.dim_v : 0);
     w.gates = memory.allocate<T>(in.of_gates() ? shape.keys : 0);
     if (key_rows()) {
-      w.rows = key_rows_scratch<T>::layout(memory, m, shape.dim_v);
+      w.rows = key_rows_scratch<T>::layout(memory, m, shape.dim_v, w.x.operands);
       w.turned = sums_type::layout(memory, shape.dim_v, m, false);
     }
     return w;

@@ -10,23 +10,25 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// The left operand of a product as rows of any stride.
-template <class T>
+template <class P>
 struct strided_rows {
-  const T* data;
+  const P* data;
   index stride;
-  ATTN_INLINE T at(int m, index k) const { return data[m * stride + k]; }
+  ATTN_INLINE P at(int m, index k) const { return data[m * stride + k]; }
 };
 
 template <class T>
 struct key_rows_scratch {
   T *phi = nullptr, *d = nullptr, *values = nullptr;  // [chunk][stride], [chunk][stride], [chunk][value_stride]
   index stride = 0, value_stride = 0;
+  operand_pairs operands{};
 
-  static key_rows_scratch layout(arena& memory, index features, index dim_v) {
+  static key_rows_scratch layout(arena& memory, index features, index dim_v, const operand_pairs& operands) {
     key_rows_scratch x;
     x.stride = round_up(features, panel_width<T>), x.value_stride = round_up(dim_v, panel_width<T>);
     for (T** each : {&x.phi, &x.d}) *each = memory.allocate<T>(kernel_chunk * x.stride);
     x.values = memory.allocate<T>(kernel_chunk * x.value_stride);
+    x.operands = operands;
     return x;
   }
 };
@@ -50,15 +52,27 @@ void transpose_sums(const kernel_sums<T>& from, kernel_sums<T>& to) {
 /// tile_step.
 template <class T, class Done>
 void rows_times_sums(const T* rows, index stride, index count, const kernel_sums<T>& sums, row_prefetcher<>& prefetch,
-                     Done&& done) {
-  for (index t = 0; t < count; t += tile_rows)
-    for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
-      prefetch.next(rows_per_sums_tile);
-      with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
-        tile_product<T, M.value, 2>(strided_rows<T>{rows + t * stride, stride}, sums.panel(col), sums.features,
-                                    [&](auto m, auto half, const auto& x) { done(t + m, col + half * width<T>, x); });
-      });
+                     const operand_pairs& pairs, Done&& done) {
+  const auto convert = [&](auto* left, auto* right) {
+    for (index t = 0; t < count; ++t) {
+      lanes_to_pairs(rows + t * stride, round_up(sums.features, width<T>), left + t * stride / 2);
+      if (sums.features % 2) left[(t * stride + sums.features) / 2].bits &= 0xffff;  // beside the last, anything
     }
+    panels_to_pairs(sums.values, sums.features, sums.rows(), sums.dim_v, right);
+  };
+  const auto multiply = [&]<class P>(const P* left, const P* values) {
+    const index row = stride / numbers_of<P>;
+    for (index t = 0; t < count; t += tile_rows)
+      for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
+        prefetch.next(rows_per_sums_tile);
+        with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
+          tile_product<P, M.value, 2>(strided_rows<P>{left + t * row, row}, values + operands<P>(col * sums.rows()),
+                                      operands<P>(sums.features),
+                                      [&](auto m, auto half, const auto& x) { done(t + m, col + half * width<T>, x); });
+        });
+      }
+  };
+  multiply_as(pairs, rows, static_cast<const T*>(sums.values), convert, multiply);
 }
 
 /// Keys [begin, begin + count); `later` are R and y, `turned` R^T.
@@ -78,7 +92,7 @@ void attend_key_rows(const kernel_backward<T>& in, index b, index h, index begin
       from = reinterpret_cast<const T*>(values.row(begin)), stride = values.row_stride / static_cast<index>(sizeof(T));
     else
       for (index t = 0; t < count; ++t) values.read_row(begin + t, s.values + t * stride);
-    rows_times_sums(from, stride, count, turned, prefetch, [&](index t, index r, const auto& x) {
+    rows_times_sums(from, stride, count, turned, prefetch, s.operands, [&](index t, index r, const auto& x) {
       if (r < rows) store<T>(s.d + t * s.stride + r, add(x, load<T>(later.weights + r)));
     });
     in.map.back_rows(s.phi, s.d, count * s.stride);
@@ -88,7 +102,7 @@ void attend_key_rows(const kernel_backward<T>& in, index b, index h, index begin
   const bool direct = to_v.takes_panels() && count % tile_step == 0;
   T* const dv = direct ? reinterpret_cast<T*>(to_v.to.row(begin)) : s.values;
   const index stride = direct ? to_v.to.row_stride / static_cast<index>(sizeof(T)) : s.value_stride;
-  rows_times_sums(s.phi, s.stride, count, later, prefetch,
+  rows_times_sums(s.phi, s.stride, count, later, prefetch, s.operands,
                   [&](index t, index d, const auto& x) { store<T>(dv + t * stride + d, x); });
   if (!direct) to_v.store_rows(s.values, s.value_stride, begin, count);
 }

@@ -76,7 +76,7 @@ struct performer_features final : projected_features<T> {
     if (published) find_maxima(exec);
   }
 
-  void pack_rows() const { this->pack(std::sqrt(scale) * (relu || is_signed ? T(1) : log2_e)); }
+  void pack_rows() { this->pack(std::sqrt(scale) * (relu || is_signed ? T(1) : log2_e)); }
   index pairs() const { return call.k.extents[0] * call.heads; }
   stored_matrix<T> keys_of(index pair) const {
     return call.k.head(pair / call.heads, pair % call.heads / (call.heads / call.k.extents[1]));
@@ -130,7 +130,7 @@ struct performer_features final : projected_features<T> {
   void raw_of(const token_rows<T>& x, index pair, const T* centre, T* phi, T* shift, T* columns) const {
     const index m = rows;
     pack_centred(x, centre, columns);
-    this->project(pair, columns, x.lanes, phi);
+    this->project(pair, columns, x.lanes, phi, centre || published ? nullptr : this->pairs_in(columns));
     sum_squares(columns, dim, x.lanes, shift);
     const T half = (is_signed ? T(0.5) : T(-0.5)) * scale * log2_e;
     for (index t = 0; t < x.lanes; t += width<T>) store<T>(shift + t, mul(load<T>(shift + t), broadcast<T>(half)));

@@ -5,45 +5,71 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// W is [features, dim], for all heads or one of several, packed once per call.
+/// W is [features, dim], for all heads or one of several, packed once per call; of bf16 numbers as pairs, too, as they
+/// are, so that products with bf16 tokens are exact.
 template <class T>
 struct projected_features : feature_map<T> {
   const kernel_call<T>& call;
   const stored_tensor<T>& w = call.projection;
   const index matrices = w.extents[1], rows = w.extents[2], dim = w.extents[3];
-  T* packed = nullptr;
+  T *packed = nullptr, packed_factor = T(1);  // W times packed_factor
+  bf16_pair* packed_pairs = nullptr;
 
   projected_features(const kernel_call<T>& c, index features_per_row) : call(c) {
     this->features = rows * features_per_row;
-    this->scratch_size = (dim + 1) * kernel_chunk;
+    this->scratch_size = (dim + 1 + (paired() ? operands<bf16_pair>(dim) : 0)) * kernel_chunk;
     this->operations = 2 * rows * dim + 10 * this->features;
     this->shared = matrices == 1;
   }
 
+  bool paired() const { return has_pairs<T> && w.access->paired; }
   index matrix_size() const { return round_up(rows, tile_rows) * dim; }
+  index matrix_pairs() const { return round_up(rows, tile_rows) * row_operands<bf16_pair>(dim); }
   void layout(arena& memory, index) override {
     packed = memory.allocate<T>(matrices * matrix_size() + width<T>);
+    if (paired()) packed_pairs = memory.allocate<bf16_pair>(matrices * matrix_pairs() + width<T>);
+  }
+  /// Of a worker's scratch memory, after the columns of a block and a number for each of its tokens.
+  bf16_pair* pairs_in(T* work) const {
+    return packed_pairs ? reinterpret_cast<bf16_pair*>(work + (dim + 1) * kernel_chunk) : nullptr;
   }
 
-  /// W times `factor`. Matrices in ascending order: what is written beyond one is overwritten by the next.
-  void pack(T factor) const {
+  /// W times `times`. Matrices in ascending order: what is written beyond one is overwritten by the next.
+  void pack(T times) {
+    packed_factor = times;
     for (index h = 0; h < matrices; ++h)
-      for (index r = 0; r < rows; r += tile_rows)
-        w.access->pack_rows(w.head(0, h), r, std::min<index>(tile_rows, rows - r), factor,
-                            packed + h * matrix_size() + r * dim);
+      for (index r = 0; r < rows; r += tile_rows) {
+        const index some = std::min<index>(tile_rows, rows - r);
+        w.access->pack_rows(w.head(0, h), r, some, times, packed + h * matrix_size() + r * dim);
+        if (packed_pairs)
+          w.access->pack_row_pairs(w.head(0, h), r, some,
+                                   packed_pairs + h * matrix_pairs() + r * row_operands<bf16_pair>(dim));
+      }
   }
 
-  /// phi[r][t] = factor W_r x_t for the lanes [0, lanes) of columns [dim][chunk]; writes up to tile_rows rows beyond.
-  void project(index pair, const T* columns, index lanes, T* phi) const {
-    const T* const matrix = packed + pair % call.heads / (call.heads / matrices) * matrix_size();
-    for (index r = 0; r < rows; r += tile_rows)
-      for (index t = 0; t < lanes; t += panel_width<T>)
-        with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {
-          tile_product<T, M.value, 2, kernel_chunk>(packed_rows<T>{matrix + r * dim}, columns + t, dim,
-                                                    [&](auto m, auto half, const auto& x) {
-                                                      store<T>(phi + (r + m) * kernel_chunk + t + half * width<T>, x);
-                                                    });
-        });
+  /// phi[r][t] = packed_factor W_r x_t for the lanes [0, lanes) of columns [dim][chunk]; writes up to tile_rows rows beyond.
+  /// Where `pairs` is given, scratch memory, columns are bf16 numbers.
+  void project(index pair, const T* columns, index lanes, T* phi, bf16_pair* pairs = nullptr) const {
+    const index matrix = pair % call.heads / (call.heads / matrices);
+    const auto multiply = [&]<class P>(const P* left, index left_depth, const P* right, const auto& finish) {
+      for (index r = 0; r < rows; r += tile_rows)
+        for (index t = 0; t < lanes; t += panel_width<T>)
+          with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {
+            const auto put = [&](auto m, auto half, const auto& x) {
+              store<T>(phi + (r + m) * kernel_chunk + t + half * width<T>, finish(x));
+            };
+            tile_product<P, M.value, 2, kernel_chunk>(packed_rows<P>{left + r * left_depth}, right + t,
+                                                      operands<P>(dim), put);
+          });
+    };
+    if constexpr (has_pairs<T>)
+      if (pairs) {
+        rows_to_pairs(columns, dim, round_up(lanes, panel_width<T>), kernel_chunk, pairs);
+        return multiply(packed_pairs + matrix * matrix_pairs(), row_operands<bf16_pair>(dim),
+                        static_cast<const bf16_pair*>(pairs),
+                        [&](const packet<T>& x) { return mul(x, broadcast<T>(packed_factor)); });
+      }
+    multiply(packed + matrix * matrix_size(), dim, columns, [](const packet<T>& x) { return x; });
   }
 
  protected:

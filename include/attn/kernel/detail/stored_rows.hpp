@@ -34,9 +34,11 @@ template <class T>
 struct element_access {
   index size;     // in bytes
   bool computes;  // the element type is T
+  bool paired;    // products of such elements are of pairs (bf16_pair.hpp)
   void (*pack_columns)(const token_rows<T>&, index cols, T* columns);
   bool (*pack_panels)(const stored_matrix<T>&, index begin, index count, T* panels);
   void (*pack_rows)(const stored_matrix<T>&, index begin, index count, T factor, T* packed);
+  void (*pack_row_pairs)(const stored_matrix<T>&, index begin, index count, bf16_pair* packed);  // if `paired`
   void (*read)(const void* row, index cols, index stride, T* to);
   void (*write)(const T* from, void* row, index cols, index stride);
 };
@@ -97,6 +99,7 @@ template <class S, class T>
 inline constexpr element_access<T> access_to = {
     .size = sizeof(S),
     .computes = std::same_as<S, T>,
+    .paired = numbers_of<product_type<S>> > 1,
     .pack_columns = [](const token_rows<T>& x, index cols,
                        T* columns) { pack_columns<S>(x, cols, columns, [](const packet<T>& p) { return p; }); },
     .pack_panels =
@@ -108,6 +111,13 @@ inline constexpr element_access<T> access_to = {
         [](const stored_matrix<T>& x, index begin, index count, T factor, T* packed) {
           const auto row = [&](index i) { return reinterpret_cast<const S*>(x.row(begin + i)); };
           detail::pack_rows<T>(row, count, x.cols, x.col_stride, factor, packed);
+        },
+    .pack_row_pairs =
+        [](const stored_matrix<T>& x, index begin, index count, bf16_pair* packed) {
+          if constexpr (numbers_of<product_type<S>> > 1) {
+            const auto row = [&](index i) { return reinterpret_cast<const S*>(x.row(begin + i)); };
+            detail::pack_rows<bf16_pair>(row, count, x.cols, x.col_stride, 1, packed);
+          }
         },
     .read =
         [](const void* row, index cols, index stride, T* to) {

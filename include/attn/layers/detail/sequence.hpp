@@ -131,8 +131,22 @@ struct row_access {
   void (*store)(const T* from, index count, void* to, index stride);
   /// As store, to numbers that are added to.
   void (*add)(const T* from, index count, void* to, index stride);
-  /// Packs up to tile_rows rows, numbers [k0, k0 + depth) of each, as one tile.
-  void (*pack_tile)(const void* const* rows, index count, index k0, index depth, index stride, T* tile);
+  /// Packs up to tile_rows rows, numbers [k0, k0 + depth) of each, as one tile of operands.
+  template <class P>
+  using pack = void(const void* const* rows, index count, index k0, index depth, index stride, P* tile);
+  pack<T>* pack_numbers;
+  pack<bf16_pair>* pack_pairs;
+  pack<split_pair>* pack_split;
+
+  template <class P>
+  auto pack_as() const {
+    if constexpr (std::same_as<P, bf16_pair>)
+      return pack_pairs;
+    else if constexpr (is_split<P>)
+      return pack_split;
+    else
+      return pack_numbers;
+  }
 
   /// Numbers [begin, begin + count) of a list that may be left out: then all are `otherwise`.
   void load_list(const memory_layout& list, index begin, index count, T otherwise, T* to) const {
@@ -142,6 +156,12 @@ struct row_access {
       std::fill(to, to + count, otherwise);
   }
 };
+
+template <class P, class S>
+void pack_token_tile(const void* const* rows, index count, index k0, index depth, index stride, P* tile) {
+  const auto row = [&](index i) { return static_cast<const S*>(rows[i]) + k0 * stride; };
+  pack_rows<P>(row, count, depth, stride, sum_type<P>(1), tile);
+}
 
 template <class T, class S>
 inline constexpr row_access<T> row_access_of = {
@@ -162,11 +182,19 @@ inline constexpr row_access<T> row_access_of = {
           S* const row = static_cast<S*>(to);
           for (index n = 0; n < count; ++n) row[n * stride] = static_cast<S>(static_cast<T>(row[n * stride]) + from[n]);
         },
-    .pack_tile =
-        [](const void* const* rows, index count, index k0, index depth, index stride, T* tile) {
-          const auto row = [&](index i) { return static_cast<const S*>(rows[i]) + k0 * stride; };
-          pack_rows<T>(row, count, depth, stride, T(1), tile);
-        }};
+    .pack_numbers = pack_token_tile<T, S>,
+    .pack_pairs = [] {
+      if constexpr (has_pairs<T>)
+        return pack_token_tile<bf16_pair, S>;
+      else
+        return nullptr;
+    }(),
+    .pack_split = [] {
+      if constexpr (std::same_as<S, float> && matrix_unit_compiled)
+        return pack_token_tile<split_pair, S>;
+      else
+        return nullptr;
+    }()};
 
 /// Tokens of a task where each is independent of the others.
 inline constexpr index tokens_per_task = 64;

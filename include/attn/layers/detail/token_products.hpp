@@ -4,10 +4,11 @@
 //   2. few_token_products                              few tokens: the weight read once, in place
 //
 // Every number is one sum in an order that the way, the inputs and nothing else decide, whatever the other rows hold.
-// Compiled for the compute type T; only what reads a weight in memory, behind linear_weight's pointers, knows its type.
+// Compiled for what products take, P, and sum in, T; only what reads a weight in memory, behind linear_weight's
+// pointers, knows its type.
 #pragma once
 
-#include <attn/core/detail/tile_product.hpp>
+#include <attn/core/detail/product_choice.hpp>
 #include <attn/layers/detail/sequence.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -23,13 +24,15 @@ inline constexpr index tokens_in_place = 4;
 inline constexpr index outputs_per_task = 64;
 
 /// A weight [outputs, inputs] and its bias [outputs] in memory of any element type.
-template <class T>
+template <class P>
 struct linear_weight {
+  using T = sum_type<P>;
+
   memory_layout weight, bias;
   index outputs, inputs;
   const row_access<T>* access;
   /// Packs panels of outputs [begin, begin + count) and inputs [k0, k0 + depth).
-  void (*pack)(const linear_weight&, index begin, index count, index k0, index depth, T* panels);
+  void (*pack)(const linear_weight&, index begin, index count, index k0, index depth, P* panels);
   /// sums[t][o] = x[t] . W[begin + o] for o < end - begin, sums being [tokens_in_place][outputs_per_task]. Rows of x
   /// are padded with zeros to whole packets.
   void (*multiply)(const linear_weight&, const T* x, index x_stride, index tokens, index begin, index end, T* sums);
@@ -55,19 +58,20 @@ struct linear_weight {
   }
 
   template <class S>
-  static void pack_as(const linear_weight& w, index begin, index count, index k0, index depth, T* panels) {
+  static void pack_as(const linear_weight& w, index begin, index count, index k0, index depth, P* panels) {
     const index stride = w.weight.strides[1];
     if (w.weight.strides[0] != 1) {
       const auto row = [&](index i) { return w.row<S>(begin + i) + k0 * stride; };
-      return pack_panels_across<T>(row, count, depth, stride, panels);
+      return pack_panels_across<P>(row, count, depth, stride, panels);
     }
     // A transposed weight: what is needed side by side lies side by side.
     const auto row = [&](index k) { return w.row<S>(begin) + (k0 + k) * stride; };
-    pack_panels<T>(row, 0, depth, count, 1, panels, depth);
+    const index length = operands<P>(depth);
+    pack_panels<P>(row, 0, depth, count, 1, panels, round_up(depth, numbers_of<P>));
     constexpr index wide = panel_width<T>;
     const index filled = round_up(count, width<T>);
-    for (index k = 0; filled < round_up(count, wide) && k < depth; ++k)
-      std::fill_n(panels + (filled / wide) * depth * wide + k * wide + filled % wide, width<T>, T(0));
+    for (index k = 0; filled < round_up(count, wide) && k < length; ++k)
+      std::fill_n(panels + (filled / wide) * length * wide + k * wide + filled % wide, width<T>, P{});
   }
 
   template <class S>
@@ -128,18 +132,20 @@ struct row_buffer {
 // Many tokens ---------------------------------------------------------------------------------------------------------
 
 /// A weight and its bias, packed: blocks of input_block inputs, each as panels [input][panel_width].
-template <class T>
+template <class P>
 struct packed_weight {
+  using T = sum_type<P>;
   static constexpr index wide = panel_width<T>, outputs_per_piece = 4 * wide;
 
-  const linear_weight<T>* from;
-  T *panels, *bias;
+  const linear_weight<P>* from;
+  P* panels;
+  T* bias;
 
-  packed_weight(arena& memory, const linear_weight<T>& w)
-      : from(&w), panels(memory.allocate<T>(padded() * w.inputs)), bias(memory.allocate<T>(padded())) {}
+  packed_weight(arena& memory, const linear_weight<P>& w)
+      : from(&w), panels(memory.allocate<P>(padded() * operands<P>(w.inputs))), bias(memory.allocate<T>(padded())) {}
 
   index padded() const { return round_up(from->outputs, wide); }
-  T* block(index k0) const { return panels + k0 * padded(); }
+  P* block(index k0) const { return panels + operands<P>(k0) * padded(); }
 
   /// Packing is split into pieces of outputs.
   index pieces() const { return ceil_div(from->outputs, outputs_per_piece); }
@@ -148,15 +154,15 @@ struct packed_weight {
     const index begin = piece * outputs_per_piece, count = std::min(outputs_per_piece, from->outputs - begin);
     for (index k0 = 0; k0 < from->inputs; k0 += input_block) {
       const index depth = std::min(input_block, from->inputs - k0);
-      from->pack(*from, begin, count, k0, depth, block(k0) + begin * depth);
+      from->pack(*from, begin, count, k0, depth, block(k0) + begin * operands<P>(depth));
     }
     from->load_bias(begin, count, bias + begin);
     std::fill(bias + begin + count, bias + std::min(begin + outputs_per_piece, padded()), T(0));
   }
 };
 
-template <class T>
-void pack_weights(std::span<const packed_weight<T>> list, execution& exec) {
+template <class P>
+void pack_weights(std::span<const packed_weight<P>> list, execution& exec) {
   index pieces = 0;
   for (const auto& weight : list) pieces = std::max(pieces, weight.pieces());
   exec.for_each(pieces * std::ssize(list), [&](index task, int) {
@@ -166,15 +172,24 @@ void pack_weights(std::span<const packed_weight<T>> list, execution& exec) {
 }
 
 /// Up to token_block rows as the left side of products: blocks of inputs as above, each as tiles [input][tile_rows].
-template <class T>
+template <class P>
 struct packed_tokens {
-  T* data;
+  using T = sum_type<P>;
+
+  P* data;
   index inputs, rows = 0;
 
   packed_tokens(arena& memory, index numbers)
-      : data(memory.allocate<T>(token_block * numbers + width<T>)), inputs(numbers) {}
+      : data(memory.allocate<P>(token_block * row_operands<P>(numbers) + width<T>)), inputs(numbers) {}
 
-  T* tile(index k0, index row) const { return data + k0 * token_block + row * std::min(input_block, inputs - k0); }
+  P* tile(index k0, index row) const {
+    return data + operands<P>(k0) * token_block + row * row_operands<P>(std::min(input_block, inputs - k0));
+  }
+
+  /// The block of inputs from k0 on as left operands.
+  auto from(index k0) const {
+    return [=, this](index row) { return packed_rows<P>{tile(k0, row)}; };
+  }
 
   /// row(r) points to row r; its numbers, `stride` apart, are what `access` reads.
   template <class Row>
@@ -185,37 +200,37 @@ struct packed_tokens {
         const index here = std::min<index>(tile_rows, rows - r);
         const void* pointers[tile_rows];
         for (index i = 0; i < here; ++i) pointers[i] = row(r + i);
-        access.pack_tile(pointers, here, k0, std::min(input_block, inputs - k0), stride, tile(k0, r));
+        access.template pack_as<P>()(pointers, here, k0, std::min(input_block, inputs - k0), stride, tile(k0, r));
       }
   }
 };
 
-/// sums += tiles x panels over one block of `depth` inputs. Tile r lies at tiles + r * depth.
-template <class T>
-[[gnu::noinline]] void add_products(const T* tiles, index rows, const T* panels, index depth,
-                                    const row_buffer<T>& sums) {
+/// sums += rows x panels over one block of `depth` operands; left(r) is the left operand from row r on.
+template <class P, class Left>
+[[gnu::noinline]] void add_products(const Left& left, index rows, const P* panels, index depth,
+                                    const row_buffer<sum_type<P>>& sums) {
+  using T = sum_type<P>;
   constexpr index wide = panel_width<T>;
   for (index n = 0; n < sums.stride; n += wide)
     for (index r = 0; r < rows; r += tile_rows)
       with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto height) {
         T* const corner = sums.row(r) + n;
-        tile_product<T, height.value, 2>(packed_rows<T>{tiles + r * depth}, panels + n * depth, depth,
-                                         [&](auto m, auto half, const auto& x) {
-                                           T* const s = corner + m * sums.stride + half * width<T>;
-                                           store<T>(s, add(load<T>(s), x));
-                                         });
+        tile_product<P, height.value, 2>(left(r), panels + n * depth, depth, [&](auto m, auto half, const auto& x) {
+          T* const s = corner + m * sums.stride + half * width<T>;
+          store<T>(s, add(load<T>(s), x));
+        });
       });
 }
 
 /// sums = bias + rows of x times the weight, for its outputs [first, first + count).
-template <class T>
-void multiply_tokens(const packed_tokens<T>& x, const packed_weight<T>& weight, index first, index count,
-                     row_buffer<T>& sums) {
-  sums.stride = round_up(count, panel_width<T>);
+template <class P>
+void multiply_tokens(const packed_tokens<P>& x, const packed_weight<P>& weight, index first, index count,
+                     row_buffer<sum_type<P>>& sums) {
+  sums.stride = round_up(count, panel_width<P>);
   sums.begin(weight.bias + first, x.rows);
   for (index k0 = 0; k0 < x.inputs; k0 += input_block) {
-    const index depth = std::min(input_block, x.inputs - k0);
-    add_products(x.tile(k0, 0), x.rows, weight.block(k0) + first * depth, depth, sums);
+    const index depth = operands<P>(std::min(input_block, x.inputs - k0));
+    add_products(x.from(k0), x.rows, weight.block(k0) + first * depth, depth, sums);
   }
 }
 
@@ -223,8 +238,8 @@ void multiply_tokens(const packed_tokens<T>& x, const packed_weight<T>& weight, 
 
 /// done(row, output, count, values) for the outputs of `rows` rows of x, bias included, some of them at a time: values
 /// are those of outputs [output, output + count). Tasks share the outputs. Rows of x are of whole packets.
-template <class T, class Done>
-void few_token_products(const row_buffer<T>& x, index rows, const linear_weight<T>& weight, execution& exec,
+template <class T, class P, class Done>
+void few_token_products(const row_buffer<T>& x, index rows, const linear_weight<P>& weight, execution& exec,
                         Done&& done) {
   for (index r = 0; r < rows; ++r) std::fill(x.row(r) + weight.inputs, x.row(r) + x.stride, T(0));
   exec.for_each(ceil_div(weight.outputs, outputs_per_task), [&](index task, int) {

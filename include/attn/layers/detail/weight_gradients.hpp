@@ -98,19 +98,22 @@ struct chunk_place {
   index chunk, depth, first;
 };
 
-/// Tokens of some chunks, their numbers in groups of Wide columns, each [token][Wide].
-template <class T, int Wide>
+/// Tokens of some chunks, their numbers in groups of Wide columns, each [token][Wide]; of pairs two tokens are one.
+template <class P, int Wide>
 struct column_groups {
+  using T = sum_type<P>;
+
   index columns = 0;
-  T* data = nullptr;
+  P* data = nullptr;
 
   column_groups() = default;
   /// With `chunks` 0 nothing is allocated.
   column_groups(arena& memory, index numbers, index chunks)
-      : columns(numbers), data(memory.allocate<T>(chunks > 0 ? chunks * gradient_chunk * padded() + width<T> : 0)) {}
+      : columns(numbers),
+        data(memory.allocate<P>(chunks > 0 ? chunks * operands<P>(gradient_chunk) * padded() + width<T> : 0)) {}
 
   index padded() const { return round_up(columns, Wide); }
-  T* chunk(index n) const { return data + n * gradient_chunk * padded(); }
+  P* chunk(index n) const { return data + n * operands<P>(gradient_chunk) * padded(); }
 
   /// Columns [begin, begin + count) of `rows` tokens.
   void put(const chunk_place& place, const row_buffer<T>& from, index rows, index begin, index count) const {
@@ -118,38 +121,67 @@ struct column_groups {
     for (index c = begin, next; c < end; c = next) {
       const index group = c / Wide, at = c % Wide;
       next = std::min((group + 1) * Wide, end);
-      T* to = chunk(place.chunk) + (group * place.depth + place.first) * Wide + at;
+      P* to = chunk(place.chunk) + (group * operands<P>(place.depth) + operands<P>(place.first)) * Wide + at;
       const index filled = next - c, spare = next == columns ? Wide - at - filled : 0;
-      for (index r = 0; r < rows; ++r, to += Wide) {
-        const T* const row = from.row(r) + (c - begin);
-        if (filled == Wide)
-          std::memcpy(to, row, Wide * sizeof(T));
-        else
-          std::fill_n(std::copy_n(row, filled, to), spare, T(0));
+      for (index r = 0; r < rows; r += numbers_of<P>, to += Wide) {
+        put_rows(from.row(r) + (c - begin), r + 1 < rows ? from.row(r + 1) + (c - begin) : nullptr, filled, to);
+        std::fill_n(to + filled, spare, P{});
       }
+    }
+  }
+
+ private:
+  /// `count` <= Wide numbers of one token, or of a pair of which the second may be missing.
+  static void put_rows(const T* first, [[maybe_unused]] const T* second, index count, P* to) {
+    if constexpr (numbers_of<P> == 1) {
+      if (count == Wide)
+        std::memcpy(to, first, Wide * sizeof(T));
+      else
+        std::copy_n(first, count, to);
+    } else {
+      constexpr int whole = (Wide + width<T> - 1) / width<T> * width<T>;
+      alignas(64) T numbers[2][whole] = {};
+      P pairs[whole];
+      std::copy_n(first, count, numbers[0]);
+      if (second) std::copy_n(second, count, numbers[1]);
+      unroll<whole / width<T>>([&](auto n) {
+        constexpr int at = n * width<T>;
+        store<P>(pairs + at, pair_lanes(to_bf16(load<T>(numbers[0] + at)), to_bf16(load<T>(numbers[1] + at))));
+      });
+      std::copy_n(pairs, count, to);
     }
   }
 };
 
-template <class T>
-using gradient_tiles = column_groups<T, tile_rows>;
-template <class T>
-using input_panels = column_groups<T, panel_width<T>>;
+template <class P>
+using gradient_tiles = column_groups<P, tile_rows>;
+template <class P>
+using input_panels = column_groups<P, panel_width<P>>;
+
+/// The sum of the numbers of an operand packet.
+template <class P>
+ATTN_INLINE packet<sum_type<P>> sum_of_operands(const packet<P>& x) {
+  if constexpr (numbers_of<P> == 1)
+    return x;
+  else
+    return multiply_add<P>(x, broadcast<P>(make_pair(1.0f, 1.0f)), zero<float>());
+}
 
 /// The gradients of one weight and its bias, either of which may be missing, under way.
-template <class T>
+template <class P>
 struct weight_sums {
+  using T = sum_type<P>;
   /// dW is split into pieces, each [rows_per_piece][columns_per_piece].
   static constexpr index rows_per_piece = token_block, columns_per_piece = 8 * panel_width<T>;
 
   gradient_memory<T> weight, bias;
-  gradient_tiles<T> d;
-  input_panels<T> x;
+  gradient_tiles<P> d;
+  input_panels<P> x;
   T *sums, *bias_sums;
 
   /// The tokens' inputs are packed in `inputs`, which several weights may share.
   weight_sums(arena& memory, const gradient_memory<T>& to_weight, const gradient_memory<T>& to_bias, index outputs,
-              const input_panels<T>& inputs, index chunks)
+              const input_panels<P>& inputs, index chunks)
       : weight(to_weight), bias(to_bias), d(memory, outputs, wanted() ? chunks : 0), x(inputs) {
     sums = memory.allocate<T>(weight.given() ? pieces() * rows_per_piece * columns_per_piece : 0);
     bias_sums = memory.allocate<T>(bias.given() ? round_up(outputs, rows_per_piece) : 0);
@@ -182,17 +214,19 @@ struct weight_sums {
 
   /// One chunk of `depth` tokens.
   void add_chunk(const piece& p, index chunk, index depth) const {
-    const T* const tiles = d.chunk(chunk) + p.row * depth;
+    depth = operands<P>(depth);
+    const P* const tiles = d.chunk(chunk) + p.row * depth;
     if (p.sums && p.columns > 0) {
       row_buffer<T> to(p.sums, round_up(p.columns, panel_width<T>));
-      add_products(tiles, p.rows, x.chunk(chunk) + p.column * depth, depth, to);
+      const auto left = [&](index r) { return left_operand<P, 1, tile_rows>{tiles + r * depth}; };
+      add_products(left, p.rows, x.chunk(chunk) + p.column * depth, depth, to);
     }
     for (index r = 0; p.bias_sums && r < p.rows; r += tile_rows) {
       constexpr int packets = (tile_rows + width<T> - 1) / width<T>;
       packet<T> sum[packets];
       unroll<packets>([&](auto n) { sum[n] = zero<T>(); });
-      for (const T* t = tiles + r * depth; t < tiles + (r + tile_rows) * depth; t += tile_rows)
-        unroll<packets>([&](auto n) { sum[n] = add(sum[n], load<T>(t + n * width<T>)); });
+      for (const P* t = tiles + r * depth; t < tiles + (r + tile_rows) * depth; t += tile_rows)
+        unroll<packets>([&](auto n) { sum[n] = add(sum[n], sum_of_operands<P>(load<P>(t + n * width<T>))); });
       alignas(64) T lanes[packets * width<T>];
       unroll<packets>([&](auto n) { store<T>(lanes + n * width<T>, sum[n]); });
       for (int i = 0; i < tile_rows; ++i) p.bias_sums[r + i] += lanes[i];
@@ -212,8 +246,8 @@ inline index chunks_together(const execution& exec, index tokens) {
 }
 
 /// body(first token, rows, place, worker) packs every block of tokens for the sums in `list`.
-template <class T, class Body>
-void sum_over_tokens(index tokens, index together, std::span<const weight_sums<T>> list, execution& exec, Body&& body) {
+template <class P, class Body>
+void sum_over_tokens(index tokens, index together, std::span<const weight_sums<P>> list, execution& exec, Body&& body) {
   index pieces = 0;
   for (const auto& sums : list) pieces = std::max(pieces, sums.pieces());
   const auto for_each_piece = [&](auto&& visit) {
@@ -247,10 +281,11 @@ tensor_view<const S, 2> transposed(const tensor_view<const S, 2>& w) {
 }
 
 /// sums += rows of d times the packed weight, all of its outputs.
-template <class T>
-void add_token_products(const packed_tokens<T>& d, const packed_weight<T>& weight, const row_buffer<T>& sums) {
+template <class P>
+void add_token_products(const packed_tokens<P>& d, const packed_weight<P>& weight,
+                        const row_buffer<sum_type<P>>& sums) {
   for (index k0 = 0; k0 < d.inputs; k0 += input_block)
-    add_products(d.tile(k0, 0), d.rows, weight.block(k0), std::min(input_block, d.inputs - k0), sums);
+    add_products(d.from(k0), d.rows, weight.block(k0), operands<P>(std::min(input_block, d.inputs - k0)), sums);
 }
 
 template <class T>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
+#include <attn/core/detail/product_choice.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
@@ -26,14 +27,14 @@ struct attention_views {
 
   /// Queries [i0, i0 + max_rows) of one head attend to slots [0, seen) of `packed`. complete(block) may add to their
   /// sums before they are divided.
-  template <class Complete>
-  void attend_rows(index b, index h, index i0, const packed_keys<T>& packed, index seen,
+  template <class P, class Complete>
+  void attend_rows(index b, index h, index i0, const packed_keys<P>& packed, index seen,
                    const score_terms<T, no_score>& terms, const tensor_view<T, 3>& lse, execution& exec, int worker,
                    Complete&& complete) const {
     const index i1 = std::min(i0 + max_rows, lengths.queries(b));
     if (i0 < i1) {
       auto block =
-          exec.scratch(worker, [&](arena& memory) { return row_block<T>::layout(memory, shape.dim, shape.dim_v); });
+          exec.scratch(worker, [&](arena& memory) { return row_block<P>::layout(memory, shape.dim, shape.dim_v); });
       block.begin(head_of(q, b, h), {i0, 1, nullptr}, i1 - i0, terms.query_factor());
       std::fill_n(block.ranges, block.rows, key_range{0, seen});
       attend(block, packed, terms);

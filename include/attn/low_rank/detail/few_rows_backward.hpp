@@ -19,85 +19,120 @@ namespace attn::inline ATTN_ISA::detail {
 inline constexpr index few_rows_block = 128;                 // tokens taken at a time, a multiple of the panel width
 inline constexpr int few_rows_stride = few_rows_block + 16;  // rows of a tile fall into different cache sets
 
-/// to[r] = sum over k < depth of left(r, k) b(k, .) for r < rows, or to[r] += that. b lies in panels of `capacity`
-/// rows; rows of `to` are whole packets.
-template <class T, class Left>
-[[gnu::noinline]] void block_product(const Left& left, index rows, const T* b, index capacity, index cols, index depth,
-                                     T* to, index stride, bool accumulate) {
-  panel_product<T>(left, rows, b, capacity, cols, depth, [&](index r, index col, const auto& sum) {
+/// to[r] = factor times the sum over k < depth of left(r, k) b(k, .) for r < rows, or to[r] += that. b lies in panels of
+/// `capacity` rows; rows of `to` are whole packets. Capacity and depth count operands P; of numbers the factor is 1.
+template <class P, class Left>
+[[gnu::noinline]] void block_product(const Left& left, index rows, const P* b, index capacity, index cols, index depth,
+                                     sum_type<P>* to, index stride, bool accumulate,
+                                     [[maybe_unused]] sum_type<P> factor = 1) {
+  using T = sum_type<P>;
+  panel_product<P>(left, rows, b, capacity, cols, depth, [&](index r, index col, const auto& sum) {
     T* const c = to + r * stride + col;
-    if (r < rows) store<T>(c, accumulate ? add(load<T>(c), sum) : sum);
+    packet<T> x = sum;
+    if constexpr (numbers_of<P> > 1) x = mul(x, broadcast<T>(factor));
+    if (r < rows) store<T>(c, accumulate ? add(load<T>(c), x) : x);
   });
 }
 
-/// Few rows [count][dim] as operands: tiles [dim][tile_rows], and panels.
-template <class T>
+/// Memory for `rows` rows of weights as operands P, where those are not the weights themselves.
+template <class P>
+P* operand_weights(arena& memory, index rows) {
+  return memory.allocate<P>(numbers_of<P> > 1 ? operands<P>(round_up(rows, tile_rows) * few_rows_stride) + tile_rows : 0);
+}
+
+/// Few rows [count][dim] as operands P: tiles [dim][tile_rows], and panels.
+template <class P>
 struct few_rows {
-  T *tiles = nullptr, *panels = nullptr;
+  using T = sum_type<P>;
+
+  P *tiles = nullptr, *panels = nullptr;
   index count = 0, dim = 0, capacity = 0;
+  T factor = T(1);  // of scores, where it is not in the tiles
 
   static few_rows layout(arena& memory, index most, index dim) {
-    return {memory.allocate<T>(round_up(most, tile_rows) * dim + width<T>),
-            memory.allocate<T>(most * round_up(dim, panel_width<T>)), 0, dim, most};
+    const index capacity = operands<P>(most) * numbers_of<P>;
+    return {memory.allocate<P>(round_up(most, tile_rows) * row_operands<P>(dim) + width<T>),
+            memory.allocate<P>(operands<P>(capacity) * round_up(dim, panel_width<T>)), 0, dim, capacity};
   }
 
-  /// Tiles take the rows times `factor`.
+  /// Scores take the rows times `times`.
   template <class S>
-  void pack(const matrix_view<const S>& x, index rows, T factor) {
+  void pack(const matrix_view<const S>& x, index rows, T times) {
     count = rows;
+    if constexpr (numbers_of<P> > 1) factor = std::exchange(times, T(1));
     for (index r = 0; r < count; r += tile_rows)
-      pack_rows<T>([&](index i) { return x.row(r + i); }, std::min<index>(tile_rows, count - r), dim, x.col_stride,
-                   factor, tiles + r * dim);
-    pack_panels<T>([&](index i) { return x.row(i); }, 0, count, dim, x.col_stride, panels, capacity);
+      pack_rows<P>([&](index i) { return x.row(r + i); }, std::min<index>(tile_rows, count - r), dim, x.col_stride,
+                   times, tiles + r * row_operands<P>(dim));
+    pack_panels<P>([&](index i) { return x.row(i); }, 0, count, dim, x.col_stride, panels, capacity);
   }
 
   /// to[row][token] = products with `tokens` tokens, packed as columns, or to[row][token] += that.
-  void scores(const T* columns, index tokens, T* to, index stride = few_rows_stride, bool accumulate = false) const {
-    block_product<T>([&](index r) { return packed_rows<T>{tiles + r * dim}; }, count, columns, dim, tokens, dim, to,
-                     stride, accumulate);
+  void scores(const P* columns, index tokens, T* to, index stride = few_rows_stride, bool accumulate = false) const {
+    block_product<P>([&](index r) { return packed_rows<P>{tiles + r * row_operands<P>(dim)}; }, count, columns,
+                     operands<P>(dim), tokens, operands<P>(dim), to, stride, accumulate, factor);
   }
-  /// to[token] = sum over rows of weights[row][token] row, or to[token] += that.
-  void mix(const T* weights, index tokens, T* to, index stride, bool accumulate) const {
-    block_product<T>([&](index r) { return left_operand<T, 1, few_rows_stride>{weights + r}; }, tokens, panels,
-                     capacity, dim, count, to, stride, accumulate);
+  /// to[token] = sum over rows of weights[row][token] row, or to[token] += that. `memory` is operand_weights().
+  void mix(const T* weights, index tokens, T* to, index stride, bool accumulate,
+           [[maybe_unused]] P* memory = nullptr) const {
+    const P* left = nullptr;
+    if constexpr (numbers_of<P> > 1)
+      rows_to_pairs(weights, count, round_up(tokens, width<T>), few_rows_stride, memory), left = memory;
+    else
+      left = weights;
+    block_product<P>([&](index r) { return left_operand<P, 1, few_rows_stride>{left + r}; }, tokens, panels,
+                     operands<P>(capacity), dim, operands<P>(count), to, stride, accumulate);
   }
 };
 
-/// A block of tokens as operands: as columns and as rows of panels.
-template <class T>
+/// A block of tokens as operands P: as columns and as rows of panels.
+template <class P>
 struct block_tokens {
-  T *columns = nullptr, *panels = nullptr;
+  using T = sum_type<P>;
+
+  P *columns = nullptr, *panels = nullptr;
   index count = 0, dim = 0;
 
   static block_tokens layout(arena& memory, index dim) {
-    return {memory.allocate<T>(few_rows_block * dim),
-            memory.allocate<T>(few_rows_block * round_up(dim, panel_width<T>)), 0, dim};
+    return {memory.allocate<P>(few_rows_block * operands<P>(dim)),
+            memory.allocate<P>(operands<P>(few_rows_block) * round_up(dim, panel_width<T>)), 0, dim};
   }
   /// Tokens [begin, begin + tokens) of x.
   template <class S>
   void pack(const matrix_view<const S>& x, index begin, index tokens, bool as_columns, bool as_rows) {
     count = tokens;
     const auto row = [&](index i) { return x.row(begin + i); };
-    if (as_columns) pack_panels_across<T>(row, count, dim, x.col_stride, columns);
-    if (as_rows) pack_panels<T>(row, 0, count, dim, x.col_stride, panels, few_rows_block);
+    if (as_columns) pack_panels_across<P>(row, count, dim, x.col_stride, columns);
+    if (as_rows) pack_panels<P>(row, 0, count, dim, x.col_stride, panels, few_rows_block);
   }
-  /// to[row] += sum over tokens of weights[row][token] token.
-  void add_mix(const T* weights, index rows, T* to, index stride) const {
-    block_product<T>([&](index r) { return left_operand<T, few_rows_stride, 1>{weights + r * few_rows_stride}; }, rows,
-                     panels, few_rows_block, dim, count, to, stride, true);
+  /// to[row] += sum over tokens of weights[row][token] token. `memory` is operand_weights().
+  void add_mix(const T* weights, index rows, T* to, index stride, [[maybe_unused]] P* memory = nullptr) const {
+    constexpr int step = few_rows_stride / numbers_of<P>;
+    const P* left = nullptr;
+    if constexpr (numbers_of<P> > 1) {
+      for (index r = 0; r < rows; ++r)
+        lanes_to_pairs(weights + r * few_rows_stride, round_up(count, width<T>), memory + r * step);
+      left = memory;
+    } else {
+      left = weights;
+    }
+    block_product<P>([&](index r) { return left_operand<P, step, 1>{left + r * step}; }, rows, panels,
+                     operands<P>(few_rows_block), dim, operands<P>(count), to, stride, true);
   }
 };
 
 /// Scratch of one worker: a block of tokens with what belongs to it, x and y (queries and d_out, or keys and values).
-template <class T>
+template <class P>
 struct few_rows_scratch {
-  block_tokens<T> x, y;
+  using T = sum_type<P>;
+
+  block_tokens<P> x, y;
   T *weights = nullptr, *d_scores = nullptr;  // [rows][few_rows_stride]
+  P* operands = nullptr;                      // of either
 
   static few_rows_scratch layout(arena& memory, index rows, index dim, index dim_v) {
     const index size = round_up(rows, tile_rows) * few_rows_stride;
-    return {block_tokens<T>::layout(memory, dim), block_tokens<T>::layout(memory, dim_v), memory.allocate<T>(size),
-            memory.allocate<T>(size)};
+    return {block_tokens<P>::layout(memory, dim), block_tokens<P>::layout(memory, dim_v), memory.allocate<T>(size),
+            memory.allocate<T>(size), operand_weights<P>(memory, rows)};
   }
 };
 
@@ -177,47 +212,49 @@ struct query_sums {
 };
 
 /// Tokens [begin, begin + count) of q attend to few keys and values; tiles of keys hold them times the scale in base 2.
-template <class T, class S>
+template <class P, class S>
 void backward_of_queries(const matrix_view<const S>& q, const matrix_view<const S>& d_out, index begin, index count,
-                         const few_rows<T>& keys, const few_rows<T>& values, const T* d_lse, few_rows_scratch<T>& s,
-                         const query_sums<T>& to) {
+                         const few_rows<P>& keys, const few_rows<P>& values, const sum_type<P>* d_lse,
+                         few_rows_scratch<P>& s, const query_sums<sum_type<P>>& to) {
   const bool scores = to.queries || to.keys;
   s.x.pack(q, begin, count, true, to.keys);
   s.y.pack(d_out, begin, count, scores, to.values);
   keys.scores(s.x.columns, count, s.weights);
   if (scores) values.scores(s.y.columns, count, s.d_scores);
   softmax_columns(s.weights, scores ? s.d_scores : nullptr, keys.count, count, d_lse);
-  if (to.queries) keys.mix(s.d_scores, count, to.queries, to.stride, false);
-  if (to.keys) s.x.add_mix(s.d_scores, keys.count, to.keys, to.stride);
-  if (to.values) s.y.add_mix(s.weights, values.count, to.values, to.stride_v);
+  if (to.queries) keys.mix(s.d_scores, count, to.queries, to.stride, false, s.operands);
+  if (to.keys) s.x.add_mix(s.d_scores, keys.count, to.keys, to.stride, s.operands);
+  if (to.values) s.y.add_mix(s.weights, values.count, to.values, to.stride_v, s.operands);
 }
 
 /// Few queries that have attended to many keys: their tiles hold them times the scale in base 2, d_out is divided by
 /// the sum of their weights, and delta with it.
-template <class T>
+template <class P>
 struct attended_rows {
-  few_rows<T> queries, d_out;
+  using T = sum_type<P>;
+
+  few_rows<P> queries, d_out;
   T *maximum = nullptr, *delta = nullptr;
 
   static attended_rows layout(arena& memory, index most, index dim, index dim_v) {
-    return {few_rows<T>::layout(memory, most, dim), few_rows<T>::layout(memory, most, dim_v), memory.allocate<T>(most),
+    return {few_rows<P>::layout(memory, most, dim), few_rows<P>::layout(memory, most, dim_v), memory.allocate<T>(most),
             memory.allocate<T>(most)};
   }
 };
 
 /// The gradients of the tokens packed in s, keys and values; s.x has its columns, s.y too where scores are asked for,
 /// and s.x its rows where those of the queries are. Sums lack the scale.
-template <class T>
-void backward_of_keys(const attended_rows<T>& from, few_rows_scratch<T>& s, T* d_keys, index stride, T* d_values,
+template <class P, class T = sum_type<P>>
+void backward_of_keys(const attended_rows<P>& from, few_rows_scratch<P>& s, T* d_keys, index stride, T* d_values,
                       index stride_v, T* d_queries, bool accumulate) {
   const bool scores = d_keys || d_queries;
   const index tokens = s.x.count, rows = from.queries.count;
   from.queries.scores(s.x.columns, tokens, s.weights);
   if (scores) from.d_out.scores(s.y.columns, tokens, s.d_scores);
   softmax_rows(s.weights, scores ? s.d_scores : nullptr, rows, tokens, from.maximum, from.delta);
-  if (d_values) from.d_out.mix(s.weights, tokens, d_values, stride_v, accumulate);
-  if (d_keys) from.queries.mix(s.d_scores, tokens, d_keys, stride, accumulate);
-  if (d_queries) s.x.add_mix(s.d_scores, rows, d_queries, stride);
+  if (d_values) from.d_out.mix(s.weights, tokens, d_values, stride_v, accumulate, s.operands);
+  if (d_keys) from.queries.mix(s.d_scores, tokens, d_keys, stride, accumulate, s.operands);
+  if (d_queries) s.x.add_mix(s.d_scores, rows, d_queries, stride, s.operands);
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

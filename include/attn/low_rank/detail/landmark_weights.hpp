@@ -56,37 +56,41 @@ struct landmark_plan {
 };
 
 /// What is known of one batch item and key head.
-template <class T>
+template <class P>
 struct landmark_pair {
+  using T = sum_type<P>;
+
   T *queries = nullptr, *keys = nullptr;  // [group][landmarks][dim], [landmarks][dim]
   online_softmax<T>* partial = nullptr;   // [piece], of rows [group][landmarks]
-  packed_keys<T>* packed = nullptr;       // [group]; the first for all where every key is a landmark
+  packed_keys<P>* packed = nullptr;       // [group]; the first for all where every key is a landmark
 
   static landmark_pair layout(arena& memory, const landmark_plan& plan) {
     const attention_shape& s = plan.shape;
     const index rows = s.group() * plan.most_queries(), keys = std::min(plan.landmarks, s.keys);
     const auto partial = [&](arena& m) { return online_softmax<T>::layout(m, rows, s.dim_v); };
-    const auto packed = [&](arena& m) { return packed_keys<T>::layout(m, keys, s.dim, s.dim_v); };
+    const auto packed = [&](arena& m) { return packed_keys<P>::layout(m, keys, s.dim, s.dim_v); };
     return {memory.allocate<T>(rows * s.dim), memory.allocate<T>(keys * s.dim),
             memory.allocate_list(plan.pieces(), partial), memory.allocate_list(s.group(), packed)};
   }
 };
 
 /// The landmarks of all query heads of a key head, as rows of the blockwise kernel.
-template <class T>
+template <class P>
 struct landmark_rows {
-  row_block<T>* blocks = nullptr;
+  using T = sum_type<P>;
+
+  row_block<P>* blocks = nullptr;
   index count = 0;
 
   static landmark_rows layout(arena& memory, index rows, index dim, index dim_v) {
     const index count = ceil_div(rows, max_rows);
-    return {memory.allocate_list(count, [&](arena& m) { return row_block<T>::layout(m, dim, dim_v); }), count};
+    return {memory.allocate_list(count, [&](arena& m) { return row_block<P>::layout(m, dim, dim_v); }), count};
   }
   [[gnu::noinline]] void begin(const matrix_view<const T>& queries, T factor) const {
     for (index n = 0; n < count; ++n)
       blocks[n].begin(queries, {n * max_rows, 1, nullptr}, std::min(max_rows, queries.rows - n * max_rows), factor);
   }
-  [[gnu::noinline]] void attend(const packed_keys<T>& packed, index keys,
+  [[gnu::noinline]] void attend(const packed_keys<P>& packed, index keys,
                                 const score_terms<T, no_score>& terms) const {
     for (index n = 0; n < count; ++n) {
       std::fill_n(blocks[n].ranges, blocks[n].rows, key_range{0, keys});
@@ -139,9 +143,10 @@ struct landmark_inverse {
 
   /// Packs the keys and values that the queries of head `member` of a group attend to: landmarks K', and
   /// A^+ softmax(scale Q' K^T) V.
-  [[gnu::noinline]] void pack(const landmark_pair<T>& pair, index member, index m,
+  template <class P>
+  [[gnu::noinline]] void pack(const landmark_pair<P>& pair, index member, index m,
                               const score_terms<T, no_score>& terms, execution& exec, int worker) const {
-    packed_keys<T>& packed = pair.packed[member];
+    packed_keys<P>& packed = pair.packed[member];
     const index dim = packed.dim, dim_v = packed.dim_v;
     const online_softmax<T>& known = pair.partial[0];
     landmark_weights<T> a;

@@ -9,23 +9,25 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// Projected keys or values of one head of projections, and their gradient: as operands, and as sums.
-template <class T>
+template <class P>
 struct projected_rows {
-  few_rows<T> rows, gradient;
+  using T = sum_type<P>;
+
+  few_rows<P> rows, gradient;
   sums_in_parts<T>* sums = nullptr;  // [query heads that attend to them], by pieces of the queries
 
   static projected_rows layout(arena& memory, index rank, index dim, index query_heads, index pieces) {
     return {
-        few_rows<T>::layout(memory, rank, dim), few_rows<T>::layout(memory, rank, dim),
+        few_rows<P>::layout(memory, rank, dim), few_rows<P>::layout(memory, rank, dim),
         memory.allocate_list(query_heads, [&](arena& m) { return sums_in_parts<T>::layout(m, pieces, rank, dim); })};
   }
 };
 
 /// One batch item: projections as project() leaves them, and as operands for each of their heads.
-template <class T>
+template <class P>
 struct linformer_backward_item {
-  T *keys = nullptr, *values = nullptr;
-  projected_rows<T>*key_heads = nullptr, *value_heads = nullptr;
+  sum_type<P> *keys = nullptr, *values = nullptr;
+  projected_rows<P>*key_heads = nullptr, *value_heads = nullptr;
 };
 
 /// The gradients of one projection and of what is projected; those not asked for are null views.
@@ -61,7 +63,8 @@ struct projection_gradients {
 template <class S>
 struct linformer_backward_call {
   using T = compute_type<S>;
-  using item = linformer_backward_item<T>;
+  using P = product_type<S>;
+  using item = linformer_backward_item<P>;
 
   const attention_views<S>& views;
   tensor_view<const S> d_out;
@@ -83,7 +86,7 @@ struct linformer_backward_call {
   item layout(arena& memory) const {
     const auto heads = [&](const sequence_projection<S>& side) {
       return memory.allocate_list(side.heads, [&](arena& m) {
-        return projected_rows<T>::layout(m, rank(), side.x.extent(3), shape().heads / side.heads, pieces());
+        return projected_rows<P>::layout(m, rank(), side.x.extent(3), shape().heads / side.heads, pieces());
       });
     };
     item one;
@@ -96,16 +99,16 @@ struct linformer_backward_call {
 
   /// The queries of one piece.
   void queries_back(const item& one, index b, index h, index piece, execution& exec, int worker) const {
-    const projected_rows<T>&to_keys = one.key_heads[result_head(keys, h)],
+    const projected_rows<P>&to_keys = one.key_heads[result_head(keys, h)],
           &to_values = one.value_heads[result_head(values, h)];
     const sums_in_parts<T>&d_keys = to_keys.sums[place(keys, h)], &d_values = to_values.sums[place(values, h)];
     const index queries = views.lengths.queries(b), stride = sums_stride<T>(shape().dim);
     struct {
-      few_rows_scratch<T> s;
+      few_rows_scratch<P> s;
       T *d_lse, *dq;
     } block;
     block = exec.scratch(worker, [&](arena& memory) {
-      return decltype(block){few_rows_scratch<T>::layout(memory, rank(), shape().dim, shape().dim_v),
+      return decltype(block){few_rows_scratch<P>::layout(memory, rank(), shape().dim, shape().dim_v),
                              memory.allocate<T>(few_rows_block), memory.allocate<T>(few_rows_block * stride)};
     });
     if (key_gradients.any()) d_keys.clear(piece);
@@ -115,7 +118,7 @@ struct linformer_backward_call {
     for (index at = segment_begin(piece, queries, pieces()); at < end; at += few_rows_block) {
       const index count = std::min(few_rows_block, end - at);
       for (index i = 0; d_lse && i < count; ++i) block.d_lse[i] = d_lse(b, h, at + i);
-      backward_of_queries<T>(head_of(views.q, b, h), head_of(d_out, b, h), at, count, to_keys.rows, to_values.rows,
+      backward_of_queries<P>(head_of(views.q, b, h), head_of(d_out, b, h), at, count, to_keys.rows, to_values.rows,
                              d_lse ? block.d_lse : nullptr, block.s,
                              {.queries = dq ? block.dq : nullptr,
                               .keys = key_gradients.any() ? d_keys.part(piece) : nullptr,
@@ -133,14 +136,14 @@ struct linformer_backward_call {
   }
 
   /// The gradient of one head of projected rows, of all query heads that see it, as an operand.
-  void merge(const projected_rows<T>& to, index query_heads, T factor) const {
+  void merge(const projected_rows<P>& to, index query_heads, T factor) const {
     const sums_in_parts<T>& all = to.sums[0];
     all.merge(T(1));
     for (index g = 1; g < query_heads; ++g) {
       to.sums[g].merge(T(1));
       for (index x = 0; x < all.rows * all.stride; ++x) all.data[x] += to.sums[g].data[x];
     }
-    few_rows<T> operand = to.gradient;
+    few_rows<P> operand = to.gradient;
     for (index x = 0; x < all.rows * all.stride; ++x) all.data[x] *= factor;
     operand.pack(matrix_view<const T>{all.data, rank(), operand.dim, all.stride, 1}, rank(), T(1));
   }
@@ -151,50 +154,52 @@ struct linformer_backward_call {
     const projection_gradients<S>& to = second ? value_gradients : key_gradients;
     const index dim = side.x.extent(3), stride = sums_stride<T>(dim), one_e = side.e.extent(0) == 1;
     struct {
-      block_tokens<T> x;
+      block_tokens<P> x;
       T *e, *dx, *edge;
+      P* operands;
     } block;
     block = w.exec.scratch(worker, [&](arena& memory) {
-      return decltype(block){block_tokens<T>::layout(memory, dim), memory.allocate<T>(rank() * few_rows_stride),
+      return decltype(block){block_tokens<P>::layout(memory, dim), memory.allocate<T>(rank() * few_rows_stride),
                              memory.allocate<T>(few_rows_block * stride),
-                             memory.allocate<T>(round_up(rank(), tile_rows) * few_rows_stride)};
+                             memory.allocate<T>(round_up(rank(), tile_rows) * few_rows_stride),
+                             operand_weights<P>(memory, rank())};
     });
     if (to.x && one_e) load_projection(side, 0, begin, end - begin, block.e);
     const index group = side.heads / shape().kv_heads;  // heads of the result for each head of x
     for (index n = 0; n < w.count; ++n)
       for (index kv = 0; kv < shape().kv_heads; ++kv) {
         const index b = w.first + n, real = std::min(end, views.lengths.keys(b)), count = real - begin;
-        const projected_rows<T>* const heads =
+        const projected_rows<P>* const heads =
             (second ? w.scratch[n].value_heads : w.scratch[n].key_heads) + kv * group;
         if (count > 0 && to.e) block.x.pack(head_of(side.x, b, kv), begin, count, true, false);
         for (index g = 0; g < group && count > 0; ++g) {
-          const few_rows<T> gradient = gradient_of(heads[g]);
+          const few_rows<P> gradient = gradient_of(heads[g]);
           if (to.e)
             add_to_projection(gradient, block.x, to, one_e ? 0 : kv * group + g, begin, b > 0 || (one_e && kv > 0),
                               block.edge);
           if (!to.x) continue;
           if (!one_e) load_projection(side, kv * group + g, begin, count, block.e);
-          gradient.mix(block.e, count, block.dx, stride, g > 0);
+          gradient.mix(block.e, count, block.dx, stride, g > 0, block.operands);
         }
         if (to.x)
           store_gradient_rows(block.dx, stride, T(1), rows_from(head_of(to.x, b, kv), begin), 0, end - begin,
                               std::max<index>(count, 0), accumulate);
       }
   }
-  few_rows<T> gradient_of(const projected_rows<T>& x) const {
-    few_rows<T> gradient = x.gradient;
+  few_rows<P> gradient_of(const projected_rows<P>& x) const {
+    few_rows<P> gradient = x.gradient;
     gradient.count = rank();
     return gradient;
   }
   /// Products of rows and tokens become columns [begin, ...) of the sums of one head of E, or are added to them.
-  static void add_to_projection(const few_rows<T>& rows, const block_tokens<T>& x, const projection_gradients<S>& to,
+  static void add_to_projection(const few_rows<P>& rows, const block_tokens<P>& x, const projection_gradients<S>& to,
                                 index head, index begin, bool add, T* edge) {
     const index whole = x.count / panel_width<T> * panel_width<T>, rest = x.count - whole;
     T* const sums = to.row(head, 0) + begin;
     if (whole > 0) rows.scores(x.columns, whole, sums, to.stride, add);
     if (rest == 0) return;
     // Products of the last, partial packets are not all those of tokens.
-    rows.scores(x.columns + whole * rows.dim, rest, edge);
+    rows.scores(x.columns + whole * operands<P>(rows.dim), rest, edge);
     for (index r = 0; r < rows.count; ++r)
       for (index j = 0; j < rest; ++j) {
         T& to_one = sums[r * to.stride + whole + j];
@@ -209,7 +214,7 @@ struct linformer_backward_call {
   }
 
   void run_wave(const wave<item>& w) const {
-    project<S>(keys, values, shared, views.lengths, w);
+    project(keys, values, shared, views.lengths, w);
     const index heads = shape().heads, token_blocks = ceil_div(shape().keys, few_rows_block);
     w.for_each(keys.heads + values.heads, [&](index, const item& one, index h, int) {
       if (h < keys.heads)
@@ -253,8 +258,8 @@ struct linformer_backward_call {
   void run(execution& exec) {
     if (!dq && !key_gradients.any() && !value_gradients.any()) return;
     const auto memory = exec.workspace([&](arena& m) {
-      T* const first = m.allocate<T>(keys.packed_size());
-      const std::array packed{first, shared ? first : m.allocate<T>(values.packed_size())};
+      auto* const first = m.allocate<product_type<S>>(keys.packed_size());
+      const std::array packed{first, shared ? first : m.allocate<product_type<S>>(values.packed_size())};
       key_gradients.layout(m, accumulate);
       value_gradients.layout(m, accumulate);
       return packed;

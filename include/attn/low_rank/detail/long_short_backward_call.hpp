@@ -13,8 +13,9 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S, class Call>
 struct long_short_backward_call {
   using T = compute_type<S>;
-  using pair = long_short_pair<T>;
-  using member = long_short_member<T>;
+  using P = product_type<S>;
+  using pair = long_short_pair<P>;
+  using member = long_short_member<P>;
 
   const Call& in;
   const long_short_call<S>& forward;
@@ -46,7 +47,7 @@ struct long_short_backward_call {
     member m;
     m.sums = token_sums<T>::layout(memory, forward.finished(shape().keys, shape().keys), forward.segment(shape().keys),
                                    forward.rank(), dim, dim_v);
-    m.compressed = backward_keys<T>::layout(memory, rows, dim, dim_v, false, false);
+    m.compressed = backward_keys<P>::layout(memory, rows, dim, dim_v, false, false);
     m.normed_keys = memory.allocate<T>(forward.global ? rows * m.sums.padded() : 0);
     m.normed_values = memory.allocate<T>(forward.global ? rows * m.sums.padded_v() : 0);
     m.maximum = memory.allocate<T>(rows), m.share = memory.allocate<T>(rows), m.delta = memory.allocate<T>(rows);
@@ -75,17 +76,17 @@ struct long_short_backward_call {
     return p;
   }
   struct query_scratch {
-    backward_scratch<T> block;
-    backward_rows<T> rows;
-    backward_keys<T> window;
+    backward_scratch<P> block;
+    backward_rows<P> rows;
+    backward_keys<P> window;
     T *dq, *keys, *values;  // [max_rows][stride]; normed keys of the window
   };
   query_scratch queries_layout(arena& memory) const {
     const index dim = shape().dim, dim_v = shape().dim_v, normed = forward.local ? forward.slots() : 0;
     query_scratch s;
     s.block = in.layout_scratch(memory);
-    s.rows = backward_rows<T>::layout(memory, max_rows, dim, dim_v);
-    s.window = backward_keys<T>::layout(memory, forward.slots(), dim, dim_v, false, false);
+    s.rows = backward_rows<P>::layout(memory, max_rows, dim, dim_v);
+    s.window = backward_keys<P>::layout(memory, forward.slots(), dim, dim_v, false, false);
     s.dq = memory.allocate<T>(max_rows * stride());
     s.keys = memory.allocate<T>(normed * dim), s.values = memory.allocate<T>(normed * dim_v);
     return s;
@@ -151,7 +152,7 @@ struct long_short_backward_call {
       const index h = kv * shape().group() + g;
       const auto terms = in.terms().for_head(b, h, at);
       auto back = in.back(terms);
-      backward_keys<T> compressed = p.members[g].compressed;
+      backward_keys<P> compressed = p.members[g].compressed;
       compressed.d_keys = wanted.compressed_keys() ? p.members[g].d_keys.part(n) : nullptr;
       compressed.d_values = wanted.compressed_values() ? p.members[g].d_values.part(n) : nullptr;
       for (index i = begin; i < end; i += max_rows) {

@@ -34,15 +34,17 @@ struct key_norm {
 };
 
 /// What the threads share of one head.
-template <class T>
+template <class P>
 struct long_short_head {
+  using T = sum_type<P>;
+
   token_sums<T> sums;
-  packed_keys<T> compressed;
+  packed_keys<P> compressed;
 
   /// Packs the compressed keys of the first `segments` segments.
   [[gnu::noinline]] void pack(index segments) const {
     const index rows = segments * sums.rank;
-    packed_keys<T> packed = compressed;
+    packed_keys<P> packed = compressed;
     if (rows > 0)
       packed.pack(matrix_view<const T>{sums.all_keys, rows, sums.dim, sums.padded(), 1},
                   matrix_view<const T>{sums.all_values, rows, sums.dim_v, sums.padded_v(), 1}, 0, rows);
@@ -50,15 +52,15 @@ struct long_short_head {
 };
 
 /// Scratch of one thread in the second phase: rows, and the keys of their windows.
-template <class T>
+template <class P>
 struct long_short_scratch {
-  row_block<T> block;
-  packed_keys<T> window;
-  T *keys, *values;  // [slots][dim], normed
+  row_block<P> block;
+  packed_keys<P> window;
+  sum_type<P> *keys, *values;  // [slots][dim], normed
 };
 
 /// One call, after its checks.
-template <class S>
+template <class S, class P = product_type<S>>
 struct long_short_call {
   using T = compute_type<S>;
 
@@ -94,19 +96,19 @@ struct long_short_call {
   index parts(index b) const { return segments(b) * token_sums<T>::parts(segment(length(b))); }
   index slots() const { return std::min(shape().keys, chunk() + left + right + 2 * block); }
 
-  long_short_head<T> head_layout(arena& memory) const {
+  long_short_head<P> head_layout(arena& memory) const {
     const index most = finished(shape().keys, shape().keys), dim = shape().dim, dim_v = shape().dim_v;
     return {token_sums<T>::layout(memory, most, segment(shape().keys), rank(), dim, dim_v),
-            packed_keys<T>::layout(memory, most * rank(), dim, dim_v)};
+            packed_keys<P>::layout(memory, most * rank(), dim, dim_v)};
   }
-  long_short_scratch<T> scratch_layout(arena& memory) const {
+  long_short_scratch<P> scratch_layout(arena& memory) const {
     const index normed = local ? slots() : 0, dim = shape().dim, dim_v = shape().dim_v;
-    return {row_block<T>::layout(memory, dim, dim_v), packed_keys<T>::layout(memory, slots(), dim, dim_v),
+    return {row_block<P>::layout(memory, dim, dim_v), packed_keys<P>::layout(memory, slots(), dim, dim_v),
             memory.allocate<T>(normed * dim), memory.allocate<T>(normed * dim_v)};
   }
 
   /// Ends the compressed keys of one segment: sums of its parts, normed.
-  void finish_segment(const long_short_head<T>& head, index b, index n) const {
+  void finish_segment(const long_short_head<P>& head, index b, index n) const {
     head.sums.merge(n, segment(length(b)));
     for (index c = 0; c < rank(); ++c) {
       global.apply(head.sums.keys(n, c), shape().dim);
@@ -122,8 +124,8 @@ struct long_short_call {
   }
 
   /// Queries [begin, end) of one head.
-  void attend_rows(const long_short_head<T>& head, index b, index h, index begin, index end,
-                   long_short_scratch<T>& s) const {
+  void attend_rows(const long_short_head<P>& head, index b, index h, index begin, index end,
+                   long_short_scratch<P>& s) const {
     const index n = length(b), shift = n - views.lengths.queries(b), kv = h / shape().group();
     const auto key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
     const index first = window(begin + shift, n).begin, count = window(end - 1 + shift, n).end - first;
@@ -150,14 +152,14 @@ struct long_short_call {
     }
   }
 
-  void run_wave(const wave<long_short_head<T>>& w) const {
+  void run_wave(const wave<long_short_head<P>>& w) const {
     const index heads = shape().heads;
     index most_segments = 0, most_parts = 0;
     for (index b = w.first / heads; b <= (w.first + w.count - 1) / heads; ++b) {
       most_segments = std::max(most_segments, segments(b));
       most_parts = std::max(most_parts, parts(b));
     }
-    using head = long_short_head<T>;
+    using head = long_short_head<P>;
     for_each_head(w, heads, most_parts, [&](const head& to, index b, index h, index part, int worker) {
       if (part >= parts(b)) return;
       const index kv = h / shape().group();
@@ -184,7 +186,7 @@ struct long_short_call {
   void run(execution& exec) const {
     for_each_wave(
         exec, shape().batch * shape().heads, [&](arena& memory) { return head_layout(memory); },
-        [&](const wave<long_short_head<T>>& w) { run_wave(w); });
+        [&](const wave<long_short_head<P>>& w) { run_wave(w); });
   }
 };
 

@@ -26,10 +26,12 @@ struct long_short_wanted {
 };
 
 /// One query head: its keys compressed, and their gradients.
-template <class T>
+template <class P>
 struct long_short_member {
+  using T = sum_type<P>;
+
   token_sums<T> sums;
-  backward_keys<T> compressed;                         // normed, packed
+  backward_keys<P> compressed;                         // normed, packed
   T *normed_keys = nullptr, *normed_values = nullptr;  // [row][padded], where there is a global norm
   sums_in_parts<T> d_keys, d_values;                   // of compressed rows, by pieces
   T *maximum = nullptr, *share = nullptr;              // per row: of the logits, and 1 / the sum of weights
@@ -44,9 +46,11 @@ struct long_short_piece {
 };
 
 /// A batch item and key head.
-template <class T>
+template <class P>
 struct long_short_pair {
-  long_short_member<T>* members = nullptr;  // [group]
+  using T = sum_type<P>;
+
+  long_short_member<P>* members = nullptr;  // [group]
   long_short_piece<T>* pieces = nullptr;
   T *d_keys = nullptr, *d_values = nullptr;  // [Lk][]: what the windows pass on
   norm_sums<T>* local = nullptr;             // [blocks of keys]

@@ -81,7 +81,7 @@ struct multipole_backward_call {
     const index near = multipole_block<T>::most_slots(o(), all) + multipole_block<T>::most_taken(o(), all);
     scratch s;
     s.choice = multipole_block<T>::layout(memory, o(), all, dim, dim_v);
-    s.block = in.layout_scratch(memory);
+    s.block = in.template layout_scratch<T>(memory);
     s.rows = backward_rows<T>::layout(memory, max_rows, dim, dim_v);
     s.near = backward_keys<T>::layout(memory, near, dim, dim_v, bool(in.dk), bool(in.dv));
     s.own = backward_keys<T>::layout(memory, o().causal ? std::min(o().segment, all) : 0, dim, dim_v, false, false);

@@ -47,7 +47,7 @@ struct multipole_step_call {
   index most_clusters() const { return most_past() / o.segment * o.clusters; }
 
   struct scratch {
-    stream_queries<T> rows;
+    stream_queries<T, S> rows;
     online_softmax<T> own, far;       // of the own segment; of everything else
     index stride;                     // of cluster scores
     T* scores;                        // [group][stride]: of clusters, then their weights
@@ -63,7 +63,7 @@ struct multipole_step_call {
     const index group = shape.group(), past = most_past(), clusters = most_clusters();
     const index most = std::min(o.exact, past), listed = std::max(past, clusters);
     scratch s;
-    s.rows = stream_queries<T>::layout(memory, group, shape.dim, shape.dim_v);
+    s.rows = stream_queries<T, S>::layout(memory, group, shape.dim, shape.dim_v);
     s.own = online_softmax<T>::layout(memory, group, shape.dim_v);
     s.far = online_softmax<T>::layout(memory, group, shape.dim_v);
     s.stride = round_up(clusters, stream_tile);
@@ -88,10 +88,10 @@ struct multipole_step_call {
       const index count = std::min(stream_tile, clusters - begin);
       const matrix_view<const T> tile{means.row(begin), count, c.stride, c.stride, 1};
       by_rows<T>(s.rows.rows, [&](index r, auto R) {
-        stream_scores<T, R.value>(s.rows.data + r * s.rows.stride, s.rows.stride, tile, s.rows.scores + r * stream_tile,
-                                  r == 0
-                                      ? stream_prefetcher(means, begin + count, std::min(begin + 2 * count, clusters))
-                                      : stream_prefetcher());
+        row_scores<T, R.value>(s.rows.data + r * s.rows.stride, s.rows.stride, tile, s.rows.scores + r * stream_tile,
+                               r == 0
+                                   ? stream_prefetcher(means, begin + count, std::min(begin + 2 * count, clusters))
+                                   : stream_prefetcher());
       });
       for (index r = 0; r < s.rows.rows; ++r)
         std::copy_n(s.rows.scores + r * stream_tile, count, s.scores + r * s.stride + begin);
@@ -230,7 +230,7 @@ struct multipole_step_call {
       by_rows<T>(s.rows.rows, [&](index r, auto R) {
         bool zeros = false;
         for (index n = 0; n < R.value * stream_tile; ++n) zeros |= s.rows.scores[r * stream_tile + n] == T(0);
-        stream_output<T, R.value>(
+        row_output<T, R.value>(
             s.rows.scores + r * stream_tile, zeros, ones, tile, s.far.row(r), s.far.stride,
             r == 0 ? stream_prefetcher(values, next, std::min(next + count, clusters)) : stream_prefetcher());
       });

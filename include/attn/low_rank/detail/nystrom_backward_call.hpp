@@ -13,7 +13,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S>
 struct nystrom_backward_call {
   using T = compute_type<S>;
-  using pair = nystrom_backward_pair<T>;
+  using pair = nystrom_backward_pair<product_type<S>>;
   using member = nystrom_member<T>;
 
   const nystrom_call<S>& forward;

@@ -8,10 +8,10 @@
 namespace attn::inline ATTN_ISA::detail {
 
 /// One call, after its checks.
-template <class S>
+template <class S, class P = product_type<S>>
 struct nystrom_call {
   using T = compute_type<S>;
-  using pair = landmark_pair<T>;
+  using pair = landmark_pair<P>;
   static constexpr index key_step = key_block;  // keys packed at a time
 
   const attention_views<S>& views;
@@ -45,10 +45,10 @@ struct nystrom_call {
     online_softmax<T>& to = p.partial[n];
     to.rows = rows;
     to.clear();
-    packed_keys<T> packed;
+    packed_keys<P> packed;
     const auto queries = exec.scratch(worker, [&](arena& memory) {
-      packed = packed_keys<T>::layout(memory, std::min(key_step, shape().keys), shape().dim, shape().dim_v);
-      return landmark_rows<T>::layout(memory, rows, shape().dim, shape().dim_v);
+      packed = packed_keys<P>::layout(memory, std::min(key_step, shape().keys), shape().dim, shape().dim_v);
+      return landmark_rows<P>::layout(memory, rows, shape().dim, shape().dim_v);
     });
     queries.begin({p.queries, rows, shape().dim, shape().dim, 1}, terms.query_factor());
     for (index at = segment_begin(landmark, keys, m()); at < end; at += key_step) {
@@ -89,7 +89,7 @@ struct nystrom_call {
     if (few_keys || !plan.few_queries(b)) {
       row_prefetcher<1, cache_level::first>(head_of(views.q, b, h), i1, queries).next(max_rows);
       return views.attend_rows(b, h, i0, p.packed[few_keys ? 0 : member], std::min(m(), plan.lengths.keys(b)), terms,
-                               {}, exec, worker, [&](const row_block<T>& block) {
+                               {}, exec, worker, [&](const auto& block) {
                                  for (index r = 0; r < block.rows && convolution; ++r)
                                    add_convolution(b, h, i0 + r, block.state.row_sum(r), block.state.row(r));
                                });

@@ -219,9 +219,11 @@ struct nystrom_member {
 };
 
 /// One batch item and key head.
-template <class T>
+template <class P>
 struct nystrom_backward_pair {
-  landmark_pair<T> forward;  // Q', K' and softmax(scale Q' K^T) V
+  using T = sum_type<P>;
+
+  landmark_pair<P> forward;  // Q', K' and softmax(scale Q' K^T) V
   few_rows<T> keys;          // K', or all keys
   nystrom_member<T>* members = nullptr;
   T* d_keys = nullptr;     // of K', [m][]
@@ -233,7 +235,7 @@ struct nystrom_backward_pair {
     const attention_shape& s = plan.shape;
     const index m = std::min(plan.landmarks, std::max(s.queries, s.keys)), stride = sums_stride<T>(s.dim);
     nystrom_backward_pair p;
-    p.forward = landmark_pair<T>::layout(memory, plan);
+    p.forward = landmark_pair<P>::layout(memory, plan);
     p.keys = few_rows<T>::layout(memory, m, s.dim);
     p.members = memory.allocate_list(
         s.group(), [&](arena& from) { return nystrom_member<T>::layout(from, plan, query_pieces, kind); });

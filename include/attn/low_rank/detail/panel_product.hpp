@@ -45,18 +45,18 @@ struct panel_rows {
 
 /// done(row, col, sum) takes sum over k < depth of a(row, k) b(k, col) for every row < rows, rounded up to a tile's
 /// height, and every packet of columns. left(row) is the left operand from that row on; b lies in panels of `capacity`
-/// rows.
-template <class T, class Left, class Done>
-void panel_product(Left&& left, index rows, const T* b, index capacity, index cols, index depth, Done&& done) {
-  constexpr index wide = panel_width<T>;
+/// rows. Capacity and depth count operands P.
+template <class P, class Left, class Done>
+void panel_product(Left&& left, index rows, const P* b, index capacity, index cols, index depth, Done&& done) {
+  constexpr index wide = panel_width<P>;
   for (index col = 0; col < cols; col += wide)
     for (index row = 0; row < rows; row += tile_rows)
       with_tile_height(std::min<index>(tile_rows, rows - row), [&](auto M) {
-        const auto take = [&](auto m, auto half, const auto& sum) { done(row + m, col + half * width<T>, sum); };
-        if (col + width<T> < cols)
-          tile_product<T, M.value, 2>(left(row), b + col * capacity, depth, take);
+        const auto take = [&](auto m, auto half, const auto& sum) { done(row + m, col + half * width<P>, sum); };
+        if (col + width<P> < cols)
+          tile_product<P, M.value, 2>(left(row), b + col * capacity, depth, take);
         else
-          tile_product<T, M.value, 1>(left(row), b + col * capacity, depth, take);
+          tile_product<P, M.value, 1>(left(row), b + col * capacity, depth, take);
       });
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
+#include <attn/core/detail/product_choice.hpp>
 #include <attn/core/detail/waves.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 
@@ -13,7 +14,8 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index project_step = 256;                // tokens summed in registers: a panel fills the L1 cache
 inline constexpr index projection_rows = 8 * tile_rows;   // of E, packed by one task
-inline constexpr index project_tile = (project_step + 4) * tile_rows;  // pack_rows writes a little beyond its rows
+template <class P>  // operands; pack_rows writes a little beyond its rows
+inline constexpr index project_tile = (operands<P>(project_step) + 4) * tile_rows;
 inline constexpr index project_numbers = index(1) << 19;  // of E, packed at a time, about
 
 /// A projection as the caller gives it: [heads or 1, rank, length], or a matrix [rank, length].
@@ -29,32 +31,48 @@ tensor_view<const S, 3> projection_view(const X& x) {
   }
 }
 
+/// The first numbers of pairs alone: of a last pair of which only one token is there.
+template <class P>
+struct first_of_pairs {
+  packed_rows<P> a;
+  index first;  // the pair of k = 0
+  ATTN_INLINE P at(int m, index k) const { return {a.at(m, first + k).bits & 0xffff}; }
+};
+
 /// to += E x for `rows` rows of E, packed in tiles, and `tokens` rows of x, packed in panels of project_step.
-template <class T>
-[[gnu::noinline]] void add_projected(const T* tiles, index rows, const T* panels, index tokens,
-                                     const matrix_view<T>& to) {
-  panel_product<T>([&](index r) { return packed_rows<T>{tiles + r / tile_rows * project_tile}; }, rows, panels,
-                   project_step, to.cols, tokens, [&](index r, index col, const auto& sum) {
-                     T* const c = to.row(r) + col;
-                     store<T>(c, add(load<T>(c), sum));
-                   });
+template <class P>
+[[gnu::noinline]] void add_projected(const P* tiles, index rows, const P* panels, index tokens,
+                                     const matrix_view<sum_type<P>>& to) {
+  using T = sum_type<P>;
+  constexpr index capacity = operands<P>(project_step);
+  const index depth = operands<P>(tokens / numbers_of<P> * numbers_of<P>);
+  const auto tile = [&](index r) { return packed_rows<P>{tiles + r / tile_rows * project_tile<P>}; };
+  const auto add_to = [&](index r, index col, const auto& sum) {
+    T* const c = to.row(r) + col;
+    store<T>(c, add(load<T>(c), sum));
+  };
+  if (depth > 0) panel_product<P>(tile, rows, panels, capacity, to.cols, depth, add_to);
+  if constexpr (numbers_of<P> > 1)
+    if (tokens % 2 != 0)
+      panel_product<P>([&](index r) { return first_of_pairs<P>{tile(r), depth}; }, rows,
+                       panels + depth * panel_width<P>, capacity, to.cols, operands<P>(1), add_to);
 }
 
 /// One projection E and what it is applied to, x.
-template <class S>
+template <class S, class P = product_type<S>>
 struct sequence_projection {
   using T = compute_type<S>;
 
   const tensor_view<const S, 3>& e;
   const tensor_view<const S>& x;
   index heads = 0;      // of the result: those of x where they share one E, else those of E
-  T* packed = nullptr;  // [heads of E][step][tile of rows][project_tile]
+  P* packed = nullptr;  // [heads of E][step][tile of rows][project_tile]
 
   index rank() const { return e.extent(1); }
   index columns() const { return round_up(x.extent(3), panel_width<T>); }
   /// Numbers of one head's result, in whole tiles of rows.
   index result_size() const { return round_up(rank(), tile_rows) * columns(); }
-  index step_size() const { return round_up(rank(), tile_rows) / tile_rows * project_tile; }
+  index step_size() const { return round_up(rank(), tile_rows) / tile_rows * project_tile<P>; }
   /// Steps that are packed at a time.
   index steps() const {
     const index all = std::max<index>(1, ceil_div(x.extent(2), project_step));
@@ -68,31 +86,31 @@ struct sequence_projection {
 
   /// Packs rows [r0, r0 + projection_rows) of one head of E for the tokens [begin, end) of one step.
   void pack(index head, index step, index r0, index begin, index end) const {
-    T* const to = packed + (head * steps() + step) * step_size();
+    P* const to = packed + (head * steps() + step) * step_size();
     for (index r = r0; r < std::min(r0 + projection_rows, rank()); r += tile_rows) {
       const auto row = [&](index i) { return &e(head, r + i, begin); };
-      pack_rows<T>(row, std::min<index>(tile_rows, rank() - r), end - begin, e.stride(2), T(1),
-                   to + r / tile_rows * project_tile);
+      pack_rows<P>(row, std::min<index>(tile_rows, rank() - r), end - begin, e.stride(2), T(1),
+                   to + r / tile_rows * project_tile<P>);
     }
   }
 
   /// Adds the tokens [begin, end) of one step to rows [r0, r1) of a head's result; `panels` has room for a step.
-  void accumulate(index item, index head, index step, index r0, index r1, index begin, index end, T* panels,
+  void accumulate(index item, index head, index step, index r0, index r1, index begin, index end, P* panels,
                   T* results) const {
     const matrix_view<const S> from = head_of(x, item, head * x.extent(1) / heads);
-    pack_panels<T>([&](index i) { return from.row(begin + i); }, 0, end - begin, from.cols, from.col_stride, panels,
+    pack_panels<P>([&](index i) { return from.row(begin + i); }, 0, end - begin, from.cols, from.col_stride, panels,
                    project_step);
-    const T* const tiles = packed + ((e.extent(0) == 1 ? 0 : head) * steps() + step) * step_size();
+    const P* const tiles = packed + ((e.extent(0) == 1 ? 0 : head) * steps() + step) * step_size();
     matrix_view<T> to = result(results, head);
     to.data = to.row(r0);
-    add_projected<T>(tiles + r0 / tile_rows * project_tile, r1 - r0, panels, end - begin, to);
+    add_projected<P>(tiles + r0 / tile_rows * project_tile<P>, r1 - r0, panels, end - begin, to);
   }
 };
 
 /// Projects keys and values of a wave of batch items, side by side; `shared` tells that they have one E. Results are
 /// `keys` and `values` of an item's scratch memory: [heads][result_size].
-template <class S, class Item>
-void project(const sequence_projection<S>& keys, const sequence_projection<S>& values, bool shared,
+template <class S, class P, class Item>
+void project(const sequence_projection<S, P>& keys, const sequence_projection<S, P>& values, bool shared,
              const sequence_lengths& lengths, const wave<Item>& w) {
   using T = compute_type<S>;
   const index row_groups = ceil_div(keys.rank(), projection_rows), steps = std::min(keys.steps(), values.steps());
@@ -107,7 +125,7 @@ void project(const sequence_projection<S>& keys, const sequence_projection<S>& v
   const index parts = threads > 1 && heads < 4 * threads ? row_groups : 1;
   for (index begin = 0; begin < longest; begin += steps * project_step) {
     const auto step_end = [&](index step, index length) { return std::min(begin + (step + 1) * project_step, length); };
-    const auto pack = [&](const sequence_projection<S>& side) {
+    const auto pack = [&](const sequence_projection<S, P>& side) {
       w.exec.for_each(side.e.extent(0) * steps * row_groups, [&](index task, int) {
         const index head = task / (steps * row_groups), step = task / row_groups % steps;
         const index from = begin + step * project_step, to = step_end(step, longest);
@@ -119,12 +137,12 @@ void project(const sequence_projection<S>& keys, const sequence_projection<S>& v
     w.exec.for_each(heads * parts, [&](index task, int worker) {
       const index n = task / parts % w.count, h = task / parts / w.count, item = w.first + n;
       const bool second = h >= keys.heads;
-      const sequence_projection<S>& side = second ? values : keys;
+      const sequence_projection<S, P>& side = second ? values : keys;
       T* const results = second ? w.scratch[n].values : w.scratch[n].keys;
       const index r0 = task % parts * projection_rows;
       const index r1 = parts == 1 ? side.rank() : std::min(r0 + projection_rows, side.rank());
-      T* const panels =
-          w.exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(project_step * side.columns()); });
+      P* const panels = w.exec.scratch(
+          worker, [&](arena& memory) { return memory.allocate<P>(operands<P>(project_step) * side.columns()); });
       for (index step = 0; step < steps; ++step) {
         const index from = begin + step * project_step, to = step_end(step, lengths.keys(item));
         if (from < to) side.accumulate(item, second ? h - keys.heads : h, step, r0, r1, from, to, panels, results);

@@ -252,7 +252,7 @@ class softmax_group {
     execution_ref reference = exec;
     const auto attend = [&](const tensor_view<S>& to) {
       call_softmax<partial_softmax_options>(processes.name(), x.q, x.k, x.v, to, options, function, reference,
-                                            [](const auto& one, const auto&) { full_call{one}.run(); });
+                                            [](const auto& one, const auto&) { attend_full(one); });
     };
     if constexpr (std::same_as<S, T>) {
       attend(x.sums);

@@ -227,7 +227,7 @@ class window_group {
     const auto attend = [&](auto& function) {
       execution_ref reference = exec_;
       call_softmax<partial_softmax_options>(group_.name(), x.q, x.k, x.v, x.out, options, function, reference,
-                                            [](const auto& one, const auto&) { full_call{one}.run(); });
+                                            [](const auto& one, const auto&) { attend_full(one); });
     };
     score_by_position<T, Score> function{score_, options_.alibi_slopes, causal, queries, keys};
     no_score none;

@@ -15,6 +15,10 @@
 // second-level cache by all tiles. Which keys a row sees is a range of slots per row: the kernel knows no pattern.
 // Panels no row of a tile sees are not touched. A key whose weight is exactly 0 contributes nothing, whatever its
 // value: not even NaN.
+//
+// P is what products take (bf16_pair.hpp), T = sum_type<P> everything else. Pairs of bf16 numbers are what the caller's
+// bf16 queries, keys and values are, so that scores lose nothing, and the scale follows the product; weights are rounded
+// for the product with the values, not in their sum.
 #pragma once
 
 #include <attn/softmax/detail/score_terms.hpp>
@@ -25,18 +29,24 @@ inline constexpr index max_rows = 96;                // a multiple of every tile
 inline constexpr index key_block = 384;              // keys a tile takes at a time
 inline constexpr int score_stride = key_block + 16;  // rows of a tile fall into different cache sets
 
-template <class T>
+template <class P>
 struct row_block {
-  T* queries = nullptr;         // per tile [dim][tile_rows]
+  using T = sum_type<P>;
+
+  P* queries = nullptr;         // per tile [dim][tile_rows]
   T* scores = nullptr;          // [tile_rows][score_stride]
+  P* weights = nullptr;         // the same of pairs; otherwise they take the place of the scores
   online_softmax<T, width<T>> state;
   key_range* ranges = nullptr;  // [max_rows]: slots a row sees
   index dim = 0, rows = 0;
+  T factor = T(1);        // of scores, which queries are not multiplied by
   index_map positions{};  // which query a row is
 
   static row_block layout(arena& memory, index dim, index dim_v) {
-    return {.queries = memory.allocate<T>(max_rows * dim + width<T>),
+    constexpr bool paired = numbers_of<P> > 1;
+    return {.queries = memory.allocate<P>(max_rows * row_operands<P>(dim) + width<P>),
             .scores = memory.allocate<T>(tile_rows * score_stride),
+            .weights = memory.allocate<P>(paired ? tile_rows * operands<P>(score_stride) : 0),
             .state = online_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),
             .ranges = memory.allocate<key_range>(max_rows),
             .dim = dim};
@@ -44,71 +54,110 @@ struct row_block {
 
   /// Takes `count` queries, rows which[...] of q, that have seen nothing yet.
   template <class S>
-  void begin(const matrix_view<const S>& q, const index_map& which, index count, T factor) {
+  void begin(const matrix_view<const S>& q, const index_map& which, index count, T scale) {
     rows = count;
     positions = which;
+    if constexpr (numbers_of<P> > 1) factor = std::exchange(scale, T(1));
     for (index r = 0; r < rows; r += tile_rows) {
       const auto row = [&](index i) { return q.row(positions[r + i]); };
-      pack_rows<T>(row, std::min<index>(tile_rows, rows - r), dim, q.col_stride, factor, queries + r * dim);
+      pack_rows<P>(row, std::min<index>(tile_rows, rows - r), dim, q.col_stride, scale, queries_from(r));
     }
     const index padded = round_up(rows, tile_rows);
     state.clear(padded);
     std::fill_n(ranges, padded, key_range{});
   }
+
+  /// Those of the tile that begins with this row.
+  P* queries_from(index row) const { return queries + row * row_operands<P>(dim); }
 };
 
 /// Step 1: scores of M rows against slots [first, first + count), both multiples of a vector; a panel at either end may
-/// be half.
-template <class T, int M>
-void tile_scores(const T* queries, const packed_keys<T>& keys, index first, index count, T* scores) {
+/// be half. Of pairs they are multiplied by `factor`.
+template <class P, int M>
+void tile_scores(const P* queries, const packed_keys<P>& keys, index first, index count, sum_type<P>* scores,
+                 [[maybe_unused]] sum_type<P> factor = 1) {
+  using T = sum_type<P>;
+  const index depth = operands<P>(keys.dim);
   for (index n = 0; n < count;) {
     const index slot = first + n, half = slot % panel_width<T>;
     const auto put = [&](auto m, auto vector, const auto& x) {
-      store<T>(scores + m * score_stride + n + vector * width<T>, x);
+      T* const to = scores + m * score_stride + n + vector * width<T>;
+      if constexpr (numbers_of<P> > 1)
+        store<T>(to, mul(x, broadcast<T>(factor)));
+      else
+        store<T>(to, x);
     };
     if (half == 0 && count - n >= panel_width<T>) {
-      tile_product<T, M, 2>(packed_rows<T>{queries}, keys.key_panel(slot), keys.dim, put);
+      tile_product<P, M, 2>(packed_rows<P>{queries}, keys.key_panel(slot), depth, put);
       n += panel_width<T>;
     } else {
-      tile_product<T, M, 1>(packed_rows<T>{queries}, keys.key_panel(slot - half) + half, keys.dim, put);
+      tile_product<P, M, 1>(packed_rows<P>{queries}, keys.key_panel(slot - half) + half, depth, put);
       n += width<T>;
     }
   }
 }
 
-/// Step 4: out[m] = out[m] * rescale[m] + weights of M rows times the values of slots [low, high).
-template <class T, int M>
-void tile_output(const T* weights, const T* rescale, const packed_keys<T>& keys, index low, index high, T* out,
-                 index out_stride) {
-  const left_operand<T, score_stride, 1> a{weights};
+/// Step 4: out[m] = out[m] * rescale[m] + weights of M rows times the values of slots [low, high); of pairs both are
+/// even.
+template <class P, int M>
+void tile_output(const P* weights, const sum_type<P>* rescale, const packed_keys<P>& keys, index low, index high,
+                 sum_type<P>* out, index out_stride) {
+  using T = sum_type<P>;
+  const left_operand<P, operands<P>(score_stride), 1> a{weights};
+  const index depth = operands<P>(high - low);
   for (index col = 0; col < keys.dim_v; col += panel_width<T>) {
     const auto update = [&](auto m, auto half, const auto& x) {
       T* const o = out + m * out_stride + col + half * width<T>;
       store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
     };
     if (col + width<T> < keys.dim_v)
-      tile_product<T, M, 2>(a, keys.value_panel(col, low), high - low, update);
+      tile_product<P, M, 2>(a, keys.value_panel(col, low), depth, update);
     else
-      tile_product<T, M, 1>(a, keys.value_panel(col, low), high - low, update);
+      tile_product<P, M, 1>(a, keys.value_panel(col, low), depth, update);
   }
 }
 
+/// Which of two values have a weight, or part of one, that is not 0.
+template <class P>
+ATTN_INLINE std::uint32_t seen_by(P weights) {
+  return (weights.bits & 0x7fff ? 0xffffu : 0) | (weights.bits & 0x7fff0000 ? 0xffff0000u : 0);
+}
+/// What has weight 0 in a row is left out of it.
+template <class Left>
+auto seen_by_weight(const Left& left) {
+  return [left](index m, index k) { return seen_by(left.at(static_cast<int>(m), k)); };
+}
+template <class P>
+inline constexpr index seen_depth = operands<P>(std::max(key_block, max_rows));
+
 /// Step 4 where a value is not finite: weight by weight, those of 0 left out. Same sums, to the last bit.
-template <class T>
-[[gnu::noinline]] void careful_output(const T* weights, const T* rescale, const packed_keys<T>& keys, index low,
-                                      index high, index rows, T* out, index out_stride) {
-  for (index m = 0; m < rows; ++m)
-    for (index col = 0; col < keys.dim_v; col += width<T>) {
-      packet<T> x = zero<T>();
-      for (index n = low; n < high; ++n) {
-        const T weight = weights[m * score_stride + n - low];
-        if (weight == T(0)) continue;
-        x = fma(broadcast<T>(weight),
-                load<T>(keys.value_panel(col / panel_width<T> * panel_width<T>, n) + col % panel_width<T>), x);
+template <class P>
+[[gnu::noinline]] void careful_output(const P* weights, const sum_type<P>* rescale, const packed_keys<P>& keys,
+                                      index low, index high, index rows, sum_type<P>* out, index out_stride) {
+  using T = sum_type<P>;
+  constexpr index step = numbers_of<P>;
+  if constexpr (step > 1) {
+    const left_operand<P, operands<P>(score_stride), 1> left{weights};
+    for (index col = 0; col < keys.dim_v; col += panel_width<T>)
+      seen_product<seen_depth<P>>(left, rows, keys.value_panel(col, low), col + width<T> < keys.dim_v ? 2 : 1,
+                               operands<P>(high - low), seen_by_weight(left), [&](index m, index half, const auto& x) {
+                     T* const o = out + m * out_stride + col + half * width<T>;
+                     store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
+                   });
+  } else {
+    for (index m = 0; m < rows; ++m)
+      for (index col = 0; col < keys.dim_v; col += width<T>) {
+        packet<T> x = zero<T>();
+        for (index n = low; n < high; ++n) {
+          const P weight = weights[m * score_stride + n - low];
+          if (weight == P(0)) continue;
+          const P* const values = keys.value_panel(col / panel_width<T> * panel_width<T>, n) + col % panel_width<T>;
+          x = multiply_add<P>(broadcast<P>(weight), load<P>(values), x);
+        }
+        T* const o = out + m * out_stride + col;
+        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
       }
-      T* const o = out + m * out_stride + col;
-      store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
-    }
+  }
 }
 
 /// Step 3, first half, for one row: raises `maximum` to that of its new scores. Returns the power of two that takes
@@ -168,17 +217,17 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
 
 /// What the mask leaves of a tile.
 template <class T, class Score>
-keys_seen seen_of_tile(const key_range* ranges, const index_map& positions, const packed_keys<T>& keys, const tile& t,
+keys_seen seen_of_tile(const key_range* ranges, const index_map& positions, const index_map& keys, const tile& t,
                        const score_terms<T, Score>& terms) {
   bool any = false, all = true;
   const index rows = terms.mask.extent(2) == 1 ? 1 : t.rows;  // of one row for all queries the whole tile is looked at
   for (index m = 0; m < t.rows && rows > 1 && !positions.list; ++m)  // those of the next tile: rows are far apart
-    terms.prefetch_mask(positions[t.row + t.rows + m], t.high - t.low, keys.positions, t.low);
+    terms.prefetch_mask(positions[t.row + t.rows + m], t.high - t.low, keys, t.low);
   for (index m = 0; m < rows && (all || !any); ++m) {
     const key_range seen = rows == 1 ? key_range{t.low, t.high} : ranges[t.row + m];
     const index begin = std::max(seen.begin, t.low), end = std::min(seen.end, t.high);
     if (begin >= end) continue;
-    const keys_seen row = terms.seen(positions[t.row + m], end - begin, keys.positions, begin);
+    const keys_seen row = terms.seen(positions[t.row + m], end - begin, keys, begin);
     any |= row != keys_seen::none, all &= row == keys_seen::all;
   }
   return any ? (all ? keys_seen::all : keys_seen::some) : keys_seen::none;
@@ -187,13 +236,13 @@ keys_seen seen_of_tile(const key_range* ranges, const index_map& positions, cons
 /// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
 /// `raw`, if given, takes the scores as they were before the terms. Where a mask hides the whole tile, nothing is
 /// computed, and it returns false.
-template <class T, class Score>
-bool masked_scores(const T* queries, const key_range* ranges, const index_map& positions, const packed_keys<T>& keys,
-                   const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr) {
+template <class P, class T, class Score>
+bool masked_scores(const P* queries, const key_range* ranges, const index_map& positions, const packed_keys<P>& keys,
+                   const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr, T factor = 1) {
   const index first = t.first, count = t.count;
-  const keys_seen seen_keys = terms.mask ? seen_of_tile(ranges, positions, keys, t, terms) : keys_seen::all;
+  const keys_seen seen_keys = terms.mask ? seen_of_tile(ranges, positions, keys.positions, t, terms) : keys_seen::all;
   if (seen_keys == keys_seen::none) return false;
-  with_tile_height(t.rows, [&](auto M) { tile_scores<T, M.value>(queries, keys, first, count, s); });
+  with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(queries, keys, first, count, s, factor); });
   for (index m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
   const bool any = terms.any_but_mask() || seen_keys == keys_seen::some;
   for (index m = 0; m < t.rows && (t.masked || any); ++m) {
@@ -208,38 +257,68 @@ bool masked_scores(const T* queries, const key_range* ranges, const index_map& p
   return true;
 }
 
+/// Step 3, second half, for one row: scores become weights, in `pairs` if given; those of slots beyond the last become 0.
+template <class T>
+ATTN_INLINE packet<T> row_weights(T* row, index count, T reference, packet<T> sum, [[maybe_unused]] T* pairs) {
+  for (index n = 0; n < count; n += width<T>) {
+    const packet<T> weight = exp2_weight<T>(sub(load<T>(row + n), broadcast<T>(reference)));
+    store<T>(row + n, weight);
+    sum = add(sum, weight);
+  }
+  return sum;
+}
+ATTN_INLINE packet<float> row_weights(float* row, index count, float reference, packet<float> sum, bf16_pair* pairs) {
+  for (index n = 0; n < count; n += width<float>) {
+    const packet<float> weight = exp2_rounded(sub(load<float>(row + n), broadcast<float>(reference)));
+    const half_lanes rounded = to_bf16(weight);
+    std::memcpy(pairs + n / 2, &rounded, sizeof rounded);
+    sum = add(sum, weight);
+  }
+  return sum;
+}
+
+#if ATTN_HAS_AMX
+ATTN_INLINE packet<float> row_weights(float* row, index count, float reference, packet<float> sum, split_pair* parts) {
+  const packet<float> total = row_weights(row, count, reference, sum, static_cast<float*>(nullptr));
+  split_lanes(row, count, parts);
+  return total;
+}
+#endif
+
 /// Attends the rows of a tile to its slots.
-template <class T, class Score>
-[[gnu::noinline]] void attend_tile(const row_block<T>& block, const packed_keys<T>& keys, const tile& t,
-                                   const score_terms<T, Score>& terms) {
+template <class P, class Score>
+[[gnu::noinline]] void attend_tile(const row_block<P>& block, const packed_keys<P>& keys, const tile& t,
+                                   const score_terms<sum_type<P>, Score>& terms) {
+  using T = sum_type<P>;
+  constexpr index step = numbers_of<P>;
   const index rows = t.rows, first = t.first, count = t.count;
   const auto& state = block.state;
   T* const s = block.scores;
-  if (!masked_scores(block.queries + t.row * block.dim, block.ranges, block.positions, keys, t, terms, s)) return;
+  if (!masked_scores(block.queries_from(t.row), block.ranges, block.positions, keys, t, terms, s,
+                     static_cast<T*>(nullptr), block.factor))
+    return;
 
+  P* weights = block.weights;
+  if constexpr (step == 1) weights = s;
   alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {};
   for (index m = 0; m < rows; ++m)
     rescale[m] = row_maximum(s + m * score_stride, count, state.maximum[t.row + m], reference[m]);
   for (index m = 0; m < rows; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
   for (index m = 0; m < rows; ++m) {
-    T* const row = s + m * score_stride;
     T* const total = state.sum + (t.row + m) * width<T>;
-    packet<T> sum = mul(load<T>(total), broadcast<T>(rescale[m]));
-    for (index n = 0; n < count; n += width<T>) {
-      const packet<T> weight = exp2_weight<T>(sub(load<T>(row + n), broadcast<T>(reference[m])));
-      store<T>(row + n, weight);
-      sum = add(sum, weight);
-    }
-    store<T>(total, sum);
+    const packet<T> sum = mul(load<T>(total), broadcast<T>(rescale[m]));
+    store<T>(total, row_weights(s + m * score_stride, count, reference[m], sum, weights + m * operands<P>(score_stride)));
   }
 
+  // Pairs begin at an even slot: the one before the first that is seen, or the one after the last, has weight 0.
+  const index low = t.low / step * step, high = round_up(t.high, step);
   T* const out = state.row(t.row);
-  const T* const weights = s + t.low - first;
-  if (keys.all_finite(t.low, t.high)) [[likely]]
-    with_tile_height(
-        rows, [&](auto M) { tile_output<T, M.value>(weights, rescale, keys, t.low, t.high, out, state.stride); });
+  const P* const seen = weights + operands<P>(low - first);
+  if (keys.all_finite(low, high)) [[likely]]
+    with_tile_height(rows,
+                     [&](auto M) { tile_output<P, M.value>(seen, rescale, keys, low, high, out, state.stride); });
   else
-    careful_output(weights, rescale, keys, t.low, t.high, rows, out, state.stride);
+    careful_output(seen, rescale, keys, low, high, rows, out, state.stride);
 }
 
 struct no_prefetch {
@@ -248,11 +327,11 @@ struct no_prefetch {
 
 /// Takes the block through the slots of `keys` its rows' ranges name. prefetch(r, n) is called once for the rows from r
 /// to r + n - 1, before they are first attended: it may ask for memory that will be needed when they are done.
-template <class T, class Score, class Prefetch = no_prefetch>
-void attend(const row_block<T>& block, const packed_keys<T>& keys, const score_terms<T, Score>& terms,
+template <class P, class Score, class Prefetch = no_prefetch>
+void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_terms<sum_type<P>, Score>& terms,
             const Prefetch& prefetch = {}) {
   index asked = 0;
-  visit_tiles<T>(block.ranges, block.rows, [&](const tile& t) {
+  visit_tiles<sum_type<P>>(block.ranges, block.rows, [&](const tile& t) {
     if (const index end = t.row + t.rows; end > asked) {
       const index begin = std::exchange(asked, end);
       prefetch(begin, end - begin);
@@ -262,8 +341,9 @@ void attend(const row_block<T>& block, const packed_keys<T>& keys, const score_t
 }
 
 /// Ends the block: its rows go to out.row(which[r]) and lse[which[r] * lse_stride].
-template <class T, class S>
-void finish(const row_block<T>& block, const matrix_view<S>& out, const T* sink, T* lse, index lse_stride) {
+template <class P, class S>
+void finish(const row_block<P>& block, const matrix_view<S>& out, const sum_type<P>* sink, sum_type<P>* lse,
+            index lse_stride) {
   for (index r = 0; r < block.rows; ++r) {
     const index i = block.positions[r];
     block.state.finish_row(r, sink, out.row(i), out.col_stride, lse ? lse + i * lse_stride : nullptr);

@@ -13,14 +13,15 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S, class Options, class Score, class ScoreBackward>
 struct lsh_backward_driver {
   using T = compute_type<S>;
+  using P = product_type<S>;
 
   const softmax_backward_call<S, Score, ScoreBackward>& in;
   const Options& options;
   const attention_shape& shape = in.shape;
   lsh_order<S, Options> tokens{options, in.shape};
 
-  index stride_k() const { return backward_keys<T>::stride(shape.dim); }
-  index stride_v() const { return backward_keys<T>::stride(shape.dim_v); }
+  index stride_k() const { return backward_keys<P>::stride(shape.dim); }
+  index stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
 
   /// What the threads share of one pair of batch item and key head.
   struct pair_scratch {
@@ -42,9 +43,9 @@ struct lsh_backward_driver {
 
   /// Scratch of one thread: a block of rows, and the keys they see with their sums.
   struct thread_scratch {
-    backward_rows<T> rows;
-    backward_scratch<T> kernel;
-    backward_keys<T> packed;
+    backward_rows<P> rows;
+    backward_scratch<P> kernel;
+    backward_keys<P> packed;
     index* token;       // of every slot
     key_range* ranges;  // [max_rows]
     T* dq;              // [max_rows][stride_k]
@@ -53,10 +54,10 @@ struct lsh_backward_driver {
   thread_scratch scratch(int worker) const {
     const index slots = lsh_chunks(shape.keys, options).slots_per_task();
     return in.forward.exec.scratch(worker, [&](arena& memory) {
-      thread_scratch s{.rows = backward_rows<T>::layout(memory, max_rows, shape.dim, shape.dim_v),
+      thread_scratch s{.rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v),
                        .kernel = in.layout_scratch(memory),
-                       .packed = {.keys = packed_keys<T>::layout(memory, slots, shape.dim, shape.dim),
-                                  .values = packed_keys<T>::layout(memory, slots, shape.dim_v, 0)},
+                       .packed = {.keys = packed_keys<P>::layout(memory, slots, shape.dim, shape.dim),
+                                  .values = packed_keys<P>::layout(memory, slots, shape.dim_v, 0)},
                        .token = memory.allocate<index>(slots),
                        .ranges = memory.allocate<key_range>(max_rows),
                        .dq = nullptr,
@@ -80,9 +81,9 @@ struct lsh_backward_driver {
     return {chunks.slots_of(begin).begin, chunks.slots_of(end - 1).end};
   }
 
-  backward_keys<T> pack(const lsh_head<S>& h, const lsh_chunks& chunks, index round, key_range slots,
+  backward_keys<P> pack(const lsh_head<S>& h, const lsh_chunks& chunks, index round, key_range slots,
                         const thread_scratch& s) const {
-    backward_keys<T> packed = s.packed;
+    backward_keys<P> packed = s.packed;
     packed.keys.positions = {0, 1, s.token};
     tokens.for_each_key_panel(h, chunks, round, slots, s.token, s.tokens, [&](index slot, index some, const auto& key) {
       packed.keys.pack_keys(key, 1, slot, slot + some);
@@ -108,7 +109,7 @@ struct lsh_backward_driver {
                          const thread_scratch& s) const {
     const lsh_chunks chunks(h.length, options);
     const key_range slots = slots_of(chunks, begin, end);
-    const backward_keys<T> keys = pack(h, chunks, round, slots, s);
+    const backward_keys<P> keys = pack(h, chunks, round, slots, s);
     const index* const order = h.tables.order + round * shape.keys;
     const index own = chunks.before() - slots.begin;  // the slot of this round's first token
     auto head_terms = in.terms().for_head(h.batch, h.head, 0);

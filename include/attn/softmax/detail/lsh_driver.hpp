@@ -10,7 +10,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-template <class S, class Options, class Score>
+template <class S, class Options, class Score, class P = product_type<S>>
 struct lsh_driver {
   using T = compute_type<S>;
 
@@ -30,16 +30,16 @@ struct lsh_driver {
 
   /// Scratch of one thread: a block of rows, and the keys they see.
   struct thread_scratch {
-    row_block<T> block;
-    packed_keys<T> packed;
+    row_block<P> block;
+    packed_keys<P> packed;
     index* token;  // of every slot
     typename lsh_order<S, Options>::thread_scratch tokens;
   };
   thread_scratch scratch(int worker) const {
     const index slots = lsh_chunks(shape.keys, options).slots_per_task();
     return in.exec.scratch(worker, [&](arena& memory) {
-      return thread_scratch{.block = row_block<T>::layout(memory, shape.dim, shape.dim_v),
-                            .packed = packed_keys<T>::layout(memory, slots, shape.dim, shape.dim_v),
+      return thread_scratch{.block = row_block<P>::layout(memory, shape.dim, shape.dim_v),
+                            .packed = packed_keys<P>::layout(memory, slots, shape.dim, shape.dim_v),
                             .token = memory.allocate<index>(slots),
                             .tokens = tokens.layout_scratch(memory)};
     });
@@ -51,9 +51,9 @@ struct lsh_driver {
   }
 
   /// Packs the slots [begin, end) of one round.
-  packed_keys<T> pack(const lsh_head<S>& h, const lsh_chunks& chunks, index round, key_range slots,
+  packed_keys<P> pack(const lsh_head<S>& h, const lsh_chunks& chunks, index round, key_range slots,
                       const thread_scratch& s) const {
-    packed_keys<T> packed = s.packed;
+    packed_keys<P> packed = s.packed;
     packed.positions = {0, 1, s.token};
     tokens.for_each_key_panel(h, chunks, round, slots, s.token, s.tokens, [&](index slot, index some, const auto& key) {
       packed.pack_keys(key, 1, slot, slot + some);
@@ -67,7 +67,7 @@ struct lsh_driver {
                      const thread_scratch& s) const {
     const lsh_chunks chunks(h.length, options);
     const key_range slots{chunks.slots_of(begin).begin, chunks.slots_of(end - 1).end};
-    const packed_keys<T> keys = pack(h, chunks, round, slots, s);
+    const packed_keys<P> keys = pack(h, chunks, round, slots, s);
     const index* const order = h.tables.order + round * shape.keys;
     const row_states<T> states = all_states.of(in.out, h.batch, h.head);
     const matrix_view<T> state_rows{states.out, states.rows, states.cols, states.stride, 1};
@@ -76,7 +76,7 @@ struct lsh_driver {
     head_terms.excluded = {.what = options.causal ? excluded_keys::kind::own_and_later : excluded_keys::kind::own,
                            .offset = h.tables.rank + round * shape.keys,
                            .known = {own, own + chunks.n}};
-    row_block<T> block = s.block;
+    row_block<P> block = s.block;
     const index unit = chunks.rows_per_unit(max_rows), step = chunks.rows_per_block(max_rows);
     for (index first = begin, last; first < end; first = last) {
       last = std::min({first + step, first + unit - (first - begin) % unit, end});
@@ -107,7 +107,7 @@ struct lsh_driver {
   }
 
   /// A row that has seen no other key in any round.
-  [[gnu::noinline]] void attend_self(const lsh_head<S>& h, index row, row_block<T>& block) const {
+  [[gnu::noinline]] void attend_self(const lsh_head<S>& h, index row, row_block<P>& block) const {
     const index i = block.positions[row];
     const S* const value = h.value.row(i);
     const auto head_terms = in.terms.for_head(h.batch, h.head, 0);
@@ -152,5 +152,12 @@ struct lsh_driver {
 };
 template <class S, class Score, class Options>
 lsh_driver(const softmax_call<S, Score>&, const Options&) -> lsh_driver<S, Options, Score>;
+
+template <class S, class Options, class Score>
+void attend_hashed(const softmax_call<S, Score>& in, const Options& options) {
+  with_products<S>(in.exec, [&]<class P>(std::type_identity<P>) {
+    lsh_driver<S, Options, Score, P>{in, options}.run();
+  });
+}
 
 }  // namespace attn::inline ATTN_ISA::detail

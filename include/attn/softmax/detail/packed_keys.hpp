@@ -27,7 +27,8 @@ struct key_range {
 
 /// Slots [0, count) of keys and values. Keys are the columns of panels [dim][panel_width]; values the rows of panels
 /// [capacity][panel_width]. `finite` says, for every panel_width slots, whether a value in them is not finite: such
-/// values are multiplied only into the rows that see them.
+/// values are multiplied only into the rows that see them. T may be bf16_pair: pairs of dims of the keys, of slots of the
+/// values.
 template <class T>
 struct packed_keys {
   static constexpr index wide = panel_width<T>;
@@ -40,7 +41,8 @@ struct packed_keys {
   /// Memory for `slots` slots; (slots + panel) * (dim + dim_v + panel) numbers at most.
   static packed_keys layout(arena& memory, index slots, index dim, index dim_v) {
     const index capacity = round_up(slots, wide);
-    return {.keys = memory.allocate<T>(capacity * dim), .values = memory.allocate<T>(capacity * round_up(dim_v, wide)),
+    return {.keys = memory.allocate<T>(capacity * operands<T>(dim)),
+            .values = memory.allocate<T>(operands<T>(capacity) * round_up(dim_v, wide)),
             .finite = memory.allocate<bool>(capacity / wide), .capacity = capacity, .dim = dim, .dim_v = dim_v};
   }
 
@@ -54,7 +56,7 @@ struct packed_keys {
   /// The keys of these slots are key_row(0), key_row(1), ...
   template <class Row>
   void pack_keys(Row&& key_row, index col_stride, index begin, index end) {
-    pack_panels_across<T>(key_row, end - begin, dim, col_stride, keys + begin * dim);
+    pack_panels_across<T>(key_row, end - begin, dim, col_stride, keys + begin * operands<T>(dim));
   }
   template <class Values>
   void pack_values(const Values& v, index begin, index end) {
@@ -71,15 +73,17 @@ struct packed_keys {
   /// The slots from `slot` on, a multiple of the panel width, with a map of their own.
   packed_keys from(index slot, const index_map& map) const {
     packed_keys rest = *this;
-    rest.keys += slot * dim;
-    rest.values += slot * wide;
+    rest.keys += slot * operands<T>(dim);
+    rest.values += operands<T>(slot) * wide;
     rest.finite += slot / wide;
     rest.positions = map;
     return rest;
   }
 
-  const T* key_panel(index slot) const { return keys + slot * dim; }
-  const T* value_panel(index col, index slot) const { return values + col * capacity + slot * wide; }
+  const T* key_panel(index slot) const { return keys + slot * operands<T>(dim); }
+  const T* value_panel(index col, index slot) const {
+    return values + col * operands<T>(capacity) + operands<T>(slot) * wide;
+  }
 
   bool all_finite(index begin, index end) const {
     bool all = true;

@@ -34,13 +34,14 @@ inline index backward_parts(index queries) { return std::clamp<index>(queries / 
 template <class S, class Score, class ScoreBackward>
 struct pattern_backward_driver {
   using T = compute_type<S>;
+  using P = product_type<S>;
 
   const softmax_backward_call<S, Score, ScoreBackward>& in;
   const pattern_plan& plan;
   const attention_shape& shape = in.shape;
 
-  index stride_k() const { return backward_keys<T>::stride(shape.dim); }
-  index stride_v() const { return backward_keys<T>::stride(shape.dim_v); }
+  index stride_k() const { return backward_keys<P>::stride(shape.dim); }
+  index stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
   index slots() const { return round_up(shape.keys, panel_width<T>); }
   index pack_steps() const { return ceil_div(shape.keys, plan.pack_step); }
   bool joined() const { return plan.patterns.size() > 1; }
@@ -50,7 +51,7 @@ struct pattern_backward_driver {
 
   /// What all threads share of one pair of batch item and key head.
   struct pair_scratch {
-    backward_keys<T> keys;  // where keys are packed once for all query sets
+    backward_keys<P> keys;  // where keys are packed once for all query sets
     bool* needed;           // per pack_step keys
     T *d_keys, *d_values;   // [parts][slots][stride]: sums of each part; null: not wanted
     bool* begun;            // [parts][pack_steps]: are sums of these keys under way? Else they are 0, and not written
@@ -71,22 +72,22 @@ struct pattern_backward_driver {
     pair.slopes = memory.allocate<T>(parts);
     return pair;
   }
-  backward_keys<T> layout_keys(arena& memory, index count) const {
-    return {.keys = packed_keys<T>::layout(memory, count, shape.dim, shape.dim),
-            .values = packed_keys<T>::layout(memory, count, shape.dim_v, 0)};
+  backward_keys<P> layout_keys(arena& memory, index count) const {
+    return {.keys = packed_keys<P>::layout(memory, count, shape.dim, shape.dim),
+            .values = packed_keys<P>::layout(memory, count, shape.dim_v, 0)};
   }
 
   /// Scratch of one thread: a block of rows, and the keys a query set gathers, with the sums of those not in ranges.
   struct thread_scratch {
-    backward_rows<T> rows;
-    backward_scratch<T> kernel;
-    backward_keys<T> gathered;
+    backward_rows<P> rows;
+    backward_scratch<P> kernel;
+    backward_keys<P> gathered;
     key_range* ranges;  // [max_rows]
     T* dq;              // [max_rows][stride_k]
   };
   thread_scratch scratch(int worker) const {
     return in.forward.exec.scratch(worker, [&](arena& memory) {
-      thread_scratch s{.rows = backward_rows<T>::layout(memory, max_rows, shape.dim, shape.dim_v),
+      thread_scratch s{.rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v),
                        .kernel = in.layout_scratch(memory),
                        .gathered = layout_keys(memory, plan.gathered),
                        .ranges = memory.allocate<key_range>(max_rows),
@@ -104,7 +105,7 @@ struct pattern_backward_driver {
     bool first, last;  // of joined patterns
     pattern_shape shape;
     index number;
-    backward_keys<T> shared;  // with the sums of all keys of the head
+    backward_keys<P> shared;  // with the sums of all keys of the head
     bool* begun;
     T* dq;
   };
@@ -113,13 +114,13 @@ struct pattern_backward_driver {
   struct packed_set {
     const key_set& given;
     index lead;
-    backward_keys<T> keys;
+    backward_keys<P> keys;
     index gathered = 0;  // slots the query set packs itself; none: they are read in place
   };
 
   /// visit(packed_set, query_range) for every key set. Contiguous ones are summed up in place, whoever packs them.
   template <class Visit>
-  void for_each_key_set(const query_set& set, const backward_keys<T>& gathered, Visit&& visit) const {
+  void for_each_key_set(const query_set& set, const backward_keys<P>& gathered, Visit&& visit) const {
     index used = 0, summed = 0;
     set.pattern.keys(set.shape, set.number, [&](const key_set& given, const query_range& of_query) {
       packed_set packed{.given = given, .lead = plan.lead_of(given), .keys = set.shared};
@@ -128,7 +129,7 @@ struct pattern_backward_driver {
         positions.first -= packed.lead;
         packed.gathered = given.count + packed.lead;
         packed.keys = gathered.from(used, positions);
-        const backward_keys<T>& sums = given.contiguous() ? set.shared : gathered;
+        const backward_keys<P>& sums = given.contiguous() ? set.shared : gathered;
         const index from = given.contiguous() ? positions.first : summed;
         if (sums.d_keys) packed.keys.d_keys = sums.d_keys + from * stride_k();
         if (sums.d_values) packed.keys.d_values = sums.d_values + from * stride_v();
@@ -145,7 +146,7 @@ struct pattern_backward_driver {
     for (index step = begin / plan.pack_step; step * plan.pack_step < end; ++step)
       if (!std::exchange(set.begun[step], true)) clear_step(set.shared, step);
   }
-  void clear_step(const backward_keys<T>& sums, index step) const {
+  void clear_step(const backward_keys<P>& sums, index step) const {
     const index begin = step * plan.pack_step;
     sums.clear(begin, std::min(begin + plan.pack_step, slots()));
   }
@@ -217,7 +218,7 @@ struct pattern_backward_driver {
   void differentiate_part(const pattern_ref& pattern, const pattern_shape& s, const pair_scratch& pair, index part,
                           int worker) const {
     const bool first = &pattern == &plan.patterns.front(), last = &pattern == &plan.patterns.back();
-    backward_keys<T> keys = pair.keys;
+    backward_keys<P> keys = pair.keys;
     keys.keys.dim = shape.dim, keys.values.dim = shape.dim_v;
     if (in.dk) keys.d_keys = pair.d_keys + part * slots() * stride_k();
     if (in.dv) keys.d_values = pair.d_values + part * slots() * stride_v();
@@ -239,7 +240,7 @@ struct pattern_backward_driver {
   void store_step(const pair_scratch& pair, index b, index kv, index step) const {
     const index keys = plan.lengths.keys(b), begin = step * plan.pack_step,
                 end = std::min(begin + plan.pack_step, shape.keys), real = std::min(end, keys);
-    const backward_keys<T> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
+    const backward_keys<P> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
                                 .d_keys = pair.d_keys, .d_values = pair.d_values};
     if (!pair.begun[step]) clear_step(sums, step);
     for (index part = 1; part < backward_parts(plan.lengths.queries(b)); ++part) {
@@ -258,7 +259,7 @@ struct pattern_backward_driver {
       pairs.for_each(pack_steps(), [&](index pair, const pair_scratch& p, index step, int) {
         const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads;
         const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
-        backward_keys<T> keys = p.keys;
+        backward_keys<P> keys = p.keys;
         if (begin < end && p.needed[step]) keys.fill(head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end);
       });
     }

@@ -13,7 +13,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-template <class S, class Score>
+template <class S, class Score, class P = product_type<S>>
 struct pattern_driver {
   using T = compute_type<S>;
 
@@ -28,14 +28,14 @@ struct pattern_driver {
 
   /// What all threads share of one pair of batch item and key head.
   struct pair_scratch {
-    packed_keys<T> keys;    // where keys are packed once for all query sets
+    packed_keys<P> keys;    // where keys are packed once for all query sets
     row_states<T>* states;  // per query head, for joined patterns
     bool* needed;           // per pack_step keys
   };
   pair_scratch layout(arena& memory) const {
     pair_scratch pair{};
     if (plan.shared) {
-      pair.keys = packed_keys<T>::layout(memory, shape.keys, shape.dim, shape.dim_v);
+      pair.keys = packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v);
       pair.needed = memory.allocate<bool>(ceil_div(shape.keys, plan.pack_step));
     }
     if (plan.patterns.size() > 1)
@@ -45,13 +45,13 @@ struct pattern_driver {
 
   /// Scratch of one thread: a block of rows, and the keys a query set gathers.
   struct thread_scratch {
-    row_block<T> block;
-    packed_keys<T> gathered;
+    row_block<P> block;
+    packed_keys<P> gathered;
   };
   thread_scratch scratch(int worker) const {
     return in.exec.scratch(worker, [&](arena& memory) {
-      return thread_scratch{row_block<T>::layout(memory, shape.dim, shape.dim_v),
-                            packed_keys<T>::layout(memory, plan.gathered, shape.dim, shape.dim_v)};
+      return thread_scratch{row_block<P>::layout(memory, shape.dim, shape.dim_v),
+                            packed_keys<P>::layout(memory, plan.gathered, shape.dim, shape.dim_v)};
     });
   }
 
@@ -61,7 +61,7 @@ struct pattern_driver {
     bool first, last;  // of joined patterns
     pattern_shape shape;
     index number;
-    packed_keys<T> shared;
+    packed_keys<P> shared;
     row_states<T> states;
   };
 
@@ -69,13 +69,13 @@ struct pattern_driver {
   struct packed_set {
     const key_set& given;
     index lead;
-    packed_keys<T> keys;
+    packed_keys<P> keys;
     index gathered = 0;  // slots the query set packs itself; none: they are read in place
   };
 
   /// visit(packed_set, query_range) for every key set.
   template <class Visit>
-  void for_each_key_set(const query_set& set, const packed_keys<T>& gathered, Visit&& visit) const {
+  void for_each_key_set(const query_set& set, const packed_keys<P>& gathered, Visit&& visit) const {
     index used = 0;
     set.pattern.keys(set.shape, set.number, [&](const key_set& given, const query_range& of_query) {
       packed_set packed{.given = given, .lead = plan.lead_of(given), .keys = set.shared};
@@ -120,7 +120,7 @@ struct pattern_driver {
       if (keys.gathered) keys.keys.pack(key(s), value(s), 0, keys.gathered);
     });
 
-    row_block<T> block = scratch.block;
+    row_block<P> block = scratch.block;
     const index step = round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows);
     for (index row = 0; row < count; row += step) {
       const index rows = std::min(step, count - row), p0 = queries.begin + row * queries.step;
@@ -156,7 +156,7 @@ struct pattern_driver {
       pairs.for_each(ceil_div(shape.keys, plan.pack_step), [&](index pair, const pair_scratch& p, index step, int) {
         const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads;
         const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
-        packed_keys<T> keys = p.keys;
+        packed_keys<P> keys = p.keys;
         if (begin < end && p.needed[step]) keys.pack(head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end);
       });
     }
@@ -201,7 +201,8 @@ pattern_plan plan_of(const softmax_call<S, Score>& call, std::span<const pattern
 
 template <class S, class Score>
 void attend_by(const softmax_call<S, Score>& call, std::span<const pattern_ref> patterns) {
-  pattern_driver<S, Score>{call, plan_of(call, patterns)}.run();
+  const pattern_plan plan = plan_of(call, patterns);
+  with_products<S>(call.exec, [&]<class P>(std::type_identity<P>) { pattern_driver<S, Score, P>{call, plan}.run(); });
 }
 template <class S, class Score, key_pattern Pattern>
 void attend_by(const softmax_call<S, Score>& call, const Pattern& pattern) {

@@ -37,11 +37,13 @@ struct row_states : online_softmax<T> {
   }
 
   /// Keeps the rows of a block.
-  void save(const row_block<T>& block) const {
+  template <class P>
+  void save(const row_block<P>& block) const {
     for (index r = 0; r < block.rows; ++r) this->copy_row(block.positions[r], block.state, r);
   }
   /// Goes on with them: after block.begin().
-  void resume(const row_block<T>& block) const {
+  template <class P>
+  void resume(const row_block<P>& block) const {
     for (index r = 0; r < block.rows; ++r) block.state.copy_row(r, *this, block.positions[r]);
   }
 };

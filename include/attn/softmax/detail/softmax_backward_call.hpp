@@ -61,12 +61,14 @@ struct softmax_backward_call {
     return backward_terms<T, Score, ScoreBackward>{
         .terms = one, .score_backward = score_backward, .d_bias = d_bias, .sum_slope = bool(d_slopes)};
   }
-  backward_scratch<T> layout_scratch(arena& memory) const {
-    return backward_scratch<T>::layout(memory, shape.dim, shape.dim_v, back(terms()).need_raw());
+  template <class P = product_type<S>>
+  backward_scratch<P> layout_scratch(arena& memory) const {
+    return backward_scratch<P>::layout(memory, shape.dim, shape.dim_v, back(terms()).need_raw());
   }
 
   /// Packs `count` rows which[...] of head h, from `query`, with their lse and D, into one block; no row follows them.
-  void pack_rows(const backward_rows<T>& to, index b, index h, const matrix_view<const S>& query, const index_map& which,
+  template <class P>
+  void pack_rows(const backward_rows<P>& to, index b, index h, const matrix_view<const S>& query, const index_map& which,
                  index count) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
     to.pack(query, d, which, count);

@@ -8,16 +8,19 @@
 
 #include <attn/core/detail/arguments.hpp>
 #include <attn/core/detail/kv_memory.hpp>
+#include <attn/core/detail/product_choice.hpp>
 #include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The views of a call, and what all its kernels know of the options.
-template <class S>
+/// The views of a call, and what all its kernels know of the options. Keys and values of a cache may have a type of
+/// their own, C.
+template <class S, class C = S>
 struct softmax_inputs {
   using T = compute_type<S>;
 
-  tensor_view<const S> q, k, v;
+  tensor_view<const S> q;
+  tensor_view<const C> k, v;
   tensor_view<S> out;
   attention_shape shape{};
   sequence_lengths lengths{};
@@ -30,8 +33,8 @@ struct softmax_inputs {
 
   /// What query head h reads and writes.
   matrix_view<const S> query(index b, index h) const { return head_of(q, b, h); }
-  matrix_view<const S> key(index b, index h) const { return head_of(k, b, h / shape.group()); }
-  matrix_view<const S> value(index b, index h) const { return head_of(v, b, h / shape.group()); }
+  matrix_view<const C> key(index b, index h) const { return head_of(k, b, h / shape.group()); }
+  matrix_view<const C> value(index b, index h) const { return head_of(v, b, h / shape.group()); }
   matrix_view<S> result(index b, index h) const { return head_of(out, b, h); }
 
   /// The position of the first query, and that after the last one's.
@@ -53,7 +56,8 @@ struct softmax_inputs {
     if (sums) return finish_in(head_of(sums, b, h));
     finish_in(result(b, h));
   }
-  void finish(const row_block<T>& block, index b, index h) const {
+  template <class P>
+  void finish(const row_block<P>& block, index b, index h) const {
     for (index r = 0; r < block.rows; ++r) finish_row(block.state, r, b, h, block.positions[r]);
   }
   /// Rows of padding in [begin, end).
@@ -65,11 +69,21 @@ struct softmax_inputs {
 };
 
 /// A call after the checks that all operators share.
-template <class S, class Score>
-struct softmax_call : softmax_inputs<S> {
+template <class S, class Score, class C = S>
+struct softmax_call : softmax_inputs<S, C> {
   validator check;
   score_terms<compute_type<S>, Score> terms;
   execution& exec;
+
+  /// The same over the keys and values of a cache.
+  template <class Cached>
+  softmax_call<S, Score, Cached> over(const tensor_view<const Cached>& keys, const tensor_view<const Cached>& values,
+                                      const page_tables& tables) const {
+    return {{.q = this->q, .k = keys, .v = values, .out = this->out, .shape = this->shape, .lengths = this->lengths,
+             .causal = this->causal, .first_position = this->first_position, .sinks = this->sinks, .lse = this->lse,
+             .pages = tables, .sums = this->sums},
+            check, terms, exec};
+  }
 
   /// Views the operator's own options add: they can be read, and what is written does not overlap them.
   void check_read(const char* name, const memory_layout& view) const {

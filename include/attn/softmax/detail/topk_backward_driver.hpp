@@ -13,14 +13,15 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S, class Score, class ScoreBackward>
 struct topk_backward_driver {
   using T = compute_type<S>;
+  using P = product_type<S>;
 
   const softmax_backward_call<S, Score, ScoreBackward>& in;
   const topk_shape& blocks;
   const attention_shape& shape = in.shape;
   topk_choice<S> choice{in.shape, in.lengths(), blocks, in.q, in.k};
 
-  index stride_k() const { return backward_keys<T>::stride(shape.dim); }
-  index stride_v() const { return backward_keys<T>::stride(shape.dim_v); }
+  index stride_k() const { return backward_keys<P>::stride(shape.dim); }
+  index stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
   /// The last vector of a block reaches beyond its keys.
   index slots() const { return shape.keys + panel_width<T>; }
   index all_blocks() const { return blocks.blocks + 1; }
@@ -47,19 +48,19 @@ struct topk_backward_driver {
 
   /// Scratch of one thread: a block of rows, and the keys they see.
   struct thread_scratch {
-    backward_rows<T> rows;
-    backward_scratch<T> kernel;
-    backward_keys<T> keys;
+    backward_rows<P> rows;
+    backward_scratch<P> kernel;
+    backward_keys<P> keys;
     key_range* ranges;  // [max_rows]
     T* dq;              // [max_rows][stride_k]
     typename topk_choice<S>::thread_scratch choice;
   };
   thread_scratch scratch(int worker) const {
     return in.forward.exec.scratch(worker, [&](arena& memory) {
-      return thread_scratch{.rows = backward_rows<T>::layout(memory, max_rows, shape.dim, shape.dim_v),
+      return thread_scratch{.rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v),
                             .kernel = in.layout_scratch(memory),
-                            .keys = {.keys = packed_keys<T>::layout(memory, blocks.block, shape.dim, shape.dim),
-                                     .values = packed_keys<T>::layout(memory, blocks.block, shape.dim_v, 0)},
+                            .keys = {.keys = packed_keys<P>::layout(memory, blocks.block, shape.dim, shape.dim),
+                                     .values = packed_keys<P>::layout(memory, blocks.block, shape.dim_v, 0)},
                             .ranges = memory.allocate<key_range>(max_rows),
                             .dq = in.dq ? memory.allocate<T>(max_rows * stride_k()) : nullptr,
                             .choice = choice.layout_scratch(memory)};
@@ -73,7 +74,7 @@ struct topk_backward_driver {
     const bool last = round == blocks.rounds, begins = last ? blocks.choices(first + h.shift) == 0 : round == 0;
     const index begin = block * blocks.block, end = h.seen(round, first + count - 1).end;
     if (end == 0) return;  // before the first key
-    backward_keys<T> keys = s.keys;
+    backward_keys<P> keys = s.keys;
     keys.keys.positions = {begin, 1, nullptr};
     keys.fill(head_of(in.k, h.batch, h.head / shape.group()), head_of(in.v, h.batch, h.head / shape.group()), 0, end);
     if (p.d_keys) keys.d_keys = p.d_keys + (part * slots() + begin) * stride_k();
@@ -126,7 +127,7 @@ struct topk_backward_driver {
   void store_block(index pair, const pair_scratch& p, index block) const {
     const index b = pair / shape.kv_heads, keys = in.lengths().keys(b), begin = block * blocks.block,
                 end = std::min(begin + blocks.block, shape.keys), real = std::min(end, keys);
-    const backward_keys<T> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
+    const backward_keys<P> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
                                 .d_keys = p.d_keys, .d_values = p.d_values};
     if (!p.begun[block]) clear_sums(p, 0, block);
     for (index part = 1; part < parts(); ++part) {

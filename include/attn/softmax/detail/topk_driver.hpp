@@ -14,7 +14,7 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index topk_segment = 512;  // entries of a round that are a task
 
-template <class S, class Score>
+template <class S, class Score, class P = product_type<S>>
 struct topk_driver {
   using T = compute_type<S>;
 
@@ -37,14 +37,14 @@ struct topk_driver {
 
   /// Scratch of one thread: a block of rows, and the keys they see.
   struct thread_scratch {
-    row_block<T> rows;
-    packed_keys<T> keys;
+    row_block<P> rows;
+    packed_keys<P> keys;
     typename topk_choice<S>::thread_scratch choice;
   };
   thread_scratch scratch(int worker) const {
     return in.exec.scratch(worker, [&](arena& memory) {
-      return thread_scratch{.rows = row_block<T>::layout(memory, shape.dim, shape.dim_v),
-                            .keys = packed_keys<T>::layout(memory, blocks.block, shape.dim, shape.dim_v),
+      return thread_scratch{.rows = row_block<P>::layout(memory, shape.dim, shape.dim_v),
+                            .keys = packed_keys<P>::layout(memory, blocks.block, shape.dim, shape.dim_v),
                             .choice = choice.layout_scratch(memory)};
     });
   }
@@ -52,14 +52,14 @@ struct topk_driver {
   /// Entries [first, first + count) of a round, which attend one block.
   void attend_run(const topk_head& h, const row_states<T>* states, index round, index block, index first, index count,
                   const thread_scratch& s) const {
-    packed_keys<T> keys = s.keys;
+    packed_keys<P> keys = s.keys;
     keys.positions = {block * blocks.block, 1, nullptr};
     keys.pack(in.key(h.batch, h.head), in.value(h.batch, h.head), 0, h.seen(round, first + count - 1).end);
     const auto head_terms = in.terms.for_head(h.batch, h.head, h.shift);
     const bool last = round == blocks.rounds, resumes = last ? blocks.choices(first + h.shift) > 0 : round > 0;
     row_states<T> aside{};
     if (!last || resumes) aside = states->of(in.out, h.batch, h.head);
-    row_block<T> rows = s.rows;
+    row_block<P> rows = s.rows;
     const index step = rows_of_run(count);
     for (index n = first; n < first + count; n += step) {
       rows.begin(in.query(h.batch, h.head), h.rows(round, n), std::min(step, first + count - n),
@@ -121,5 +121,13 @@ struct topk_driver {
 template <class S, class Score>
 topk_driver(const softmax_call<S, Score>&, const topk_shape&, const compute_type<S>* = nullptr, index = 0)
     -> topk_driver<S, Score>;
+
+template <class S, class Score>
+void attend_topk(const softmax_call<S, Score>& in, const topk_shape& blocks, const compute_type<S>* sums = nullptr,
+                 index sums_stride = 0) {
+  with_products<S>(in.exec, [&]<class P>(std::type_identity<P>) {
+    topk_driver<S, Score, P>{in, blocks, sums, sums_stride}.run();
+  });
+}
 
 }  // namespace attn::inline ATTN_ISA::detail

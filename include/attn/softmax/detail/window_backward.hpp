@@ -19,6 +19,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S, class Call, class Gradients>
 struct window_backward : window_sets {
   using T = compute_type<S>;
+  using P = product_type<S>;
 
   const Call& in;
   const sliding_window_options<S>& options;
@@ -31,8 +32,8 @@ struct window_backward : window_sets {
     const index all = round_up(std::max<index>(1, shape.keys), max_rows);  // at least a block: there may be no key
     return std::min(all, round_up(std::max<index>(2048, 8 * (left + right)), max_rows));
   }
-  index query_stride() const { return backward_keys<T>::stride(shape.dim); }
-  index value_stride() const { return backward_keys<T>::stride(shape.dim_v); }
+  index query_stride() const { return backward_keys<P>::stride(shape.dim); }
+  index value_stride() const { return backward_keys<P>::stride(shape.dim_v); }
 
   /// Classes and parts of a head.
   index parts(index h) const {
@@ -86,21 +87,21 @@ struct window_backward : window_sets {
 
   /// Scratch of one thread.
   struct part_scratch {
-    backward_scratch<T> block;
-    backward_rows<T> rows;
+    backward_scratch<P> block;
+    backward_rows<P> rows;
     T* dq;                                 // [max_rows][query_stride]
-    mutable backward_keys<T> keys;         // of the class, without the global ones
-    mutable backward_keys<T> global_keys;
-    mutable backward_keys<T> own_keys;     // k_global and v_global of the part's keys
+    mutable backward_keys<P> keys;         // of the class, without the global ones
+    mutable backward_keys<P> global_keys;
+    mutable backward_keys<P> own_keys;     // k_global and v_global of the part's keys
     index *key_list, *rank, *row_list;     // as window_scratch
   };
   part_scratch layout(arena& memory) const {
     const index slots = std::min(part_length() + left + right, shape.keys), n = global_count();
     const auto keys = [&](index count, bool k, bool v) {
-      return backward_keys<T>::layout(memory, count, shape.dim, shape.dim_v, k, v);
+      return backward_keys<P>::layout(memory, count, shape.dim, shape.dim_v, k, v);
     };
     return {.block = in.layout_scratch(memory),
-            .rows = backward_rows<T>::layout(memory, max_rows, shape.dim, shape.dim_v),
+            .rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v),
             .dq = memory.allocate<T>(max_rows * query_stride()),
             .keys = keys(slots, bool(in.dk), bool(in.dv)),
             .global_keys = keys(n, true, true),
@@ -128,7 +129,7 @@ struct window_backward : window_sets {
   /// Packs the keys of a part and their neighbours, the global ones apart.
   void pack(part_of_class& p) const {
     index count = p.high - p.low;
-    packed_keys<T> &keys = p.s.keys.keys, &global_keys = p.s.global_keys.keys;
+    packed_keys<P> &keys = p.s.keys.keys, &global_keys = p.s.global_keys.keys;
     keys.positions = {p.r + p.d * p.low, p.d, nullptr};
     p.s.own_keys.keys.positions = {p.r + p.d * p.k0, p.d, nullptr};
     p.listed = !globals.empty();
@@ -198,7 +199,7 @@ struct window_backward : window_sets {
       const index_map which{0, 1, p.s.row_list};
       in.pack_rows(p.s.rows, p.b, h, head_of(own() ? options.q_global : in.q, p.b, h), which, rows);
       if (dq) std::fill_n(dq, max_rows * query_stride(), T(0));
-      const auto take = [&](const backward_keys<T>& set, const auto& range_of) {
+      const auto take = [&](const backward_keys<P>& set, const auto& range_of) {
         for (index row = 0; row < rows; ++row)
           ranges[row] = range_of(in.forward.causal ? std::min(all, which[row] + p.shift + 1) : all);
         differentiate(p.s.rows, rows, ranges, which, set, head_terms, p.s.block, dq, query_stride(), back);
@@ -245,7 +246,7 @@ struct window_backward : window_sets {
         take_global_queries(p, h, p.r == 0 && number == 0, sums.queries + member * global_count() * query_stride(), slope);
     }
     const auto row_of = [](T* rows, index stride, index row) { return rows ? rows + row * stride : nullptr; };
-    const auto give = [&](bool projected, const backward_keys<T>& from, index slot, index row) {
+    const auto give = [&](bool projected, const backward_keys<P>& from, index slot, index row) {
       store(projected, row, row_of(from.d_keys, query_stride(), slot), row_of(from.d_values, value_stride(), slot));
     };
     for (index slot = p.slot(p.k0); slot < p.slot(p.k1); ++slot)

@@ -31,17 +31,19 @@ struct stream_window {
   }
 };
 
-/// Source tells where the tokens of the stream lie:
+/// Source tells where the tokens of the stream lie, elements C:
+///   using element_type = C;
 ///   stream_window window() const;
 ///   index before(index b) const;                            tokens before the chunk's
 ///   index ring() const;                                     position p lies in row p % ring()
 ///   index global_row(index g) const;                        the row of a global position,
 ///   static constexpr bool adjacent_globals;                 and are they one after another?
-///   cache_rows<const S> keys(index b, index kv) const;      values likewise
+///   cache_rows<const C> keys(index b, index kv) const;      values likewise
 ///   void put(index b, index kv, index t) const;             token t of the chunk must lie there now
 template <class S, class Score, class Source>
 struct window_step {
   using T = compute_type<S>;
+  using C = typename Source::element_type;
 
   const softmax_call<S, Score>& in;
   const Source& source;
@@ -49,11 +51,11 @@ struct window_step {
   const attention_shape& shape = in.shape;
 
   struct scratch {
-    stream_queries<T> rows;
+    stream_queries<T, C> rows;
     online_softmax<T> state;
   };
   scratch layout(arena& memory) const {
-    return {stream_queries<T>::layout(memory, shape.group(), shape.dim, shape.dim_v),
+    return {stream_queries<T, C>::layout(memory, shape.group(), shape.dim, shape.dim_v),
             online_softmax<T>::layout(memory, shape.group(), shape.dim_v)};
   }
 
@@ -72,11 +74,10 @@ struct window_step {
     // Every stride-th row from `row` on, of which pages may have some each.
     const auto take = [&](index row, index stride, index rows, index_map positions) {
       while (rows > 0) {
-        const matrix_view<const S> k = keys.from(row), v = values.from(row);
+        const auto k = keys.from(row), v = values.from(row);
         const index some = std::min(rows, (k.rows - 1) / stride + 1);
-        attend_stream(s.rows, matrix_view<const S>{k.data, some, k.cols, k.row_stride * stride, k.col_stride},
-                      matrix_view<const S>{v.data, some, v.cols, v.row_stride * stride, v.col_stride}, positions, 0,
-                      some, token_terms, stream_limit{some}, s.state);
+        attend_stream(s.rows, every(k, stride, some), every(v, stride, some), positions, 0, some, token_terms,
+                      stream_limit{some}, s.state);
         row += some * stride, rows -= some;
         positions.first += some * positions.step;
         if (positions.list) positions.list += some;
@@ -123,21 +124,21 @@ window_step(const softmax_call<S, Score>&, const Source&) -> window_step<S, Scor
 /// The tokens of a cache that has taken those of the chunk, all of them: kv_cache, paged_cache.
 template <class Cache>
 struct cache_source {
-  using S = typename Cache::value_type;
+  using element_type = typename Cache::value_type;
   static constexpr bool adjacent_globals = false;
 
   const Cache& cache;
   const sequence_lengths& lengths;
   stream_window seen;
-  tensor_view<const S> all_keys = cache.keys(), all_values = cache.values();
+  tensor_view<const element_type> all_keys = cache.keys(), all_values = cache.values();
   page_tables pages = cache.pages();
 
   stream_window window() const { return seen; }
   index before(index b) const { return lengths.keys(b) - lengths.queries(b); }
   index ring() const { return std::numeric_limits<index>::max(); }
   index global_row(index g) const { return seen.globals[static_cast<std::size_t>(g)]; }
-  cache_rows<const S> keys(index b, index kv) const { return {all_keys, b, kv, pages}; }
-  cache_rows<const S> values(index b, index kv) const { return {all_values, b, kv, pages}; }
+  cache_rows<const element_type> keys(index b, index kv) const { return {all_keys, b, kv, cache.dim(), true, pages}; }
+  cache_rows<const element_type> values(index b, index kv) const { return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), pages}; }
   void put(index, index, index) const {}
 };
 

@@ -1,0 +1,111 @@
+// Layers with weights. They have no heads: they are timed on what a model's tokens are before they are split into heads,
+// x [length, heads * dim], which q's memory holds.
+#include <attn/core/random.hpp>
+#include <attn/layers/feed_forward_backward.hpp>
+#include <attn/layers/project_backward.hpp>
+
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "table.hpp"
+
+namespace bench::inline ATTN_BENCH_TYPE {
+namespace {
+
+constexpr index hidden_for_one = 4;  // hidden numbers of the feed-forward layer for one input
+
+/// A weight [outputs, inputs] that keeps the size of what it is multiplied by.
+struct random_weight {
+  index outputs, inputs;
+  std::shared_ptr<std::vector<element>> numbers;
+
+  random_weight(index m, index n, std::uint64_t seed)
+      : outputs(m), inputs(n), numbers(std::make_shared<std::vector<element>>(static_cast<std::size_t>(m * n))) {
+    attn::random_numbers draw(seed, 1);
+    const double size = 1 / std::sqrt(static_cast<double>(n));
+    for (element& x : *numbers) x = static_cast<element>(static_cast<float>(size * draw.normal()));
+  }
+  attn::tensor_view<const element, 2> view() const { return {numbers->data(), {outputs, inputs}}; }
+};
+
+template <class T>
+attn::tensor_view<T, 3> sequence(const attn::tensor_view<T>& x, index channels) {
+  return {x.data(), {1, x.extent(2), channels}};
+}
+
+double project_flops(const problem& p) {
+  const auto channels = static_cast<double>(p.heads * p.dim);
+  return 2 * static_cast<double>(p.length) * channels * channels;
+}
+double feed_forward_flops(const problem& p) { return 2 * hidden_for_one * project_flops(p); }
+double twice(double (*flops)(const problem&), const problem& p) { return 2 * flops(p); }  // of inputs and of weights
+
+runner prepare_project(const problem& p) {
+  const index channels = p.heads * p.dim;
+  return [=, w = random_weight(channels, channels, 1)](input q, input, input, output out, attn::execution& exec) {
+    attn::project(sequence(q, channels), sequence(out, channels), {.weight = w.view()}, exec);
+  };
+}
+
+training_runner train_project(const problem& p) {
+  const index channels = p.heads * p.dim;
+  return {{}, [=, w = random_weight(channels, channels, 1), dw = random_weight(channels, channels, 2)](
+                  const training_views& x, attn::execution& exec) {
+            attn::project_backward(sequence(x.q, channels), {.weight = w.view()}, sequence(x.d_out, channels),
+                                   {.x = sequence(x.dq, channels),
+                                    .weight = {dw.numbers->data(), {channels, channels}}},
+                                   exec);
+          }};
+}
+
+runner prepare_feed_forward(const problem& p) {
+  const index channels = p.heads * p.dim, hidden = hidden_for_one * channels;
+  return [=, up = random_weight(hidden, channels, 1), down = random_weight(channels, hidden, 2)](
+             input q, input, input, output out, attn::execution& exec) {
+    attn::feed_forward(sequence(q, channels), sequence(out, channels), {.up = up.view(), .down = down.view()}, {}, exec);
+  };
+}
+
+training_runner train_feed_forward(const problem& p) {
+  const index channels = p.heads * p.dim, hidden = hidden_for_one * channels;
+  return {{}, [=, up = random_weight(hidden, channels, 1), down = random_weight(channels, hidden, 2),
+               d_up = random_weight(hidden, channels, 3), d_down = random_weight(channels, hidden, 4)](
+                  const training_views& x, attn::execution& exec) {
+            attn::feed_forward_backward(sequence(x.q, channels), {.up = up.view(), .down = down.view()},
+                                        sequence(x.d_out, channels),
+                                        {.x = sequence(x.dq, channels),
+                                         .up = {d_up.numbers->data(), {hidden, channels}},
+                                         .down = {d_down.numbers->data(), {channels, hidden}}},
+                                        {}, exec);
+          }};
+}
+
+}  // namespace
+
+family layers_family() {
+  return {.operators = {{.name = "project",
+                         .cost = growth::linear,
+                         .has_causal = false,
+                         .exact = false,
+                         .uses = {},
+                         .flops = project_flops,
+                         .prepare = prepare_project,
+                         .approximates = false,
+                         .backward = {[](const problem& p) { return twice(project_flops, p); }, train_project},
+                         .has_fast = true},
+                        {.name = "feed_forward",
+                         .cost = growth::linear,
+                         .has_causal = false,
+                         .exact = false,
+                         .uses = {},
+                         .flops = feed_forward_flops,
+                         .prepare = prepare_feed_forward,
+                         .approximates = false,
+                         // the hidden numbers are computed once more
+                         .backward = {[](const problem& p) { return 2.5 * feed_forward_flops(p); }, train_feed_forward},
+                         .has_fast = true}},
+          .decoders = {}};
+}
+
+}  // namespace bench::ATTN_BENCH_TYPE

@@ -1,0 +1,22 @@
+// attn_bench: what an operator is run on.
+#pragma once
+
+#include <attn/core/execution.hpp>
+#include <attn/core/tensor_view.hpp>
+
+#include "flags.hpp"
+
+namespace bench {
+
+using attn::index;
+
+/// One shape an operator is run at: q [1, heads, length, dim], k and v [1, kv_heads, length, dim or dim_v].
+struct problem {
+  index length, heads, kv_heads, dim, dim_v;
+  bool causal;
+  const flags& set;
+};
+
+enum class growth { linear, quadratic };
+
+}  // namespace bench

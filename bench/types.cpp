@@ -1,0 +1,62 @@
+// The types of elements there are, and what variants of any of them have in common.
+#include <algorithm>
+#include <stdexcept>
+
+#include "variant.hpp"
+
+namespace bench {
+
+std::vector<element_type>& element_types() {
+  static std::vector<element_type> types;
+  return types;
+}
+
+namespace {
+
+/// f(name) for each of those between commas.
+template <class F>
+void each_name(const std::string& names, F&& f) {
+  for (std::size_t begin = 0; begin <= names.size();) {
+    const std::size_t end = std::min(names.find(',', begin), names.size());
+    f(names.substr(begin, end - begin));
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+bool lists(const std::string& names, const std::string& name) {
+  bool found = false;
+  each_name(names, [&](const std::string& one) { found |= one == name; });
+  return found;
+}
+
+std::vector<variant> make_variants(const flags& set) {
+  std::vector<variant> all;
+  std::string names;
+  for (const element_type& type : element_types()) names += (names.empty() ? "" : " or ") + type.name;
+  if (!set.cache_type.empty())
+    each_name(set.cache_type, [](const std::string& name) {
+      if (name != "half" && name != "bfloat16" && name != "int8")
+        throw std::invalid_argument("attn_bench: --cache-type expects half, bfloat16 or int8; found \"" + name + "\"");
+    });
+  if (set.precision != "standard" && set.precision != "fast")
+    throw std::invalid_argument("attn_bench: --precision expects standard or fast; found \"" + set.precision + "\"");
+  each_name(set.type, [&](const std::string& name) {
+    const auto type = std::ranges::find(element_types(), name, &element_type::name);
+    if (type == element_types().end())
+      throw std::invalid_argument("attn_bench: --type expects " + names + ", which this attn_bench was built for " +
+                                  "(cmake -DATTN_BENCH_TYPES=..., which bench/run sets); found \"" + name + "\"");
+    for (variant& x : type->make(set)) all.push_back(std::move(x));
+  });
+  return all;
+}
+
+std::optional<traffic> traffic_of(const variant& x, index length, double seconds, const machine& m) {
+  const double bytes_moved = x.moved_bytes ? x.moved_bytes(length) : 0;
+  if (bytes_moved == 0) return {};
+  const double rate = bytes_moved / seconds, most = x.rewrites ? m.rewrite_bandwidth() : m.read_bandwidth();
+  return traffic{rate, rate / most, x.rewrites ? "read-and-write bandwidth" : "read bandwidth"};
+}
+
+}  // namespace bench

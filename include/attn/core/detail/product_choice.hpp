@@ -1,0 +1,33 @@
+// attn: what the operands of an operator's products are, by its elements and the precision asked for.
+#pragma once
+
+#include <attn/core/detail/tile_product.hpp>
+#include <attn/core/execution.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The operands of products of elements of type S for precision::fast: those of product_type where nothing is faster.
+template <class S>
+using fast_product_type = std::conditional_t<
+    std::same_as<S, float> && matrix_unit_compiled, split_pair,
+    std::conditional_t<std::same_as<S, Eigen::half> && bf16_products != bf16_make::none, bf16_pair, product_type<S>>>;
+
+/// Is `fast` other than `standard` for elements of type S, here and now?
+template <class S>
+bool has_fast_products() {
+#if ATTN_HAS_AMX
+  if constexpr (std::same_as<S, float>) return amx::available();
+#endif
+  return !std::same_as<fast_product_type<S>, product_type<S>>;
+}
+
+/// body(type_identity<P>()) with the operands P of a call by `exec`.
+template <class S, class Body>
+void with_products(const execution& exec, Body&& body) {
+  if constexpr (!std::same_as<fast_product_type<S>, product_type<S>>)
+    if (exec.precision() == precision::fast && has_fast_products<S>())
+      return body(std::type_identity<fast_product_type<S>>());
+  body(std::type_identity<product_type<S>>());
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

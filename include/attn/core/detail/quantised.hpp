@@ -1,0 +1,181 @@
+// attn: keys and values in eight bits each, as caches of std::int8_t keep them.
+//
+//   value t = scale_t * code_t                  code_t whole numbers from -127 to 127
+//   key t = reference + scale_t * code_t
+//
+// quantised_block keys have a reference in common, the first of them rounded to bf16: keys of neighbours are alike, and
+// what is left is a fraction of the channel that stands out in all of them (the error on the keys of a trained model is
+// half of what it is without; values gain nothing). A key is a function of itself and of the first of its block, so tokens
+// may come one by one or many at once. As many rows are a block of bytes:
+//
+//   float scale[16], std::int8_t code[cols / 2][16][2], bfloat16 reference[cols]  64 + 18 cols bytes, of keys
+//   float scale[16], std::int8_t code[16 / 2][cols][2]                            64 + 16 cols, of values
+//
+// so that of keys 16 scores, and of values a row of the output, are sums along whole registers, of pairs of products of
+// whole numbers: one instruction (pmaddwd, vpdpwssd) multiplies and adds 2 width<float> of them.
+#pragma once
+
+#include <attn/core/detail/simd.hpp>
+#include <attn/core/tensor_view.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace attn::inline ATTN_ISA::detail {
+
+inline constexpr index quantised_block = 16;
+inline constexpr float quantised_most = 1e38f;    // numbers up to it: differences of two are floats
+inline constexpr float whole_number = 0x1.8p23f;  // x + it has x, rounded, in its lowest bits
+
+/// Where things lie in a block.
+struct quantised_layout {
+  index cols = 0;
+  bool of_keys = false;
+
+  /// What blocks of so many bytes hold.
+  static quantised_layout of_bytes(index bytes, bool of_keys) {
+    return {(bytes - 4 * quantised_block) / (quantised_block + (of_keys ? 2 : 0)), of_keys};
+  }
+  index bytes() const { return reference() + (of_keys ? 2 * cols : 0); }
+  index code(index row, index col) const {
+    const auto in_pairs = [](index along, index across, index width) {
+      return along / 2 * 2 * width + 2 * across + along % 2;
+    };
+    return 4 * quantised_block + (of_keys ? in_pairs(col, row, quantised_block) : in_pairs(row, col, cols));
+  }
+  index reference() const { return quantised_block * (4 + cols); }
+};
+
+/// Rows of one head that follow one another, or every step-th of them: the first `cols` columns.
+struct quantised_rows {
+  const std::int8_t* blocks = nullptr;
+  index block_stride = 0;
+  quantised_layout layout{};
+  index first = 0, rows = 0, cols = 0, step = 1;
+
+  const std::int8_t* block(index i) const { return blocks + (first + i * step) / quantised_block * block_stride; }
+  index in_block(index i) const { return (first + i * step) % quantised_block; }
+  float scale(index i) const {
+    float x;
+    std::memcpy(&x, block(i) + 4 * in_block(i), sizeof x);
+    return x;
+  }
+  const Eigen::bfloat16* reference(index i) const {
+    return reinterpret_cast<const Eigen::bfloat16*>(block(i) + layout.reference());
+  }
+
+  /// The row after those in the block of row i.
+  index block_end(index i) const { return std::min(rows, i + (quantised_block - 1 - in_block(i)) / step + 1); }
+
+  /// Rows [begin, end) as numbers, `stride` apart.
+  void expand(index begin, index end, float* to, index stride) const {
+    for (index i = begin; i < end; ++i, to += stride) {
+      const std::int8_t* const from = block(i);
+      const Eigen::bfloat16* const base = reference(i);
+      const float factor = scale(i);
+      for (index c = 0; c < cols; ++c)
+        to[c] = (layout.of_keys ? static_cast<float>(base[c]) : 0) +
+                factor * static_cast<float>(from[layout.code(in_block(i), c)]);
+    }
+  }
+};
+
+/// Every step-th of `count` rows.
+inline quantised_rows every(quantised_rows x, index step, index count) {
+  x.step *= step, x.rows = count;
+  return x;
+}
+template <class S>
+matrix_view<S> every(const matrix_view<S>& x, index step, index count) {
+  return {x.data, count, x.cols, x.row_stride * step, x.col_stride};
+}
+
+/// Row `row` of a block becomes x, `stride` apart; of keys the first one is the reference.
+template <class S>
+void quantise_row(const S* x, index stride, const quantised_layout& layout, std::int8_t* block, index row) {
+  const index cols = layout.cols;
+  Eigen::bfloat16* const base = reinterpret_cast<Eigen::bfloat16*>(block + layout.reference());
+  if (layout.of_keys && row == 0)
+    for (index c = 0; c < cols; ++c) base[c] = Eigen::bfloat16(static_cast<float>(x[c * stride]));
+  const auto rest = [&](index c) {
+    return static_cast<float>(x[c * stride]) - (layout.of_keys ? static_cast<float>(base[c]) : 0);
+  };
+  float most = 0;
+  for (index c = 0; c < cols; ++c) most = std::max(most, std::abs(rest(c)));
+  const float scale = most / 127, inverse = scale >= std::numeric_limits<float>::min() ? 1 / scale : 0;
+  std::memcpy(block + 4 * row, &scale, sizeof scale);
+  for (index c = 0; c < cols; ++c)
+    block[layout.code(row, c)] =
+        static_cast<std::int8_t>(std::bit_cast<std::int32_t>(rest(c) * inverse + whole_number));
+}
+
+// Products ------------------------------------------------------------------------------------------------------------
+
+/// Two whole numbers of 16 bits beside each other: what codes are multiplied with.
+struct code_pair {
+  std::int16_t first, second;
+};
+inline constexpr std::int32_t code_most = 32767;
+
+/// The largest such number whose products with codes can be added `count` times.
+constexpr std::int32_t code_most_of(index count) {
+  return static_cast<std::int32_t>(
+      std::min<index>(code_most, std::numeric_limits<std::int32_t>::max() / (127 * count + 1)));
+}
+
+using whole_lanes = typename lanes_of<std::int32_t, width<float>>::type;
+using code_pairs = typename lanes_of<std::int16_t, 2 * width<float>>::type;
+
+/// 2 width<float> codes. By instructions of their own where GCC 12 goes piece by piece.
+ATTN_INLINE code_pairs load_code_pairs(const std::int8_t* p) {
+#if defined(__AVX512BW__) && defined(EIGEN_VECTORIZE_AVX512)
+  return (code_pairs)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__) && defined(EIGEN_VECTORIZE_AVX) && !defined(EIGEN_VECTORIZE_AVX512)
+  return (code_pairs)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  typename lanes_of<std::int8_t, 2 * width<float>>::type codes;
+  std::memcpy(&codes, p, sizeof codes);
+  return __builtin_convertvector(codes, code_pairs);
+#endif
+}
+
+ATTN_INLINE whole_lanes broadcast_pair(code_pair x) { return std::bit_cast<std::int32_t>(x) - whole_lanes{}; }
+
+/// sums + x y, the products of a pair both added.
+ATTN_INLINE whole_lanes add_products(const whole_lanes& sums, const code_pairs& x, const whole_lanes& pair) {
+#if defined(__AVX512VNNI__) && defined(EIGEN_VECTORIZE_AVX512)
+  return (whole_lanes)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)x, (__m512i)pair);
+#elif defined(__AVX512BW__) && defined(EIGEN_VECTORIZE_AVX512)
+  return sums + (whole_lanes)_mm512_madd_epi16((__m512i)x, (__m512i)pair);
+#elif defined(__AVX2__) && defined(EIGEN_VECTORIZE_AVX) && !defined(EIGEN_VECTORIZE_AVX512)
+  return sums + (whole_lanes)_mm256_madd_epi16((__m256i)x, (__m256i)pair);
+#elif defined(EIGEN_VECTORIZE_SSE) && !defined(EIGEN_VECTORIZE_AVX)
+  return sums + (whole_lanes)_mm_madd_epi16((__m128i)x, (__m128i)pair);
+#else
+  const whole_lanes pairs = (whole_lanes)x;
+  return sums + (pairs << 16 >> 16) * (pair << 16 >> 16) + (pairs >> 16) * (pair >> 16);
+#endif
+}
+
+/// Whole numbers as float.
+ATTN_INLINE void store_whole(float* to, const whole_lanes& x) {
+  const auto numbers = __builtin_convertvector(x, typename lanes_of<float, width<float>>::type);
+  std::memcpy(to, &numbers, sizeof numbers);
+}
+
+/// `count` numbers, of size up to `largest`, a multiple of width<float>, as whole numbers up to `most`; returns what those
+/// are to be multiplied with, NaN where `largest` is not finite.
+inline float round_to_codes(const float* x, index count, float largest, std::int32_t most, code_pair* pairs) {
+  const float factor = largest / static_cast<float>(most);
+  const float inverse = factor >= std::numeric_limits<float>::min() && std::isfinite(factor) ? 1 / factor : 0;
+  for (index n = 0; n < count; n += width<float>) {
+    const packet<float> shifted = fma(load<float>(x + n), broadcast<float>(inverse), broadcast<float>(whole_number));
+    const auto whole =
+        __builtin_convertvector((whole_lanes)shifted, typename lanes_of<std::int16_t, width<float>>::type);
+    std::memcpy(pairs + n / 2, &whole, sizeof whole);
+  }
+  return std::isfinite(factor) ? factor : std::numeric_limits<float>::quiet_NaN();
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

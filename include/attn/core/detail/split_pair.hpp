@@ -1,0 +1,96 @@
+// attn: products of floats as three products of bf16 numbers, where the matrix unit makes that the faster way.
+//
+//   a = a1 + a2 + e,  a1 = bf16(a),  a2 = bf16(a - a1),  |e| <= 2^-16 |a|
+//   a b = a1 b1 + a1 b2 + a2 b1  up to some 2^-16 |a b|, as a rule a quarter of that
+//
+// A pair of floats becomes three operands, (a1, a1, a2) on the left and (b1, b2, b1) on the right: each is a bf16_pair,
+// and the sums over the longer depth are the ones above. A number that is not finite, or whose bf16 is not (above
+// 3.38e38), makes NaN of every sum it is part of.
+#pragma once
+
+#include <attn/core/detail/amx.hpp>
+#include <attn/core/detail/bf16_pair.hpp>
+
+#include <array>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// A third of what stands for two floats.
+struct split_pair {
+  std::uint32_t bits;
+};
+
+template <>
+struct packet_of<split_pair> {
+  using type = packet<float>;
+};
+template <>
+struct operand<split_pair> {
+  using sum_type = float;
+  static constexpr int numbers = 2, operands = 3;
+};
+template <class P>
+inline constexpr bool is_split = std::same_as<P, split_pair>;
+
+template <>
+ATTN_INLINE packet<split_pair> load<split_pair>(const split_pair* p) {
+  packet<split_pair> x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+template <>
+ATTN_INLINE void store<split_pair>(split_pair* p, const packet<split_pair>& x) {
+  std::memcpy(p, &x, sizeof x);
+}
+template <>
+ATTN_INLINE packet<split_pair> broadcast<split_pair>(split_pair x) {
+  return broadcast<float>(std::bit_cast<float>(x.bits));
+}
+
+/// The bf16 numbers of a packet, and what they leave of it.
+struct split_parts {
+  half_lanes high, low;
+  packet<float> rest;  // not finite where a number or its bf16 is not
+
+  explicit split_parts(const packet<float>& x) : high(to_bf16(x)) {
+    rest = sub(x, (packet<float>)(__builtin_convertvector(high, word_lanes) << 16));
+    low = to_bf16(rest);
+  }
+};
+
+/// Both parts of 2 width numbers, as pairs of neighbours.
+struct split_neighbours {
+  packet<bf16_pair> high, low;
+
+  split_neighbours(const packet<float>& first, const packet<float>& second) {
+    const split_parts a(first), b(second);
+    const half_lanes highs[] = {a.high, b.high}, lows[] = {a.low, b.low};
+    std::memcpy(&high, highs, sizeof high), std::memcpy(&low, lows, sizeof low);
+  }
+
+#if ATTN_HAS_AMX
+  /// The 3 width operands they are on the left of a product.
+  void store_left(split_pair* to) const {
+    static_assert(width<float> == 16);
+    static constexpr auto order = [] {
+      std::array<std::uint32_t, 48> from{};
+      for (std::uint32_t n = 0; n < 48; ++n) from[n] = n / 3 + (n % 3 == 2 ? 16 : 0);
+      return from;
+    }();
+    for (int n = 0; n < 48; n += 16)
+      store<split_pair>(to + n, (packet<split_pair>)_mm512_permutex2var_epi32(
+                                    (__m512i)high, _mm512_loadu_si512(order.data() + n), (__m512i)low));
+  }
+#endif
+};
+
+#if ATTN_HAS_AMX
+/// `count` numbers, rounded up to whole packets, as the left side of products; a packet of zeros may follow.
+inline void split_lanes(const float* x, index count, split_pair* to) {
+  for (index n = 0; n < count; n += 2 * width<float>, to += 3 * width<float>)
+    split_neighbours(load<float>(x + n), n + width<float> < count ? load<float>(x + n + width<float>) : zero<float>())
+        .store_left(to);
+}
+#endif
+
+}  // namespace attn::inline ATTN_ISA::detail
