@@ -158,10 +158,8 @@ ATTN_INLINE whole_lanes add_products(const whole_lanes& sums, const code_pairs& 
 #endif
 }
 
-/// Whole numbers as float.
-ATTN_INLINE void store_whole(float* to, const whole_lanes& x) {
-  const auto numbers = __builtin_convertvector(x, typename lanes_of<float, width<float>>::type);
-  std::memcpy(to, &numbers, sizeof numbers);
+ATTN_INLINE packet<float> whole_to_float(const whole_lanes& x) {
+  return (packet<float>)__builtin_convertvector(x, typename lanes_of<float, width<float>>::type);
 }
 
 /// `count` numbers, of size up to `largest`, a multiple of width<float>, as whole numbers up to `most`; returns what those

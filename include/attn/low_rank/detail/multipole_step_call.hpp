@@ -33,6 +33,8 @@ void gathered_scores(const T* q, Row&& row, index count, index dim, T* scores) {
   }
 }
 
+inline constexpr index cluster_tile = 128;  // clusters scored at a time
+
 template <class S>
 struct multipole_step_call {
   using T = compute_type<S>;
@@ -66,7 +68,7 @@ struct multipole_step_call {
     s.rows = stream_queries<T, S>::layout(memory, group, shape.dim, shape.dim_v);
     s.own = online_softmax<T>::layout(memory, group, shape.dim_v);
     s.far = online_softmax<T>::layout(memory, group, shape.dim_v);
-    s.stride = round_up(clusters, stream_tile);
+    s.stride = round_up(clusters, cluster_tile);
     s.scores = memory.allocate<T>(group * s.stride);
     s.ranks = memory.allocate<T>(listed + width<T>), s.buffer = memory.allocate<T>(listed);
     s.taken_scores = memory.allocate<T>(most);
@@ -84,8 +86,8 @@ struct multipole_step_call {
   /// Step 1.
   void score_clusters(const clusters_of_head& c, index clusters, scratch& s) const {
     const matrix_view<const T> means{c.means, clusters, c.stride, c.stride, 1};
-    for (index begin = 0; begin < clusters; begin += stream_tile) {
-      const index count = std::min(stream_tile, clusters - begin);
+    for (index begin = 0; begin < clusters; begin += cluster_tile) {
+      const index count = std::min(cluster_tile, clusters - begin);
       const matrix_view<const T> tile{means.row(begin), count, c.stride, c.stride, 1};
       by_rows<T>(s.rows.rows, [&](index r, auto R) {
         row_scores<T, R.value>(s.rows.data + r * s.rows.stride, s.rows.stride, tile, s.rows.scores + r * stream_tile,
@@ -186,7 +188,7 @@ struct multipole_step_call {
     for (index n = 0; n < clusters; ++n) highest = std::max(highest, x[n]);
     for (index n = 0; n < count; ++n) highest = std::max(highest, s.taken_scores[n]);
     const T reference = highest == none ? T(0) : highest;
-    const index padded = round_up(clusters, stream_tile);
+    const index padded = round_up(clusters, cluster_tile);
     std::fill(x + clusters, x + padded, none);
     packet<T> sums = zero<T>();
     for (index n = 0; n < padded; n += width<T>) {
@@ -222,14 +224,15 @@ struct multipole_step_call {
   void add_clusters(const clusters_of_head& c, index clusters, scratch& s) const {
     const T ones[4] = {T(1), T(1), T(1), T(1)};
     const matrix_view<const T> values{c.value_means, clusters, c.stride_v, c.stride_v, 1};
-    for (index begin = 0; begin < clusters; begin += stream_tile) {
-      const index count = std::min(stream_tile, clusters - begin), next = begin + count;
+    for (index begin = 0; begin < clusters; begin += cluster_tile) {
+      const index count = std::min(cluster_tile, clusters - begin), next = begin + count;
       const matrix_view<const T> tile{values.row(begin), count, c.stride_v, c.stride_v, 1};
       for (index r = 0; r < s.rows.rows; ++r)
-        std::copy_n(s.scores + r * s.stride + begin, stream_tile, s.rows.scores + r * stream_tile);
+        std::copy_n(s.scores + r * s.stride + begin, cluster_tile, s.rows.scores + r * stream_tile);
       by_rows<T>(s.rows.rows, [&](index r, auto R) {
         bool zeros = false;
-        for (index n = 0; n < R.value * stream_tile; ++n) zeros |= s.rows.scores[r * stream_tile + n] == T(0);
+        for (index i = r; i < r + R.value; ++i)
+          for (index n = 0; n < cluster_tile; ++n) zeros |= s.rows.scores[i * stream_tile + n] == T(0);
         row_output<T, R.value>(
             s.rows.scores + r * stream_tile, zeros, ones, tile, s.far.row(r), s.far.stride,
             r == 0 ? stream_prefetcher(values, next, std::min(next + count, clusters)) : stream_prefetcher());

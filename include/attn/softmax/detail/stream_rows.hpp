@@ -15,10 +15,11 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Rows of C of a call, at most: two such tiles of dim 64 fit a first cache of 32 KiB.
+/// Rows of C of a call, at most: two such tiles of dim 64 fit a first cache of 32 KiB. (Of one byte: measured, 0.92 of the
+/// time 128 take.)
 template <class C>
-inline constexpr index stream_tile_of = sizeof(C) <= 2 ? 128 : 64;
-inline constexpr index stream_tile = 128;  // the largest
+inline constexpr index stream_tile_of = sizeof(C) == 1 ? 256 : sizeof(C) <= 2 ? 128 : 64;
+inline constexpr index stream_tile = 256;  // the largest
 
 /// Rows fetched while others are worked on: values during the scores, the next keys during the output.
 using stream_prefetcher = row_prefetcher<1, cache_level::second>;
@@ -159,9 +160,27 @@ void pair_output(const float* weights, const float* rescale, const matrix_view<c
   for (; col < v.cols; col += 2 * w) columns(col, std::integral_constant<int, 1>{});
 }
 
+/// What is known of R rows of weights.
+template <class T>
+struct weight_range {
+  bool zeros = false;  // may one be 0?
+  T largest[4] = {};   // in a row; of rows in eight bits alone
+};
+
+/// What weights are multiplied with where rows of v have factors of their own: not those of a matrix.
+template <class Rows>
+struct value_factors {
+  explicit value_factors(const Rows&) {}
+  template <class P>
+  const P& times(const P& weight, index) const {
+    return weight;
+  }
+};
+
 template <int R, class T, class S>
-void stream_output(const T* weights, bool zeros, const T* rescale, const matrix_view<const S>& v, T* out,
-                   index out_stride, stream_prefetcher keys) {
+void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const matrix_view<const S>& v,
+                   T* out, index out_stride, stream_prefetcher keys) {
+  const bool zeros = range.zeros;
   if constexpr (numbers_of<stream_operand<T, S>> > 1)
     if (!zeros && v.cols % (2 * width<T>) == 0) return pair_output<R>(weights, rescale, v, out, out_stride, keys);
   row_output<T, R>(weights, zeros, rescale, v, out, out_stride, keys);
@@ -169,129 +188,145 @@ void stream_output(const T* weights, bool zeros, const T* rescale, const matrix_
 
 // Rows in eight bits --------------------------------------------------------------------------------------------------
 
-/// A tile of rows in eight bits that follow one another: runs of rows in one block.
+/// A tile of rows in eight bits that follow one another, and the whole blocks they are in: row j is number shift + j of
+/// those.
 struct quantised_tile {
+  static constexpr index most_rows = stream_tile + quantised_block;
+
   const quantised_rows& of;
-  index begins[stream_tile / quantised_block + 2] = {}, runs = 0;
+  index shift = of.in_block(0), blocks = (shift + of.rows + quantised_block - 1) / quantised_block;
 
-  explicit quantised_tile(const quantised_rows& x) : of(x) {
-    while (begins[runs] < x.rows) begins[runs + 1] = x.block_end(begins[runs]), ++runs;
-  }
-  index begin(index run) const { return begins[run]; }
-  index count(index run) const { return begins[run + 1] - begins[run]; }
-  bool whole(index run) const { return count(run) == quantised_block; }
-  void scales(index run, float (&of_block)[quantised_block]) const {
-    std::memcpy(of_block, of.block(begin(run)), sizeof of_block);
-  }
-  const std::int8_t* codes(index run) const { return of.block(begin(run)) + of.layout.code(0, 0); }
+  explicit quantised_tile(const quantised_rows& x) : of(x) {}
+  const std::int8_t* block(index n) const { return of.block(0) + n * of.block_stride; }
+  const std::int8_t* codes(index n) const { return block(n) + of.layout.code(0, 0); }
 
-  /// Row n is that of run n.
+  /// Row n is that of block n.
   struct reference_rows {
     const quantised_tile& tile;
-    index rows = tile.runs, cols = tile.of.cols;
-    const Eigen::bfloat16* row(index n) const { return tile.of.reference(tile.begins[n]); }
+    index rows = tile.blocks, cols = tile.of.cols;
+    const Eigen::bfloat16* row(index n) const {
+      return reinterpret_cast<const Eigen::bfloat16*>(tile.block(n) + tile.of.layout.reference());
+    }
   };
   reference_rows references() const { return {*this}; }
 };
 
-/// q . code for the 16 keys of a block and R queries.
-template <int R>
-void block_scores(const code_pair* q, index q_stride, const std::int8_t* codes, index cols, float* scores) {
-  constexpr int w = width<float>, chains = R == 1 ? 4 : 2;  // of multiply-adds, for each query
-  for (int lane = 0; lane < quantised_block; lane += w) {
-    whole_lanes sums[R][chains];
-    unroll<R>([&](auto r) { unroll<chains>([&](auto n) { sums[r][n] = whole_lanes{}; }); });
-    const auto columns = [&](index c, auto n) {
-      const code_pairs x = load_code_pairs(codes + 2 * (c * quantised_block + lane));
-      unroll<R>([&](auto r) { sums[r][n] = add_products(sums[r][n], x, broadcast_pair(q[r * q_stride + c])); });
-    };
-    const index pairs = cols / 2;
-    index c = 0;
-    for (; c + chains <= pairs; c += chains) unroll<chains>([&](auto n) { columns(c + n, n); });
-    for (; c < pairs; ++c) columns(c, std::integral_constant<int, 0>{});
+/// scores[r][j] = factor_r scale_j (q_r . code_j) + q_r . reference for R queries and N registers of keys from number
+/// `first` of the tile's blocks on; shifts[r][n] is that of the reference of block n.
+template <int R, int N, class T, class C>
+ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, index first, const T* shifts,
+                             T* scores, index stride) {
+  constexpr int w = width<float>, chains = std::max(1, 8 / (R * N));  // of multiply-adds, for each register of sums
+  index block[N], lane[N];
+  const std::int8_t* codes[N];
+  unroll<N>([&](auto n) {
+    block[n] = (first + n * w) / quantised_block, lane[n] = (first + n * w) % quantised_block;
+    codes[n] = k.codes(block[n]) + 2 * lane[n];
+  });
+  whole_lanes sums[R][N][chains];
+  unroll<R>([&](auto r) { unroll<N * chains>([&](auto n) { sums[r][n / chains][n % chains] = whole_lanes{}; }); });
+  const auto columns = [&](index c, auto chain) {
+    code_pairs x[N];
+    unroll<N>([&](auto n) { x[n] = load_code_pairs(codes[n] + 2 * c * quantised_block); });
     unroll<R>([&](auto r) {
-      for (int n = 1; n < chains; ++n) sums[r][0] += sums[r][n];
-      store_whole(scores + r * quantised_block + lane, sums[r][0]);
+      const whole_lanes pair = broadcast_pair(q.operands[r * q.operand_stride + c]);
+      unroll<N>([&](auto n) { sums[r][n][chain] = add_products(sums[r][n][chain], x[n], pair); });
     });
-  }
+  };
+  const index pairs = k.of.cols / 2;
+  index c = 0;
+  for (; c + chains <= pairs; c += chains) unroll<chains>([&](auto chain) { columns(c + chain, chain); });
+  for (; c < pairs; ++c) columns(c, std::integral_constant<int, 0>{});
+  unroll<N>([&](auto n) {
+    packet<float> scale;
+    std::memcpy(&scale, k.block(block[n]) + lane[n] * sizeof(float), sizeof scale);
+    unroll<R>([&](auto r) {
+      for (int chain = 1; chain < chains; ++chain) sums[r][n][0] += sums[r][n][chain];
+      const packet<float> product = mul(whole_to_float(sums[r][n][0]), broadcast<float>(q.factors[r]));
+      store<float>(scores + r * stride + first + n * w,
+                   fma(product, scale, broadcast<float>(shifts[r * stream_tile + block[n]])));
+    });
+  });
 }
 
 /// q . k_j = scale_j (q . code_j) + q . reference.
 template <int R, class T, class C>
 void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores, stream_prefetcher values) {
   const quantised_tile tile(k);
-  T shift[R * stream_tile];
-  row_scores<T, R>(q.data, q.stride, tile.references(), shift, stream_prefetcher());
-  for (index n = 0; n < tile.runs; ++n) {
-    values.next(1);
-    alignas(64) float scales[quantised_block], all[R * quantised_block];
-    tile.scales(n, scales);
-    block_scores<R>(q.operands, q.operand_stride, tile.codes(n), k.cols, all);
-    const bool whole = tile.whole(n);
-    for (int r = 0; r < R; ++r) {
-      const packet<float> factor = broadcast<float>(q.factors[r]), more = broadcast<float>(shift[r * stream_tile + n]);
-      float* const x = all + r * quantised_block;
-      float* const to = scores + r * stream_tile + tile.begin(n);
-      for (int i = 0; i < quantised_block; i += width<float>)
-        store<float>((whole ? to : x) + i, fma(mul(load<float>(x + i), factor), load<float>(scales + i), more));
-      if (!whole) std::copy_n(x + k.in_block(tile.begin(n)), tile.count(n), to);
-    }
+  T shifts[R * stream_tile];
+  row_scores<T, R>(q.data, q.stride, tile.references(), shifts, stream_prefetcher());
+  alignas(64) float of_blocks[R * quantised_tile::most_rows];  // where the tile begins within a block
+  float* const all = tile.shift == 0 ? scores : of_blocks;
+  const index stride = tile.shift == 0 ? stream_tile : quantised_tile::most_rows;
+  constexpr int w = width<float>;
+  const index count = tile.blocks * quantised_block;
+  index j = 0;
+  for (; j + 2 * w <= count; j += 2 * w) {
+    if (j % quantised_block == 0) values.next(std::max<index>(1, 2 * w / quantised_block));
+    code_scores<R, 2>(q, tile, j, shifts, all, stride);
   }
+  for (; j < count; j += w) code_scores<R, 1>(q, tile, j, shifts, all, stride);
+  if (tile.shift != 0)
+    for (int r = 0; r < R; ++r) std::copy_n(of_blocks + r * stride + tile.shift, k.rows, scores + r * stream_tile);
 }
 
-/// sum_j weight_j v_j = sum_j (weight_j scale_j) code_j
+/// weight_j scale_j, which codes are multiplied with, in place of weight_j.
+template <>
+struct value_factors<quantised_rows> {
+  alignas(64) float scales[quantised_tile::most_rows];
+  const float* of_rows;
+
+  explicit value_factors(const quantised_rows& v) {
+    const quantised_tile tile(v);
+    for (index n = 0; n < tile.blocks; ++n)
+      std::memcpy(scales + n * quantised_block, tile.block(n), quantised_block * sizeof(float));
+    of_rows = scales + tile.shift;
+    std::fill(scales + tile.shift + v.rows, std::end(scales), 0.0f);  // rows beyond the last: 0 times anything is 0
+  }
+  packet<float> times(const packet<float>& weight, index j) const { return mul(weight, load<float>(of_rows + j)); }
+};
+
+/// sum_j weight_j v_j = sum_j (weight_j scale_j) code_j, the weights being multiplied with the scales.
 template <int R, class T>
-void stream_output(const T* weights, bool, const T* rescale, const quantised_rows& v, T* out, index out_stride,
-                   stream_prefetcher keys) {
+void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const quantised_rows& v, T* out,
+                   index out_stride, stream_prefetcher keys) {
   constexpr int w = width<float>;
-  constexpr index blocks = stream_tile / quantised_block + 1;
   const quantised_tile tile(v);
-  alignas(64) code_pair pairs[R][blocks * quantised_block / 2];  // of whole blocks: rows beside the tile have weight 0
+  const index count = tile.blocks * quantised_block;
+  alignas(64) code_pair pairs[R][quantised_tile::most_rows / 2];  // of whole blocks: rows beside the tile have weight 0
   float factors[R];
   for (int r = 0; r < R; ++r) {
-    alignas(64) float scaled[blocks * quantised_block];
-    packet<float> most = zero<float>();
-    for (index n = 0; n < tile.runs; ++n) {
-      float* const x = scaled + n * quantised_block;
-      const float* w_run = weights + r * stream_tile + tile.begin(n);
-      if (!tile.whole(n)) {
-        std::fill_n(x, quantised_block, 0.0f);
-        std::copy_n(w_run, tile.count(n), x + v.in_block(tile.begin(n)));
-        w_run = x;
-      }
-      alignas(64) float scales[quantised_block];
-      tile.scales(n, scales);
-      for (int i = 0; i < quantised_block; i += w) {
-        const packet<float> times = mul(load<float>(w_run + i), load<float>(scales + i));
-        most = max(most, times);
-        store<float>(x + i, times);
-      }
+    const T* of_blocks = weights + r * stream_tile;
+    alignas(64) T shifted[quantised_tile::most_rows];  // where the tile begins or ends within a block
+    if (tile.shift != 0 || round_up(v.rows, w) != count) {
+      std::fill_n(shifted, count, T(0));
+      std::copy_n(of_blocks, v.rows, shifted + tile.shift);
+      of_blocks = shifted;
     }
-    factors[r] = round_to_codes(scaled, tile.runs * quantised_block, max_lanes(most), code_most, pairs[r]);
+    factors[r] = round_to_codes(of_blocks, count, range.largest[r], code_most, pairs[r]);
   }
   const auto columns = [&](index col, auto vectors) {
     constexpr int N = vectors.value;
     whole_lanes acc[R][N];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { acc[r][n] = whole_lanes{}; }); });
-    for (index b = 0; b < tile.runs; ++b) {
+    for (index b = 0; b < tile.blocks; ++b) {
       const std::int8_t* const codes = tile.codes(b) + 2 * col;
       if (col == 0) keys.next(1);
-      for (index j = 0; j < quantised_block; j += 2) {
-        const code_pair* const weight = pairs[0] + (b * quantised_block + j) / 2;
+      for (index j = 0; j < quantised_block / 2; ++j) {
+        const code_pair* const weight = pairs[0] + b * (quantised_block / 2) + j;
         whole_lanes pair[R];
         unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0])]); });
         unroll<N>([&](auto n) {
-          const code_pairs x = load_code_pairs(codes + j * v.layout.cols + 2 * n * w);
+          const code_pairs x = load_code_pairs(codes + 2 * (j * v.layout.cols + n * w));
           unroll<R>([&](auto r) { acc[r][n] = add_products(acc[r][n], x, pair[r]); });
         });
       }
     }
     unroll<R>([&](auto r) {
       unroll<N>([&](auto n) {
-        alignas(64) float part[w];
-        store_whole(part, acc[r][n]);
         T* const o = out + r * out_stride + col + n * w;
-        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[r]), mul(load<float>(part), broadcast<float>(factors[r]))));
+        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[r]),
+                        mul(whole_to_float(acc[r][n]), broadcast<float>(factors[r]))));
       });
     });
   };

@@ -37,8 +37,8 @@ struct stream_queries {
     const index stride = round_up(dim, 2 * width<T>), few = twice ? rows : 0;
     return {.rows = rows, .dim = dim, .stride = stride, .data = memory.allocate<T>(rows * stride),
             .operands = memory.allocate<P>(few * stride / 2), .factors = memory.allocate<float>(few),
-            .scores = memory.allocate<T>(rows * stream_tile), .keys = memory.allocate<T>(stream_tile * stride),
-            .values = memory.allocate<T>(stream_tile * round_up(dim_v, width<T>))};
+            .scores = memory.allocate<T>(rows * stream_tile), .keys = memory.allocate<T>(stream_tile_of<C> * stride),
+            .values = memory.allocate<T>(stream_tile_of<C> * round_up(dim_v, width<T>))};
   }
 
   /// Takes `count` rows: the first `per_head` queries of the query heads from `head` on, times `factor`.
@@ -167,10 +167,13 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
       });
     });
     with_whole_packets<T>(v_rows, count, q.values, false, [&](const auto& values) {
+      using factors = value_factors<std::remove_cvref_t<decltype(values)>>;
+      constexpr bool in_eight_bits = std::same_as<factors, value_factors<quantised_rows>>;
+      const factors of_values(values);
       by_rows<T>(q.rows, [&](index r0, auto R) {
         T sums[R.value];
         alignas(64) T rescale[width<T>] = {};
-        bool zeros = false;
+        weight_range<T> range;
         for (index r = r0; r < r0 + R.value; ++r) {
           T* const s = q.scores + r * stream_tile;
           const index i = r % q.queries, seen = std::clamp(limit(i) - begin, index(0), count);
@@ -182,14 +185,21 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
           for (index j = 0; j < padded; j += width<T>) highest = max(highest, load<T>(s + j));
           const T maximum = std::max(state.maximum[r], max_lanes(highest));
           const T reference = maximum == minus_infinity ? T(0) : maximum;
-          packet<T> sum = zero<T>(), least = broadcast<T>(T(1));
+          packet<T> sum = zero<T>(), least = broadcast<T>(T(1)), most = zero<T>();
           for (index j = 0; j < padded; j += width<T>) {
             const packet<T> weight = stream_weight<T, C>(sub(load<T>(s + j), broadcast<T>(reference)));
-            store<T>(s + j, weight);
+            const packet<T> times = of_values.times(weight, j);
+            store<T>(s + j, times);
             sum = add(sum, weight);
-            least = min(least, weight);
+            if constexpr (in_eight_bits)
+              most = max(most, times);
+            else
+              least = min(least, weight);
           }
-          zeros |= !(min_lanes(least) > T(0));
+          if constexpr (in_eight_bits)
+            range.largest[r - r0] = max_lanes(most);
+          else
+            range.zeros |= !(min_lanes(least) > T(0));
           rescale[r - r0] = state.maximum[r] - reference;
           state.maximum[r] = maximum;
           sums[r - r0] = sum_lanes(sum);
@@ -198,7 +208,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
         store<T>(rescale, exp2_weight<T>(load<T>(rescale)));
         for (int r = 0; r < R.value; ++r) state.sum[r0 + r] = state.sum[r0 + r] * rescale[r] + sums[r];
         const index fetched = r0 == 0 ? std::min({tile, end - next, next_rows.rows}) : 0;
-        stream_output<R.value>(q.scores + r0 * stream_tile, zeros, rescale, values, state.row(r0), state.stride,
+        stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
                                stream_prefetcher(next_rows, 0, fetched));
       });
     });
