@@ -291,6 +291,7 @@ template <int R, class T>
 void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const quantised_rows& v, T* out,
                    index out_stride, stream_prefetcher keys) {
   constexpr int w = width<float>;
+  static_assert(code_most_of(quantised_tile::most_rows) == code_most);  // sums of a tile are whole numbers of 32 bits
   const quantised_tile tile(v);
   const index count = tile.blocks * quantised_block;
   alignas(64) code_pair pairs[R][quantised_tile::most_rows / 2];  // of whole blocks: rows beside the tile have weight 0
