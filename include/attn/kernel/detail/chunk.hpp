@@ -51,16 +51,18 @@ template <class T, class P>
 void add_values(kernel_sums<T>& sums, const P* features, const P* values, index count, const T* decay,
                 row_prefetcher<>& prefetch) {
   constexpr int depth = kernel_chunk / numbers_of<P>;
+  const index cols = round_up(sums.dim_v, panel_width<T>);
   for (index r = 0; r < sums.features; r += tile_rows)
-    for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
-      prefetch.next(rows_per_tile);
+    for (index col = 0; col < cols; col += widest_tile<P>) {
+      const index end = std::min(col + widest_tile<P>, cols);
+      prefetch.next(rows_per_tile * (end - col) / panel_width<T>);
       with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
-        T* const to = sums.panel(col) + r * panel_width<T>;
-        tile_product<P, M.value, 2>(left_operand<P, depth, 1>{features + r * depth}, values + col * depth,
-                                    operands<P>(count), [&](auto m, auto half, const auto& x) {
-                                      T* const s = to + m * panel_width<T> + half * width<T>;
-                                      store<T>(s, fma(load<T>(s), broadcast<T>(decay[r + m]), x));
-                                    });
+        panel_products<P, M.value, panel_width<P>, true>(
+            left_operand<P, depth, 1>{features + r * depth}, values, depth * panel_width<P>, col, end,
+            operands<P>(count), [&](auto m, index c, const auto& x) {
+              T* const s = &sums.value(r + m, c);
+              store<T>(s, fma(load<T>(s), broadcast<T>(decay[r + m]), x));
+            });
       });
     }
   sums.empty = sums.empty && count == 0;
@@ -216,12 +218,12 @@ void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, i
   const index limit = std::min(r0 + rows, c.keys);
   T *const weights = s.weights, *const pair_factor = s.pair_factor;
   const auto multiply = [&]<class P>(const P* queries, const P* keys) {
-    for (index n = 0; n < limit; n += panel_width<T>)
-      with_tile_height(rows, [&](auto M) {
-        tile_product<P, M.value, 2, kernel_chunk>(
-            left_operand<P, 1, kernel_chunk>{queries + r0}, keys + n, operands<P>(c.features),
-            [&](auto m, auto half, const auto& x) { store<T>(weights + m * kernel_chunk + n + half * width<T>, x); });
-      });
+    with_tile_height(rows, [&](auto M) {
+      panel_products<P, M.value, kernel_chunk, true>(
+          left_operand<P, 1, kernel_chunk>{queries + r0}, keys, panel_width<P>, 0, round_up(limit, panel_width<T>),
+          operands<P>(c.features),
+          [&](auto m, index n, const auto& x) { store<T>(weights + m * kernel_chunk + n, x); });
+    });
   };
   if constexpr (has_pairs<T>) {
     if (s.paired())
@@ -268,23 +270,24 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, index r0, in
       T* const o = out + m * stride + col + half * width<T>;
       store<T>(o, fma(x, broadcast<T>(own_part[m]), load<T>(o)));
     };
-    for (index col = 0; col < c.dim_v; col += panel_width<T>) {
-      const left_operand<P, depth, 1> left{own_weights};
+    const left_operand<P, depth, 1> left{own_weights};
+    const index cols = round_up(c.dim_v, panel_width<T>);
+    with_tile_height(rows, [&](auto M) {
+      if (c.sums)
+        panel_products<P, M.value, panel_width<P>, true>(
+            left_operand<P, 1, kernel_chunk>{queries + r0}, sums, operands<P>(c.sums->rows()) * panel_width<P>, 0, cols,
+            operands<P>(c.features), [&](auto m, index col, const auto& x) {
+              store<T>(out + m * stride + col, mul(x, broadcast<T>(state_part[m])));
+            });
+      else
+        for (index m = 0; m < rows; ++m) std::fill_n(out + m * stride, cols, T(0));
+      if (limit > 0 && c.finite)
+        panel_products<P, M.value, panel_width<P>, true>(
+            left, own_values, depth * panel_width<P>, 0, cols, operands<P>(limit),
+            [&](auto m, index col, const auto& x) { add_own(col, m, 0, x); });
+    });
+    for (index col = 0; col < c.dim_v && limit > 0 && !c.finite; col += panel_width<T>) {
       const P* const panel = own_values + col * depth;
-      with_tile_height(rows, [&](auto M) {
-        if (c.sums)
-          tile_product<P, M.value, 2>(
-              left_operand<P, 1, kernel_chunk>{queries + r0}, sums + col * c.sums->rows() / numbers_of<P>,
-              operands<P>(c.features), [&](auto m, auto half, const auto& x) {
-                store<T>(out + m * stride + col + half * width<T>, mul(x, broadcast<T>(state_part[m])));
-              });
-        else
-          for (index m = 0; m < rows; ++m) std::fill_n(out + m * stride + col, panel_width<T>, T(0));
-        if (limit > 0 && c.finite)
-          tile_product<P, M.value, 2>(left, panel, operands<P>(limit),
-                                      [&](auto m, auto half, const auto& x) { add_own(col, m, half, x); });
-      });
-      if (limit == 0 || c.finite) continue;
       // key by key, without the masked ones: the same sums, to the last bit
       if constexpr (numbers_of<P> > 1) {
         const auto seen = [&](index m, index k) -> std::uint32_t {

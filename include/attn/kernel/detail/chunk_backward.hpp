@@ -67,17 +67,15 @@ void of_sums(const kernel_sums<T>& sums, const T* columns, index lanes, T* to, r
     rows_to_pairs(columns, sums.dim_v, round_up(lanes, panel_width<T>), kernel_chunk, right);
   };
   const auto multiply = [&]<class P>(const P* values, const P* right) {
-    for (index r = 0; r < sums.features; r += tile_rows)
-      for (index t = 0; t < lanes; t += panel_width<T>) {
-        prefetch.next(rows_per_sums_tile);
-        const sums_operand<P> left{values + operands<P>(r * panel_width<T>), operands<P>(sums.rows() * panel_width<T>)};
-        with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
-          tile_product<P, M.value, 2, kernel_chunk>(left, right + t, operands<P>(sums.dim_v),
-                                                    [&](auto m, auto half, const auto& x) {
-                                                      store<T>(to + (r + m) * kernel_chunk + t + half * width<T>, x);
-                                                    });
-        });
-      }
+    for (index r = 0; r < sums.features; r += tile_rows) {
+      prefetch.next(rows_per_sums_tile * ceil_div(lanes, panel_width<T>));
+      const sums_operand<P> left{values + operands<P>(r * panel_width<T>), operands<P>(sums.rows() * panel_width<T>)};
+      with_tile_height(std::min<index>(tile_rows, sums.features - r), [&](auto M) {
+        panel_products<P, M.value, kernel_chunk, true>(
+            left, right, panel_width<P>, 0, round_up(lanes, panel_width<P>), operands<P>(sums.dim_v),
+            [&](auto m, index t, const auto& x) { store<T>(to + (r + m) * kernel_chunk + t, x); });
+      });
+    }
   };
   multiply_as(pairs, static_cast<const T*>(sums.values), columns, convert, multiply);
 }
@@ -91,16 +89,15 @@ void rows_of_sums(const kernel_sums<T>& sums, const T* features, index count, T*
     panels_to_pairs(sums.values, sums.features, sums.rows(), sums.dim_v, right);
   };
   const auto multiply = [&]<class P>(const P* left, const P* values) {
-    for (index t = 0; t < count; t += tile_rows)
-      for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
-        prefetch.next(rows_per_sums_tile);
-        with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
-          tile_product<P, M.value, 2>(
-              left_operand<P, 1, kernel_chunk>{left + t}, values + operands<P>(col * sums.rows()),
-              operands<P>(sums.features),
-              [&](auto m, auto half, const auto& x) { store<T>(to + (t + m) * stride + col + half * width<T>, x); });
-        });
-      }
+    for (index t = 0; t < count; t += tile_rows) {
+      prefetch.next(rows_per_sums_tile * ceil_div(sums.dim_v, panel_width<T>));
+      with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
+        panel_products<P, M.value, panel_width<P>, true>(
+            left_operand<P, 1, kernel_chunk>{left + t}, values, operands<P>(sums.rows()) * panel_width<P>, 0,
+            round_up(sums.dim_v, panel_width<P>), operands<P>(sums.features),
+            [&](auto m, index col, const auto& x) { store<T>(to + (t + m) * stride + col, x); });
+      });
+    }
   };
   multiply_as(pairs, features, static_cast<const T*>(sums.values), convert, multiply);
 }

@@ -62,15 +62,15 @@ void rows_times_sums(const T* rows, index stride, index count, const kernel_sums
   };
   const auto multiply = [&]<class P>(const P* left, const P* values) {
     const index row = stride / numbers_of<P>;
-    for (index t = 0; t < count; t += tile_rows)
-      for (index col = 0; col < sums.dim_v; col += panel_width<T>) {
-        prefetch.next(rows_per_sums_tile);
-        with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
-          tile_product<P, M.value, 2>(strided_rows<P>{left + t * row, row}, values + operands<P>(col * sums.rows()),
-                                      operands<P>(sums.features),
-                                      [&](auto m, auto half, const auto& x) { done(t + m, col + half * width<T>, x); });
-        });
-      }
+    for (index t = 0; t < count; t += tile_rows) {
+      prefetch.next(rows_per_sums_tile * ceil_div(sums.dim_v, panel_width<T>));
+      with_tile_height(std::min<index>(tile_rows, count - t), [&](auto M) {
+        panel_products<P, M.value, panel_width<P>, true>(
+            strided_rows<P>{left + t * row, row}, values, operands<P>(sums.rows()) * panel_width<P>, 0,
+            round_up(sums.dim_v, panel_width<P>), operands<P>(sums.features),
+            [&](auto m, index col, const auto& x) { done(t + m, col, x); });
+      });
+    }
   };
   multiply_as(pairs, rows, static_cast<const T*>(sums.values), convert, multiply);
 }

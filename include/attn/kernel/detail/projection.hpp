@@ -53,14 +53,12 @@ struct projected_features : feature_map<T> {
     const index matrix = pair % call.heads / (call.heads / matrices);
     const auto multiply = [&]<class P>(const P* left, index left_depth, const P* right, const auto& finish) {
       for (index r = 0; r < rows; r += tile_rows)
-        for (index t = 0; t < lanes; t += panel_width<T>)
-          with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {
-            const auto put = [&](auto m, auto half, const auto& x) {
-              store<T>(phi + (r + m) * kernel_chunk + t + half * width<T>, finish(x));
-            };
-            tile_product<P, M.value, 2, kernel_chunk>(packed_rows<P>{left + r * left_depth}, right + t,
-                                                      operands<P>(dim), put);
-          });
+        with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {
+          panel_products<P, M.value, kernel_chunk, true>(
+              packed_rows<P>{left + r * left_depth}, right, panel_width<P>, 0, round_up(lanes, panel_width<T>),
+              operands<P>(dim),
+              [&](auto m, index t, const auto& x) { store<T>(phi + (r + m) * kernel_chunk + t, finish(x)); });
+        });
     };
     if constexpr (has_pairs<T>)
       if (pairs) {

@@ -48,15 +48,11 @@ struct panel_rows {
 /// rows. Capacity and depth count operands P.
 template <class P, class Left, class Done>
 void panel_product(Left&& left, index rows, const P* b, index capacity, index cols, index depth, Done&& done) {
-  constexpr index wide = panel_width<P>;
-  for (index col = 0; col < cols; col += wide)
+  for (index col = 0; col < cols; col += widest_tile<P>)
     for (index row = 0; row < rows; row += tile_rows)
       with_tile_height(std::min<index>(tile_rows, rows - row), [&](auto M) {
-        const auto take = [&](auto m, auto half, const auto& sum) { done(row + m, col + half * width<P>, sum); };
-        if (col + width<P> < cols)
-          tile_product<P, M.value, 2>(left(row), b + col * capacity, depth, take);
-        else
-          tile_product<P, M.value, 1>(left(row), b + col * capacity, depth, take);
+        panel_products<P, M.value>(left(row), b, capacity * panel_width<P>, col, std::min(col + widest_tile<P>, cols),
+                                   depth, [&](auto m, index n, const auto& sum) { done(row + m, n, sum); });
       });
 }
 

@@ -9,7 +9,7 @@
 //     1. scores   S = Q K^T           tile_product, rows x panels
 //     2. terms    softcap, bias, ...  only where asked for; keys outside a row's range become -infinity
 //     3. softmax  m, P = 2^(S - m), l
-//     4. output   o = o 2^(m_old - m) + P V
+//     4. output   o = o 2^(m_old - m) + P V   (tile_output.hpp)
 //
 // A tile's scores (18 KiB) never leave the first-level cache; a block of keys and values is reused from the
 // second-level cache by all tiles. Which keys a row sees is a range of slots per row: the kernel knows no pattern.
@@ -22,12 +22,9 @@
 #pragma once
 
 #include <attn/softmax/detail/score_terms.hpp>
+#include <attn/softmax/detail/tile_output.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
-
-inline constexpr index max_rows = 96;                // a multiple of every tile height
-inline constexpr index key_block = 384;              // keys a tile takes at a time
-inline constexpr int score_stride = key_block + 16;  // rows of a tile fall into different cache sets
 
 template <class P>
 struct row_block {
@@ -35,7 +32,7 @@ struct row_block {
 
   P* queries = nullptr;         // per tile [dim][tile_rows]
   T* scores = nullptr;          // [tile_rows][score_stride]
-  P* weights = nullptr;         // the same of pairs; otherwise they take the place of the scores
+  P* weights = nullptr;         // the same of pairs, twice; otherwise they take the place of the scores
   online_softmax<T, width<T>> state;
   key_range* ranges = nullptr;  // [max_rows]: slots a row sees
   index dim = 0, rows = 0;
@@ -46,7 +43,7 @@ struct row_block {
     constexpr bool paired = numbers_of<P> > 1;
     return {.queries = memory.allocate<P>(max_rows * row_operands<P>(dim) + width<P>),
             .scores = memory.allocate<T>(tile_rows * score_stride),
-            .weights = memory.allocate<P>(paired ? tile_rows * operands<P>(score_stride) : 0),
+            .weights = memory.allocate<P>(paired ? 2 * tile_rows * operands<P>(score_stride) : 0),
             .state = online_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),
             .ranges = memory.allocate<key_range>(max_rows),
             .dim = dim};
@@ -67,25 +64,30 @@ struct row_block {
     std::fill_n(ranges, padded, key_range{});
   }
 
+  P* second_weights() const { return weights + tile_rows * operands<P>(score_stride); }
   /// Those of the tile that begins with this row.
   P* queries_from(index row) const { return queries + row * row_operands<P>(dim); }
 };
 
-/// Step 1: scores of M rows against slots [first, first + count), both multiples of a vector; a panel at either end may
-/// be half. Of pairs they are multiplied by `factor`.
+/// Step 1: products of M rows and slots [first, first + count), both multiples of a vector; a panel at either end may be
+/// half.
 template <class P, int M>
-void tile_scores(const P* queries, const packed_keys<P>& keys, index first, index count, sum_type<P>* scores,
-                 [[maybe_unused]] sum_type<P> factor = 1) {
+void tile_scores(const P* queries, const packed_keys<P>& keys, index first, index count, sum_type<P>* scores) {
   using T = sum_type<P>;
   const index depth = operands<P>(keys.dim);
   for (index n = 0; n < count;) {
     const index slot = first + n, half = slot % panel_width<T>;
+#if ATTN_HAS_AMX
+    if constexpr (rows_for_matrix_unit<P>)  // whole tiles of sums go where they belong
+      if (half == 0 && count - n >= 2 * panel_width<T> && depth % unit_pairs == 0 && prepare_matrix_unit()) {
+        unit_product<4, panel_width<T>, P, packed_rows<P>>{{queries}, keys.key_panel(slot), depth * panel_width<T>}.run(
+            depth, scores + n, score_stride);
+        n += 2 * panel_width<T>;
+        continue;
+      }
+#endif
     const auto put = [&](auto m, auto vector, const auto& x) {
-      T* const to = scores + m * score_stride + n + vector * width<T>;
-      if constexpr (numbers_of<P> > 1)
-        store<T>(to, mul(x, broadcast<T>(factor)));
-      else
-        store<T>(to, x);
+      store<T>(scores + m * score_stride + n + vector * width<T>, x);
     };
     if (half == 0 && count - n >= panel_width<T>) {
       tile_product<P, M, 2>(packed_rows<P>{queries}, keys.key_panel(slot), depth, put);
@@ -97,73 +99,10 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, index first, inde
   }
 }
 
-/// Step 4: out[m] = out[m] * rescale[m] + weights of M rows times the values of slots [low, high); of pairs both are
-/// even.
-template <class P, int M>
-void tile_output(const P* weights, const sum_type<P>* rescale, const packed_keys<P>& keys, index low, index high,
-                 sum_type<P>* out, index out_stride) {
-  using T = sum_type<P>;
-  const left_operand<P, operands<P>(score_stride), 1> a{weights};
-  const index depth = operands<P>(high - low);
-  for (index col = 0; col < keys.dim_v; col += panel_width<T>) {
-    const auto update = [&](auto m, auto half, const auto& x) {
-      T* const o = out + m * out_stride + col + half * width<T>;
-      store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
-    };
-    if (col + width<T> < keys.dim_v)
-      tile_product<P, M, 2>(a, keys.value_panel(col, low), depth, update);
-    else
-      tile_product<P, M, 1>(a, keys.value_panel(col, low), depth, update);
-  }
-}
-
-/// Which of two values have a weight, or part of one, that is not 0.
-template <class P>
-ATTN_INLINE std::uint32_t seen_by(P weights) {
-  return (weights.bits & 0x7fff ? 0xffffu : 0) | (weights.bits & 0x7fff0000 ? 0xffff0000u : 0);
-}
-/// What has weight 0 in a row is left out of it.
-template <class Left>
-auto seen_by_weight(const Left& left) {
-  return [left](index m, index k) { return seen_by(left.at(static_cast<int>(m), k)); };
-}
-template <class P>
-inline constexpr index seen_depth = operands<P>(std::max(key_block, max_rows));
-
-/// Step 4 where a value is not finite: weight by weight, those of 0 left out. Same sums, to the last bit.
-template <class P>
-[[gnu::noinline]] void careful_output(const P* weights, const sum_type<P>* rescale, const packed_keys<P>& keys,
-                                      index low, index high, index rows, sum_type<P>* out, index out_stride) {
-  using T = sum_type<P>;
-  constexpr index step = numbers_of<P>;
-  if constexpr (step > 1) {
-    const left_operand<P, operands<P>(score_stride), 1> left{weights};
-    for (index col = 0; col < keys.dim_v; col += panel_width<T>)
-      seen_product<seen_depth<P>>(left, rows, keys.value_panel(col, low), col + width<T> < keys.dim_v ? 2 : 1,
-                               operands<P>(high - low), seen_by_weight(left), [&](index m, index half, const auto& x) {
-                     T* const o = out + m * out_stride + col + half * width<T>;
-                     store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
-                   });
-  } else {
-    for (index m = 0; m < rows; ++m)
-      for (index col = 0; col < keys.dim_v; col += width<T>) {
-        packet<T> x = zero<T>();
-        for (index n = low; n < high; ++n) {
-          const P weight = weights[m * score_stride + n - low];
-          if (weight == P(0)) continue;
-          const P* const values = keys.value_panel(col / panel_width<T> * panel_width<T>, n) + col % panel_width<T>;
-          x = multiply_add<P>(broadcast<P>(weight), load<P>(values), x);
-        }
-        T* const o = out + m * out_stride + col;
-        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
-      }
-  }
-}
-
-/// Step 3, first half, for one row: raises `maximum` to that of its new scores. Returns the power of two that takes
-/// what was summed up so far to the new `reference`.
+/// Step 3, first half, for one row: raises `maximum` to that of its new scores, those of `row` times `factor`. Returns
+/// the power of two that takes what was summed up so far to the new `reference`.
 template <class T>
-ATTN_INLINE T row_maximum(const T* row, index count, T& maximum, T& reference) {
+ATTN_INLINE T row_maximum(const T* row, index count, T factor, T& maximum, T& reference) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   packet<T> highest = broadcast<T>(minus_infinity);
   index n = 0;
@@ -171,22 +110,14 @@ ATTN_INLINE T row_maximum(const T* row, index count, T& maximum, T& reference) {
     highest = max(highest, max(load<T>(row + n), load<T>(row + n + width<T>)));
   if (n < count) highest = max(highest, load<T>(row + n));
   const T old = maximum;
-  maximum = std::max(old, max_lanes(highest));
+  maximum = std::max(old, factor * max_lanes(highest));
   reference = maximum == minus_infinity ? T(0) : maximum;  // a row that has seen no key: 2^(-infinity - 0) = 0
   return old - reference;
 }
 
-/// One tile of work: some rows of a block and the slots any of them sees.
-struct tile {
-  index row, rows;             // the first of at most tile_rows rows
-  index low, high;             // slots seen
-  index first = 0, count = 0;  // the same in whole vectors
-  bool masked = false;         // are there slots among them that a row does not see?
-};
-
 /// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. What works tile by
 /// tile, forward or backward, then meets the same tiles in the same order.
-template <class T, class Visit>
+template <class T, index Step = key_block, class Visit>
 void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
   index begin = std::numeric_limits<index>::max(), end = 0;
   for (index r = 0; r < rows; ++r) {
@@ -194,8 +125,8 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
     begin = std::min(begin, ranges[r].begin);
     end = std::max(end, ranges[r].end);
   }
-  for (index from = begin / panel_width<T> * panel_width<T>; from < end; from += key_block) {
-    const index to = std::min(from + key_block, end);
+  for (index from = begin / panel_width<T> * panel_width<T>; from < end; from += Step) {
+    const index to = std::min(from + Step, end);
     for (index row = 0; row < rows; row += tile_rows) {
       tile t{.row = row, .rows = std::min<index>(tile_rows, rows - row), .low = to, .high = from};
       index all_from = from, all_to = to;
@@ -234,17 +165,25 @@ keys_seen seen_of_tile(const key_range* ranges, const index_map& positions, cons
 }
 
 /// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
-/// `raw`, if given, takes the scores as they were before the terms. Where a mask hides the whole tile, nothing is
-/// computed, and it returns false.
+/// `raw`, if given, takes the scores as they were before the terms. Of pairs they are multiplied by `factor`, unless
+/// `left` is given, `factor` is positive and there is no term but a mask: `left` then takes it. Where a mask hides the
+/// whole tile, nothing is computed, and it returns false.
 template <class P, class T, class Score>
 bool masked_scores(const P* queries, const key_range* ranges, const index_map& positions, const packed_keys<P>& keys,
-                   const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr, T factor = 1) {
+                   const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr, T factor = 1,
+                   T* left = nullptr) {
   const index first = t.first, count = t.count;
   const keys_seen seen_keys = terms.mask ? seen_of_tile(ranges, positions, keys.positions, t, terms) : keys_seen::all;
   if (seen_keys == keys_seen::none) return false;
-  with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(queries, keys, first, count, s, factor); });
-  for (index m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
+  with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(queries, keys, first, count, s); });
   const bool any = terms.any_but_mask() || seen_keys == keys_seen::some;
+  if (left && !terms.any_but_mask() && factor > 0)
+    *left = factor;
+  else if (numbers_of<P> > 1)
+    for (index m = 0; m < t.rows; ++m)
+      for (T* x = s + m * score_stride; x < s + m * score_stride + count; x += width<T>)
+        store<T>(x, mul(load<T>(x), broadcast<T>(factor)));
+  for (index m = 0; raw && m < t.rows; ++m) std::copy_n(s + m * score_stride, count, raw + m * score_stride);
   for (index m = 0; m < t.rows && (t.masked || any); ++m) {
     T* const row = s + m * score_stride;
     const key_range seen = ranges[t.row + m];
@@ -257,19 +196,22 @@ bool masked_scores(const P* queries, const key_range* ranges, const index_map& p
   return true;
 }
 
-/// Step 3, second half, for one row: scores become weights, in `pairs` if given; those of slots beyond the last become 0.
+/// Step 3, second half, for one row: scores, times `factor`, become weights, in `pairs` if given; those of slots beyond
+/// the last become 0.
 template <class T>
-ATTN_INLINE packet<T> row_weights(T* row, index count, T reference, packet<T> sum, [[maybe_unused]] T* pairs) {
+ATTN_INLINE packet<T> row_weights(T* row, index count, T factor, T reference, packet<T> sum, T* = nullptr) {
   for (index n = 0; n < count; n += width<T>) {
-    const packet<T> weight = exp2_weight<T>(sub(load<T>(row + n), broadcast<T>(reference)));
+    const packet<T> weight = exp2_weight<T>(fma(load<T>(row + n), broadcast<T>(factor), broadcast<T>(-reference)));
     store<T>(row + n, weight);
     sum = add(sum, weight);
   }
   return sum;
 }
-ATTN_INLINE packet<float> row_weights(float* row, index count, float reference, packet<float> sum, bf16_pair* pairs) {
+ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, float reference, packet<float> sum,
+                                      bf16_pair* pairs) {
   for (index n = 0; n < count; n += width<float>) {
-    const packet<float> weight = exp2_rounded(sub(load<float>(row + n), broadcast<float>(reference)));
+    const packet<float> weight =
+        exp2_rounded(fma(load<float>(row + n), broadcast<float>(factor), broadcast<float>(-reference)));
     const half_lanes rounded = to_bf16(weight);
     std::memcpy(pairs + n / 2, &rounded, sizeof rounded);
     sum = add(sum, weight);
@@ -278,47 +220,44 @@ ATTN_INLINE packet<float> row_weights(float* row, index count, float reference, 
 }
 
 #if ATTN_HAS_AMX
-ATTN_INLINE packet<float> row_weights(float* row, index count, float reference, packet<float> sum, split_pair* parts) {
-  const packet<float> total = row_weights(row, count, reference, sum, static_cast<float*>(nullptr));
+ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, float reference, packet<float> sum,
+                                      split_pair* parts) {
+  const packet<float> total = row_weights(row, count, factor, reference, sum);
   split_lanes(row, count, parts);
   return total;
 }
 #endif
 
-/// Attends the rows of a tile to its slots.
+/// Attends the rows of a tile to its slots; its output is left to `last`.
 template <class P, class Score>
 [[gnu::noinline]] void attend_tile(const row_block<P>& block, const packed_keys<P>& keys, const tile& t,
-                                   const score_terms<sum_type<P>, Score>& terms) {
+                                   const score_terms<sum_type<P>, Score>& terms, tile_output<P>& last) {
   using T = sum_type<P>;
-  constexpr index step = numbers_of<P>;
-  const index rows = t.rows, first = t.first, count = t.count;
   const auto& state = block.state;
-  T* const s = block.scores;
+  T *const s = block.scores, factor = 1;
   if (!masked_scores(block.queries_from(t.row), block.ranges, block.positions, keys, t, terms, s,
-                     static_cast<T*>(nullptr), block.factor))
+                     static_cast<T*>(nullptr), block.factor, &factor))
     return;
 
   P* weights = block.weights;
-  if constexpr (step == 1) weights = s;
+  if constexpr (numbers_of<P> == 1)
+    weights = s;
+  else if (last.weights_in_use() && last.weights_in_use() < block.second_weights())
+    weights = block.second_weights();
   alignas(64) T reference[tile_rows], rescale[round_up(tile_rows, width<T>)] = {};
-  for (index m = 0; m < rows; ++m)
-    rescale[m] = row_maximum(s + m * score_stride, count, state.maximum[t.row + m], reference[m]);
-  for (index m = 0; m < rows; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
-  for (index m = 0; m < rows; ++m) {
+  for (index m = 0; m < t.rows; ++m)
+    rescale[m] = row_maximum(s + m * score_stride, t.count, factor, state.maximum[t.row + m], reference[m]);
+  for (index m = 0; m < t.rows; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
+  for (index m = 0; m < t.rows; ++m) {
     T* const total = state.sum + (t.row + m) * width<T>;
     const packet<T> sum = mul(load<T>(total), broadcast<T>(rescale[m]));
-    store<T>(total, row_weights(s + m * score_stride, count, reference[m], sum, weights + m * operands<P>(score_stride)));
+    store<T>(total, row_weights(s + m * score_stride, t.count, factor, reference[m], sum,
+                                weights + m * operands<P>(score_stride)));
+    last.go_on();
   }
-
-  // Pairs begin at an even slot: the one before the first that is seen, or the one after the last, has weight 0.
-  const index low = t.low / step * step, high = round_up(t.high, step);
-  T* const out = state.row(t.row);
-  const P* const seen = weights + operands<P>(low - first);
-  if (keys.all_finite(low, high)) [[likely]]
-    with_tile_height(rows,
-                     [&](auto M) { tile_output<P, M.value>(seen, rescale, keys, low, high, out, state.stride); });
-  else
-    careful_output(seen, rescale, keys, low, high, rows, out, state.stride);
+  last.finish();
+  last.begin(t, weights, rescale);
+  if constexpr (!rows_for_matrix_unit<P>) last.finish();
 }
 
 struct no_prefetch {
@@ -331,13 +270,15 @@ template <class P, class Score, class Prefetch = no_prefetch>
 void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_terms<sum_type<P>, Score>& terms,
             const Prefetch& prefetch = {}) {
   index asked = 0;
-  visit_tiles<sum_type<P>>(block.ranges, block.rows, [&](const tile& t) {
+  tile_output<P> last{block.state, keys};
+  visit_tiles<sum_type<P>, tile_keys<P>>(block.ranges, block.rows, [&](const tile& t) {
     if (const index end = t.row + t.rows; end > asked) {
       const index begin = std::exchange(asked, end);
       prefetch(begin, end - begin);
     }
-    attend_tile(block, keys, t, terms);
+    attend_tile(block, keys, t, terms, last);
   });
+  last.finish();
 }
 
 /// Ends the block: its rows go to out.row(which[r]) and lse[which[r] * lse_stride].

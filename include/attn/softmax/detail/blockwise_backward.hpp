@@ -190,19 +190,14 @@ template <class P, int M>
 void transposed_output(const P* weights, const P* panels, index depth, index keys, index cols, sum_type<P>* sums,
                        index stride) {
   using T = sum_type<P>;
-  for (index col = 0; col < cols; col += panel_width<T>) {
-    const P* const panel = panels + col * operands<P>(max_rows);
-    const auto update = [&](auto m, auto half, const auto& x) {
-      // Whole vectors of keys are whole steps of tiles, but where a vector is shorter than a step.
-      if (width<T> % tile_step != 0 && m >= keys) return;
-      T* const to = sums + m * stride + col + half * width<T>;
-      store<T>(to, add(load<T>(to), x));
-    };
-    if (col + width<T> < cols)
-      tile_product<P, M, 2>(left_operand<P, 1, score_stride>{weights}, panel, depth, update);
-    else
-      tile_product<P, M, 1>(left_operand<P, 1, score_stride>{weights}, panel, depth, update);
-  }
+  const left_operand<P, 1, score_stride> left{weights};
+  panel_products<P, M>(left, panels, operands<P>(max_rows) * panel_width<T>, 0, cols, depth,
+                       [&](auto m, index col, const auto& x) {
+                         // Whole vectors of keys are whole steps of tiles, but where a vector is shorter than a step.
+                         if (width<T> % tile_step != 0 && m >= keys) return;
+                         T* const to = sums + m * stride + col;
+                         store<T>(to, add(load<T>(to), x));
+                       });
 }
 
 /// Step 5 where a query or gradient is not finite: weight by weight, those of 0 left out. Same sums, to the last bit.
@@ -308,7 +303,7 @@ template <class P, class Score, class Terms>
   T* const to = dq + t.row * dq_stride;
   if (k.keys.all_finite(low, high)) [[likely]]
     with_tile_height(t.rows,
-                     [&](auto M) { tile_output<P, M.value>(seen, ones, k.keys, low, high, to, dq_stride); });
+                     [&](auto M) { add_output<P, M.value>(seen, ones, k.keys, low, high, to, dq_stride); });
   else
     careful_output(seen, ones, k.keys, low, high, t.rows, to, dq_stride);
   return true;

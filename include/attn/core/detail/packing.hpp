@@ -1,0 +1,244 @@
+// attn: the packed forms that the operands of products take.
+//
+// A product C = A B takes B in panels: [k][panel_width], contiguous, padded. Operands P are the numbers themselves,
+// float or double, or pairs of bf16 numbers (bf16_pair.hpp): two neighbours along k, whose number is then half as large,
+// rounded up. For precision::fast two neighbours are three (split_pair.hpp).
+//
+//   1. pack_panels         rows of a matrix become k:        B = X      (X [k, n], e.g. values)
+//   2. pack_panels_across  rows of a matrix become columns:  B = X^T    (X [n, k], e.g. keys)
+//   3. pack_rows           the A operand as [k][tile_rows]   (queries)
+#pragma once
+
+#include <attn/core/detail/amx.hpp>
+#include <attn/core/detail/bf16_pair.hpp>
+#include <attn/core/detail/split_pair.hpp>
+
+#include <algorithm>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// Rows of the largest tile, two vectors each:
+///
+///   registers  build             tile    accumulate  of the peak reached (full_softmax, 4096 tokens, Zen 4)
+///   32         AVX-512, AArch64  12 x 2  24          0.86
+///   16         AVX2, SSE         6 x 2   12          0.82
+inline constexpr int tile_rows = registers >= 32 ? 12 : 6;
+/// Tiles come in these heights; a remainder of rows is padded to the next.
+inline constexpr int tile_step = tile_rows / 3;
+
+/// Columns of a panel: two vectors.
+template <class T>
+inline constexpr int panel_width = 2 * width<T>;
+
+constexpr index round_up(index n, index step) { return (n + step - 1) / step * step; }
+constexpr index floor_div(index n, index d) { return n / d - (n % d < 0); }
+constexpr index ceil_div(index n, index d) { return -floor_div(-n, d); }
+
+/// `count` elements from p on, `stride` apart, converted to T or made pairs of; zeros after them. Kept out of line: the
+/// slow way.
+template <class T, class S>
+[[gnu::noinline]] packet<T> gather_part(const S* p, index stride, index count) {
+  alignas(64) T lanes[width<T>] = {};
+  const index n = std::min<index>(count, numbers_of<T> * width<T>);
+  if constexpr (numbers_of<T> == 1)
+    for (index i = 0; i < n; ++i) lanes[i] = static_cast<T>(p[i * stride]);
+  else
+    for (index i = 0; i < n; i += 2) lanes[i / 2] = make_pair(p[i * stride], i + 1 < n ? p[(i + 1) * stride] : S(0));
+  return load<T>(lanes);
+}
+
+/// A packet of `count` elements from p on, converted to T or made pairs of; zeros after them.
+template <class T, class S>
+ATTN_INLINE packet<T> load_part(const S* p, index stride, index count) {
+  if (stride != 1 || count < numbers_of<T> * width<T>) return gather_part<T>(p, stride, count);
+  if constexpr (numbers_of<T> == 1) {
+    return load_as<T>(p);
+  } else {
+    const half_lanes part[] = {load_bf16(p), load_bf16(p + width<T>)};
+    packet<T> x;
+    std::memcpy(&x, part, sizeof x);
+    return x;
+  }
+}
+
+/// Pointers to width<T> rows of X from row r0 on; the last row stands in for those beyond it.
+template <class T, class S>
+struct row_pointers {
+  const S* at[width<T>];
+
+  template <class Row>
+  row_pointers(Row&& row, index r0, index rows) {
+    for (int i = 0; i < width<T>; ++i) at[i] = row(std::min(r0 + i, rows - 1));
+  }
+};
+
+/// width x width operands of X^T: lane i of packet j is of element c0 + j numbers of row i, 0 beyond the last column.
+template <class T, class S>
+ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T, S>& rows, index c0, index cols,
+                             index stride) {
+  if (stride == 1 && c0 + numbers_of<T> * width<T> <= cols)
+    unroll<width<T>>([&](auto i) { square[i] = load_part<T>(rows.at[i] + c0, 1, numbers_of<T> * width<T>); });
+  else
+    for (int i = 0; i < width<T>; ++i) square[i] = gather_part<T>(rows.at[i] + c0 * stride, stride, cols - c0);
+  transpose<sum_type<T>>(square);
+}
+
+/// Operands of width<T> rows of X as [col][Stride], numbers times `factor`. Out of line: one copy for all that calls it.
+template <class T, int Stride, class S>
+[[gnu::noinline]] void pack_across(const row_pointers<T, S>& rows, index cols, index col_stride,
+                                   [[maybe_unused]] sum_type<T> factor, T* to) {
+  constexpr int w = width<T>;
+  const auto put = [&](T* p, const packet<T>& x) {
+    if constexpr (numbers_of<T> == 1)
+      store<T>(p, mul(x, broadcast<T>(factor)));
+    else
+      store<T>(p, x);
+  };
+  const index depth = operands<T>(cols);
+  for (index c = 0; c < depth; c += w, to += w * Stride) {
+    packet<T> square[w];
+    load_across(square, rows, c * numbers_of<T>, cols, col_stride);
+    if (c + w <= depth)
+      unroll<w>([&](auto j) { put(to + j * Stride, square[j]); });
+    else
+      for (int j = 0; j < depth - c; ++j) put(to + j * Stride, square[j]);
+  }
+}
+
+/// The same of floats in two parts, as the right side of products.
+template <class T, int Stride, class S>
+[[gnu::noinline]] void pack_split_across(const row_pointers<T, S>& rows, index cols, index col_stride, T* to) {
+  constexpr int w = width<T>;
+  for (index c = 0; c < cols; c += 2 * w, to += 3 * w * Stride) {
+    const auto part = [&](int i, index begin) {
+      return load_part<float>(rows.at[i] + std::min(begin, cols) * col_stride, col_stride, cols - begin);
+    };
+    packet<T> high[w], low[w];
+    for (int i = 0; i < w; ++i) {
+      const split_neighbours x(part(i, c), part(i, c + w));
+      high[i] = x.high, low[i] = x.low;
+    }
+    transpose<float>(high), transpose<float>(low);
+    for (int j = 0; j < w && c + 2 * j < cols; ++j) {
+      store<T>(to + (3 * j) * Stride, high[j]);
+      store<T>(to + (3 * j + 1) * Stride, low[j]);
+      store<T>(to + (3 * j + 2) * Stride, high[j]);
+    }
+  }
+}
+
+/// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width],
+/// the last row again to fill it. Takes round_up(rows, panel_width) * cols operands.
+template <class T, class Row>
+void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* panels) {
+  using S = std::remove_cvref_t<decltype(*row(0))>;
+  constexpr int wide = panel_width<T>;
+  for (index r = 0; r < rows; r += wide, panels += operands<T>(cols) * wide)
+    for (int half = 0; half < wide; half += width<T>) {
+      const row_pointers<T, S> some(row, std::min(r + half, rows - 1), rows);
+      if constexpr (is_split<T>)
+        pack_split_across<T, wide>(some, cols, col_stride, panels + half);
+      else
+        pack_across<T, wide>(some, cols, col_stride, sum_type<T>(1), panels + half);
+    }
+}
+
+/// Packs rows [first, first + rows) of X into panels [capacity][panel_width] whose rows are X's: panel p holds columns
+/// p * panel_width ... of all rows. `panels` takes capacity * round_up(cols, panel_width) elements. Tells whether every
+/// number packed is finite. In panels of pairs two rows of X are one; first and capacity are even, and a row of zeros
+/// goes with an odd last one.
+template <class T, class Row>
+bool pack_panels(Row&& row, index first, index rows, index cols, index col_stride, T* panels, index capacity) {
+  constexpr int w = width<T>, wide = panel_width<T>, together = numbers_of<T>;
+  using sum = sum_type<T>;
+  packet<sum> trace = zero<sum>();  // 0 * x is NaN for an x that is not finite, and stays
+  const index whole = col_stride == 1 ? cols / w * w : 0, length = operands<T>(capacity);
+  for (index r = first; r < first + rows; r += together) {
+    const auto* x = row(r);
+    const auto put = [&](index c, const packet<T>& part, index more = 0) {
+      store<T>(panels + (c / wide) * length * wide + (operands<T>(r) + more) * wide + c % wide, part);
+    };
+    if constexpr (together == 1) {
+      const auto put_finite = [&](index c, const packet<T>& part) {
+        trace = fma(part, zero<T>(), trace);
+        put(c, part);
+      };
+      for (index c = 0; c < whole; c += w) put_finite(c, load_as<T>(x + c));
+      for (index c = whole; c < cols; c += w) put_finite(c, load_part<T>(x + c * col_stride, col_stride, cols - c));
+    } else {
+      const bool both = r + 1 < first + rows;
+      const auto* y = both ? row(r + 1) : x;
+      const auto put_both = [&](index c, const packet<sum>& a, const packet<sum>& b) {
+        if constexpr (is_split<T>) {
+          const split_parts upper(a), lower(both ? b : zero<sum>());
+          trace = fma(upper.rest, zero<sum>(), fma(lower.rest, zero<sum>(), trace));
+          const packet<T> high = pair_lanes(upper.high, lower.high);
+          put(c, high), put(c, pair_lanes(upper.low, lower.low), 1), put(c, high, 2);
+        } else {
+          trace = fma(a, zero<sum>(), fma(b, zero<sum>(), trace));
+          put(c, pair_lanes(to_bf16(a), both ? to_bf16(b) : half_lanes{}));
+        }
+      };
+      for (index c = 0; c < whole; c += w) put_both(c, load_as<sum>(x + c), load_as<sum>(y + c));
+      for (index c = whole; c < cols; c += w)
+        put_both(c, load_part<sum>(x + c * col_stride, col_stride, cols - c),
+                 load_part<sum>(y + c * col_stride, col_stride, cols - c));
+    }
+  }
+  return sum_lanes(trace) == sum(0);
+}
+
+/// Is the left operand packed for the matrix unit: row by row, unit_pairs at a time?
+template <class P>
+inline constexpr bool rows_for_matrix_unit = numbers_of<P> > 1 && matrix_unit_compiled;
+
+/// Operands of a packed row of n numbers.
+template <class P>
+constexpr index row_operands(index n) {
+#if ATTN_HAS_AMX
+  if constexpr (rows_for_matrix_unit<P>) return round_up(operands<P>(n), unit_pairs);
+#endif
+  return operands<P>(n);
+}
+
+/// Packs `rows` <= tile_rows rows as [col][tile_rows], each number times `factor`, which for pairs is 1; the last row
+/// fills up. Takes tile_rows * row_operands(cols) operands and writes up to width<T> beyond them. For the matrix unit as
+/// [col / unit_pairs][tile_rows][unit_pairs], with zeros after the last column.
+template <class T, class Row>
+void pack_rows(Row&& row, index rows, index cols, index col_stride, sum_type<T> factor, T* packed) {
+  using S = std::remove_cvref_t<decltype(*row(0))>;
+#if ATTN_HAS_AMX
+  if constexpr (rows_for_matrix_unit<T>) {
+    constexpr index step = width<T>;
+    static_assert(step == unit_pairs);
+    const index length = row_operands<T>(cols);
+    for (index r = 0; r < tile_rows; ++r) {
+      const S* const from = row(std::min(r, rows - 1));
+      T* const to = packed + r * unit_pairs;
+      const auto part = [&](auto type, index col) {
+        return load_part<typename decltype(type)::type>(from + std::min(col, cols) * col_stride, col_stride,
+                                                        std::max<index>(cols - col, 0));
+      };
+      if constexpr (is_split<T>) {
+        for (index k = 0, col = 0; k < length; k += 3 * step, col += 2 * step) {
+          T parts[3 * step];
+          split_neighbours(part(std::type_identity<float>(), col), part(std::type_identity<float>(), col + step))
+              .store_left(parts);
+          for (index n = k; n < std::min(k + 3 * step, length); n += step)
+            store<T>(to + n * tile_rows, load<T>(parts + n - k));
+        }
+      } else {
+        for (index k = 0; k < length; k += step) store<T>(to + k * tile_rows, part(std::type_identity<T>(), 2 * k));
+      }
+    }
+  }
+#endif
+  // Packets overlap the next column where tile_rows < w, and the packet before where w does not divide tile_rows.
+  if constexpr (!rows_for_matrix_unit<T>)
+    for (int r = 0; r < tile_rows; r += width<T>) {
+      const int r0 = r > 0 ? std::min(r, tile_rows - width<T>) : 0;
+      pack_across<T, tile_rows>(row_pointers<T, S>(row, r0, rows), cols, col_stride, factor, packed + r0);
+    }
+}
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,106 @@
+// attn: products on the matrix unit, step by step, and the left operands that they and tile_product take.
+#pragma once
+
+#include <attn/core/detail/packing.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+/// The A operand: where element (m, k) lies. Both strides are known to the compiler, which turns them into addresses.
+template <class T, int RowStride, int DepthStride>
+struct left_operand {
+  const T* data;
+  ATTN_INLINE T at(int m, index k) const { return data[m * RowStride + k * DepthStride]; }
+};
+
+/// What pack_rows packs.
+template <class T>
+struct packed_rows {
+  const T* data;
+  ATTN_INLINE T at(int m, index k) const {
+#if ATTN_HAS_AMX
+    if constexpr (rows_for_matrix_unit<T>)
+      return data[k / unit_pairs * unit_pairs * tile_rows + m * unit_pairs + k % unit_pairs];
+#endif
+    return data[m + k * tile_rows];
+  }
+};
+
+#if ATTN_HAS_AMX
+/// Rows of a left operand as the matrix unit takes them, pairs [k, k + unit_pairs) of each: in place, or in `buffer`.
+template <class T>
+struct unit_operand {
+  const T* rows;
+  index stride;
+};
+template <class T>
+unit_operand<T> rows_for_unit(const packed_rows<T>& a, index k, T*) {
+  return {a.data + k * tile_rows, unit_pairs};
+}
+template <class T, int RowStride>
+unit_operand<T> rows_for_unit(const left_operand<T, RowStride, 1>& a, index k, T*) {
+  return {a.data + k, RowStride};
+}
+template <class T, int DepthStride>
+unit_operand<T> rows_for_unit(const left_operand<T, 1, DepthStride>& a, index k, T* buffer) {
+  static_assert(width<T> == unit_pairs);
+  constexpr std::uint32_t used = (1u << unit_rows) - 1;
+  packet<T> square[unit_pairs];
+  unroll<unit_pairs>([&](auto n) { square[n] = _mm512_maskz_loadu_ps(used, a.data + (k + n) * DepthStride); });
+  transpose<float>(square);
+  unroll<unit_rows>([&](auto m) { store<T>(buffer + m * unit_pairs, square[m]); });
+  return {buffer, unit_pairs};
+}
+template <class T, class A>
+unit_operand<T> rows_for_unit(const A& a, index k, T* buffer) {
+  for (index n = 0; n < unit_pairs; ++n)
+    for (int m = 0; m < unit_rows; ++m) buffer[m * unit_pairs + n] = a.at(m, k + n);
+  return {buffer, unit_pairs};
+}
+
+/// sums [row][row_sums], N packets of each of unit_rows rows: begin, a step for every unit_pairs pairs, end. Rows of a
+/// panel have Stride pairs; packets three and four are those of the panel `next` pairs on. Nothing else may use the unit
+/// between the steps.
+template <int N, int Stride, class T, class A>
+struct unit_product {
+  A a;
+  const T* panel;
+  index next;
+
+  static void begin() {
+    amx::clear<0>();
+    if constexpr (N > 1) amx::clear<1>();
+    if constexpr (N > 2) amx::clear<2>(), amx::clear<3>();
+  }
+  void step(index k) const {
+    constexpr index panel_bytes = Stride * sizeof(T);
+    alignas(64) T buffer[unit_rows * unit_pairs];
+    const unit_operand<T> rows = rows_for_unit(a, k, buffer);
+    const T* const b = panel + k * Stride;
+    amx::load<4>(rows.rows, rows.stride * static_cast<index>(sizeof(T)));
+    amx::load<5>(b, panel_bytes);
+    amx::multiply_add<0, 4, 5>();
+    if constexpr (N > 1) amx::load<6>(b + unit_columns, panel_bytes), amx::multiply_add<1, 4, 6>();
+    if constexpr (N > 2) {
+      amx::load<5>(b + next, panel_bytes), amx::multiply_add<2, 4, 5>();
+      amx::load<6>(b + next + unit_columns, panel_bytes), amx::multiply_add<3, 4, 6>();
+    }
+  }
+  static void end(float* sums, index row_sums) {
+    const index row_bytes = row_sums * static_cast<index>(sizeof(float));
+    amx::store<0>(sums, row_bytes);
+    if constexpr (N > 1) amx::store<1>(sums + unit_columns, row_bytes);
+    if constexpr (N > 2) {
+      amx::store<2>(sums + 2 * unit_columns, row_bytes);
+      amx::store<3>(sums + 3 * unit_columns, row_bytes);
+    }
+  }
+  /// All at once, of the first `depth` pairs, a multiple of unit_pairs.
+  void run(index depth, float* sums, index row_sums) const {
+    begin();
+    for (index k = 0; k < depth; k += unit_pairs) step(k);
+    end(sums, row_sums);
+  }
+};
+#endif
+
+}  // namespace attn::inline ATTN_ISA::detail
