@@ -1,7 +1,9 @@
 // The matrix unit's model in the place of AMX, in builds as wide as those with AMX, in others the model of pairs: operators
 // with bf16 elements give what they give in float, up to rounding, whatever their lengths and dims. It is thousands of
 // times slower: few shapes.
+#if !defined(ATTN_BF16_MODEL)
 #define ATTN_BF16_MODEL
+#endif
 #if defined(__AVX512F__)
 #define ATTN_AMX_MODEL
 #endif
