@@ -1,5 +1,4 @@
-# HEADER compiles alone and included twice, with many warnings as errors. Where Eigen is PRECOMPILED, "alone" means with
-# Eigen; the Clang build of tests/run --all compiles it with nothing.
+# HEADER compiles alone, but for Eigen, which is PRECOMPILED, and included twice, with many warnings as errors.
 include(${CMAKE_CURRENT_LIST_DIR}/compiler.cmake)
 string(MAKE_C_IDENTIFIER ${HEADER} name)
 set(source ${WORK}/${name}.cpp)

@@ -132,9 +132,6 @@ void check_choices() {
 TEST_CASE("mpi::full_softmax_backward: float gives what one process gives", "[full_softmax_backward]") {
   check_choices<float>();
 }
-TEST_CASE("mpi::full_softmax_backward: double gives what one process gives", "[full_softmax_backward]") {
-  check_choices<double>();
-}
 TEST_CASE("mpi::full_softmax_backward: 16-bit elements are rounded once", "[full_softmax_backward]") {
   check_choices<Eigen::bfloat16>();
 }

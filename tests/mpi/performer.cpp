@@ -19,7 +19,7 @@ struct problem {
 // sign have denominators that are smaller than the sum of their terms.
 template <class S>
 double bound_of(kernel chosen) {
-  const double exact = std::is_same_v<S, double> ? 1e-14 : std::is_same_v<S, float> ? 5e-6 : 0x1p-7;
+  const double exact = std::is_same_v<S, float> ? 5e-6 : 0x1p-7;
   return chosen == kernel::trigonometric ? 20 * exact : exact;
 }
 
@@ -73,7 +73,6 @@ TEST_CASE("mpi performer: what is taken from all keys", "[performer]") {
 TEST_CASE("mpi performer: element types", "[performer]") {
   const problem p;
   for (bool causal : {false, true}) {
-    check<double>(p, {.causal = causal, .center_keys = !causal});
     check<Eigen::bfloat16>(p, {.causal = causal, .center_keys = !causal});
   }
 }

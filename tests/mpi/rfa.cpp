@@ -16,7 +16,7 @@ struct problem {
 
 // Weights of either sign: with eps denominators keep away from 0, but are smaller than the sum of their terms.
 template <class S>
-constexpr double bound = std::is_same_v<S, double> ? 1e-11 : std::is_same_v<S, float> ? 1e-4 : 0x1p-6;
+constexpr double bound = std::is_same_v<S, float> ? 1e-4 : 0x1p-6;
 
 template <class S>
 void check(const problem& p, attn::rfa_options<S> options, index feature_heads = 1, index gate_heads = 0,
@@ -53,8 +53,6 @@ TEST_CASE("mpi rfa: options", "[rfa]") {
 
 TEST_CASE("mpi rfa: element types", "[rfa]") {
   const problem p;
-  check<double>(p, {.eps = 0.5});
-  check<double>(p, {.causal = true, .eps = 0.5}, 1, 2);
   check<Eigen::bfloat16>(p, {.eps = 0.5f});
   check<Eigen::bfloat16>(p, {.causal = true, .eps = 0.5f}, 1, 2);
 }

@@ -8,7 +8,7 @@ namespace {
 
 // Weights of either sign: denominators are smaller than the sum of their terms, and gradients divide by their squares.
 template <class S>
-constexpr double bound = std::is_same_v<S, double> ? 1e-10 : std::is_same_v<S, float> ? 1e-3 : 0x1p-5;
+constexpr double bound = std::is_same_v<S, float> ? 1e-3 : 0x1p-5;
 
 template <class S>
 void check(const features_problem& p, attn::rfa_options<S> options, index feature_heads = 1, index gate_heads = 0,
@@ -43,7 +43,6 @@ TEST_CASE("mpi rfa_backward: options", "[rfa_backward]") {
 TEST_CASE("mpi rfa_backward: element types, and threads", "[rfa_backward]") {
   const features_problem p;
   for (bool causal : {false, true}) {
-    check<double>(p, {.causal = causal}, 1, causal ? 2 : 0);
     check<Eigen::bfloat16>(p, {.causal = causal}, 1, causal ? 2 : 0);
     check<float>(p, {.causal = causal}, 1, causal ? 2 : 0, attn::execution(2, 0));
   }
