@@ -1,6 +1,6 @@
 #pragma once
-// Combinations of options: all of them in the native build, and in the slower ones (sanitizers, SSE2, AVX2, Clang; CMake
-// sets ATTN_TEST_FEW_SHAPES) a pairwise selection: every two values of two options that meet in some combination meet in
+// Combinations of options: all of them in the native build, and in the others (SSE2, Clang, sanitizers; CMake sets
+// ATTN_TEST_FEW_SHAPES) a pairwise selection: every two values of two options that meet in some combination meet in
 // one that is left. Errors that need three particular options at once are the native build's to find.
 //
 //   struct choice { bool causal, sinks; dilation steps; };

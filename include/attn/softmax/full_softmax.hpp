@@ -161,7 +161,7 @@ struct full_call {
   void attend_chunk(index pair, index chunk, index most_rows, online_softmax<T>& state, int worker) const {
     const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * shape.group();
     if (!few(b)) return;
-    const index begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, in.keys_seen(b));
+    const index seen = in.keys_seen(b), begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, seen);
     state.rows = shape.group() * lengths.queries(b);
     state.clear();
     if (begin >= end) return;
@@ -172,7 +172,7 @@ struct full_call {
     const auto limit = in.causal ? stream_limit{in.shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
     const index kv = pair % shape.kv_heads;
     attend_stream(rows, keys_of(b, kv), values_of(b, kv), {}, begin, end,
-                  in.terms.for_head(b, 0, in.shift(b)), limit, state);
+                  in.terms.for_head(b, 0, in.shift(b)), limit, state, seen);
   }
 
   void run() const {

@@ -216,7 +216,8 @@ struct quantised_tile {
 template <int R, int N, class T, class C>
 ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, index first, const T* shifts,
                              T* scores, index stride) {
-  constexpr int w = width<float>, chains = std::max(1, 8 / (R * N));  // of multiply-adds, for each register of sums
+  // Chains of multiply-adds, for each register of sums: eight are under way at least, and loops are short of overhead.
+  constexpr int w = width<float>, chains = std::max(registers >= 32 ? 2 : 1, 8 / (R * N));
   index block[N], lane[N];
   const std::int8_t* codes[N];
   unroll<N>([&](auto n) {
