@@ -236,6 +236,32 @@ TEST_CASE("precision::fast: exact softmax", "[matrix_unit]") {
   }
 }
 
+TEST_CASE("precision::fast: gradients are of standard products, however steep the scores", "[matrix_unit]") {
+  const index length = 70, dim = 32;
+  std::vector<Eigen::half> x[4];
+  for (std::uint64_t seed : {1, 2, 3, 4}) {
+    attn::random_numbers draw(seed, 1);
+    for (index n = 0; n < length * dim; ++n)
+      x[seed - 1].push_back(Eigen::half(static_cast<float>(draw.normal()) * (seed == 1 ? 1000 : 1)));
+  }
+  const auto view = [&](auto& numbers) {
+    return attn::tensor_view<Eigen::half>(numbers.data(), {1, 1, length, dim});
+  };
+  const auto gradient = [&](attn::precision precision) {
+    attn::execution exec;
+    exec.set_precision(precision);
+    std::vector<Eigen::half> out(x[0].size()), dv = out;
+    std::vector<float> lse(static_cast<std::size_t>(length));
+    const attn::tensor_view<float, 3> sums(lse.data(), {1, 1, length});
+    attn::full_softmax(view(x[0]), view(x[1]), view(x[2]), view(out), {.causal = true, .lse = sums}, exec);
+    attn::full_softmax_backward(view(x[0]), view(x[1]), view(x[2]), view(out), view(x[3]), {.v = view(dv)},
+                                {.causal = true, .lse = sums}, exec);
+    CHECK(exec.precision() == precision);
+    return dv;
+  };
+  CHECK(gradient(attn::precision::fast) == gradient(attn::precision::standard));
+}
+
 TEST_CASE("precision::fast: linformer and projections", "[matrix_unit]") {
   for (const shape& s : {shape{30, 39, 24, 24}, {30, 130, 48, 48}}) {
     compare_fast(s, [&]<class S>(S, auto q, auto k, auto v, auto out, auto& exec) {

@@ -262,5 +262,73 @@ TEST_CASE("bfloat16: what comes later changes no bit, be it not finite", "[bfloa
   }
 }
 
+// Up to four queries of a head are attended together, by a kernel of their own.
+struct few_queries {
+  values q, k, v, out;
+  tensor<float> bias, lse;
+
+  few_queries(index queries, index keys, float size)
+      : q(drawn(1, 1, heads, queries, 64)), k(drawn(2, 1, 1, keys, 64)), v(drawn(3, 1, 1, keys, 32)),
+        out(1, heads, queries, 32), bias(1, heads, queries, keys), lse(1, heads, queries, 1) {
+    for (element& x : q.data) x = element(static_cast<float>(x) * size);
+  }
+  void run(bool causal) {
+    compiled_full_softmax<element>::options options;
+    options.causal = causal, options.bias = view(std::as_const(bias)), options.lse = row_view(lse);
+    attn::execution serial;
+    compiled_full_softmax<element>::call(view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(v)), view(out),
+                                         options, {}, serial);
+  }
+  // The rows of `out`, but for one.
+  std::vector<element> others(index h, index i) const {
+    std::vector<element> rows;
+    for (index head = 0; head < heads; ++head)
+      for (index row = 0; row < out.length(); ++row)
+        for (index d = 0; d < out.dim() && (head != h || row != i); ++d) rows.push_back(out(0, head, row, d));
+    return rows;
+  }
+};
+
+TEST_CASE("bfloat16: no query of few changes a bit of another's result", "[bfloat16_laws]") {
+  for (index keys : {31, 128, 300})
+    for (index queries : {1, 2, 4}) {
+      CAPTURE(keys, queries);
+      few_queries plain(queries, keys, 1), steep = plain, masked = plain;
+      const index last = queries - 1;
+      for (index d = 0; d < 64; ++d) steep.q(0, 1, last, d) = element(300 * static_cast<float>(steep.q(0, 1, last, d)));
+      masked.bias(0, 1, last, 5) = -std::numeric_limits<float>::infinity();
+      for (few_queries* x : {&plain, &steep, &masked}) x->run(true);
+      CHECK(steep.others(1, last) == plain.others(1, last));
+      CHECK(masked.others(1, last) == plain.others(1, last));
+      CHECK(!(masked.out.data == plain.out.data));
+    }
+}
+
+TEST_CASE("bfloat16: a value that one of few queries does not see may be anything to it", "[bfloat16_laws]") {
+  for (index keys : {31, 128}) {
+    few_queries plain(4, keys, 1), poisoned = plain;
+    for (few_queries* x : {&plain, &poisoned}) x->bias(0, 2, 1, 6) = -std::numeric_limits<float>::infinity();
+    for (index d = 0; d < 32; ++d) poisoned.v(0, 0, 6, d) = std::numeric_limits<element>::quiet_NaN();
+    plain.run(false), poisoned.run(false);
+    for (index h = 0; h < heads; ++h)
+      for (index i = 0; i < 4; ++i)
+        for (index d = 0; d < 32; ++d)
+          REQUIRE((h == 2 && i == 1 ? poisoned.out(0, h, i, d) == plain.out(0, h, i, d)
+                                    : std::isnan(static_cast<float>(poisoned.out(0, h, i, d)))));
+  }
+}
+
+TEST_CASE("bfloat16: scores of few queries lose no more than those of many", "[bfloat16_laws]") {
+  for (float size : {1.0f, 30.0f}) {
+    few_queries many(5, 300, size), few(4, 300, size);
+    for (index h = 0; h < heads; ++h)
+      for (index i = 0; i < 4; ++i)
+        for (index d = 0; d < 64; ++d) few.q(0, h, i, d) = many.q(0, h, i, d);
+    many.run(false), few.run(false);
+    for (index h = 0; h < heads; ++h)
+      for (index i = 0; i < 4; ++i) CHECK(std::abs(few.lse(0, h, i, 0) - many.lse(0, h, i, 0)) < 1e-3f);
+  }
+}
+
 }  // namespace
 }  // namespace testing

@@ -198,6 +198,8 @@ TEST_CASE("A cache of int8 in the caller's memory, and values that are dims of t
   CHECK(given.value_dim() == value_dim);
   CHECK(given.capacity() == 16 * blocks);
   CHECK(given.values_in_keys());
+  const std::vector<index> there = {20};
+  CHECK(attn::kv_cache<int8>(view_of, view_of, there).tokens() == 20);
   const auto run = [&](attn::kv_cache<int8>& cache) {
     return decode(p, [&](auto q, auto k, auto, auto out, index) {
       attn::full_softmax_step(cache, q, k, k.slice(3, 0, value_dim), out);
@@ -256,6 +258,13 @@ TEST_CASE("Caches of int8 refuse what has no finite scale or does not fit", "[ca
   }
   append({3, 2});  // what is padding may be anything
   CHECK(cache.tokens(1) == 4);
+  for (float& x : k.data) x = 0.9e38f;
+  wrong("full_softmax_step", [&] {  // finite as they are, but not as they are rotated
+    tensor<float> out(2, 2, 3, 8, 7.0f);
+    attn::full_softmax_step(cache, view(std::as_const(k)), view(std::as_const(k)), view(std::as_const(v)), view(out),
+                            {.lengths = std::vector<index>{0, 2}, .rotary = attn::rotary_options<float>{}});
+  });
+  CHECK(cache.tokens(1) == 4);
   wrong("kv_cache", [] { attn::kv_cache<int8>({.dim = 7}); });
   wrong("kv_cache", [] { attn::kv_cache<int8>({.dim = 8, .value_dim = 5}); });
   wrong("page_pool", [] { attn::page_pool<int8>({.pages = 2, .dim = 9}); });
@@ -265,6 +274,8 @@ TEST_CASE("Caches of int8 refuse what has no finite scale or does not fit", "[ca
     const attn::tensor_view<int8> x(memory.data() + offset, {1, 1, 2, bytes}, {0, 0, stride, 1});
     attn::kv_cache<int8>(x, x);
   };
+  wrong("kv_cache", [] { attn::kv_cache<int8>({.dim = std::numeric_limits<index>::max() - 1}).reserve(1); });
+  wrong("kv_cache", [&] { given(0, 10, 200); });
   given(0, 64 + 18 * 4, 200);  // values are the same: they may be of as many dims
   wrong("kv_cache", [&] { given(0, 64 + 18 * 4 + 2, 200); });
   wrong("kv_cache", [&] { given(0, 64 + 18 * 5, 200); });

@@ -13,11 +13,13 @@
 // Elements are those of the tokens; of float tokens also Eigen::half or Eigen::bfloat16, rounded to the nearest; of all
 // but double std::int8_t, in eight bits: a scale for each token and head, and for every 16 keys the first of them, as
 // bf16, from which the others are differences (formula in core/detail/quantised.hpp). Dims are even, numbers finite and no
-// larger than 1e38. On attention of a trained model (bench/data, two layers) int8 errs by 0.47 and 0.25 % of the result's
-// norm, bfloat16 by 0.28 and 0.09.
+// larger than 1e38; tokens all of whose numbers are below 1e-30 may become 0. On attention of a trained model (bench/data,
+// two layers) int8 errs by 0.47 and 0.25 % of the result's norm, bfloat16 by 0.28 and 0.09. A step multiplies bf16 keys by
+// queries rounded to bf16 where the processor multiplies bf16; so does one of more than 4 tokens over int8, of whose keys
+// it makes bf16.
 //
 // Memory   batch * heads * capacity * (dim + value_dim) elements; in eight bits 1.125 bytes for each of a key, 1 of a
-//          value, and 8 a token.
+//          value, and 8 for each token and head.
 //          It grows as tokens come, doubling; reserve() allocates once; the caller's is as large as it is. Where values
 //          are the first dims of the keys, as in multi-head latent attention (DeepSeek-AI 2024), without value_dim.
 #pragma once
@@ -32,10 +34,12 @@ struct kv_cache_options {
 };
 
 /// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv], each head contiguous unless the memory is the caller's. Of
-/// std::int8_t they are blocks of 16 tokens, [B, Hkv, blocks, 64 + 18 D] and [B, Hkv, blocks, 64 + 16 Dv] bytes. One that was moved from may only be
-/// assigned to or destroyed.
-template <detail::cache_element S>
+/// std::int8_t they are blocks of 16 tokens, [B, Hkv, blocks, 64 + 18 D] and [B, Hkv, blocks, 64 + 16 Dv] bytes. One that
+/// was moved from may only be assigned to or destroyed.
+template <class S>
 class kv_cache : public detail::token_state {
+  static_assert(detail::cache_element<S>, ATTN_CACHE_ELEMENTS);
+
  public:
   using value_type = S;
 
@@ -44,12 +48,12 @@ class kv_cache : public detail::token_state {
       : kv_cache("kv_cache", extents, options) {}
 
   /// A cache in the caller's memory, [B, Hkv, capacity, D] and [B, Hkv, capacity, Dv], with any strides (blocks of
-  /// std::int8_t must be contiguous, and at even addresses), which has the
-  /// first lengths[b] tokens of item b already, none unless given. `values` may be the first dims of `keys`. A copy of
-  /// the cache is in the same memory. Throws std::invalid_argument for views that do not fit.
+  /// std::int8_t must be contiguous, and at even addresses), which has the first lengths[b] tokens of item b already,
+  /// none unless given. `values` may be the first dims of `keys`. A copy of the cache is in the same memory. Throws
+  /// std::invalid_argument for views that do not fit.
   kv_cache(const tensor_view<S>& keys, const tensor_view<S>& values, list_view<index> lengths = {})
       : kv_cache(detail::kv_memory<S>(detail::validator("kv_cache"), keys, values)) {
-    detail::check_length_list(detail::validator("kv_cache"), "lengths", lengths, batch(), keys.extent(2));
+    detail::check_length_list(detail::validator("kv_cache"), "lengths", lengths, batch(), capacity());
     std::copy(lengths.begin(), lengths.end(), lengths_.begin());
   }
 
@@ -114,7 +118,8 @@ class kv_cache : public detail::token_state {
     }
   }
 
-  /// [B, Hkv, tokens(), D]; of item b the first tokens(b) rows. Of std::int8_t blocks, as above.
+  /// [B, Hkv, tokens(), D]; of item b the first tokens(b) rows. Of std::int8_t blocks, as above; where values are in
+  /// keys, the blocks of the keys.
   tensor_view<const S> keys() const { return memory_.keys(tokens()); }
   tensor_view<const S> values() const { return memory_.values(tokens()); }
 

@@ -9,7 +9,8 @@
 //
 // Memory   pages * heads * page_tokens * (dim + value_dim) elements, as of a kv_cache, or the caller's, and a few bytes
 //          per page.
-//          Pages of a multiple of 64 tokens are as fast as contiguous memory, and give the same bits.
+//          Pages of a multiple of 64 tokens are as fast as contiguous memory. Those of a multiple of 64 float or double,
+//          128 16-bit or 256 eight-bit tokens also give the same bits.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>
@@ -58,8 +59,10 @@ class page_free_list : public page_allocator {
   std::vector<index> free_;
 };
 
-template <detail::cache_element S>
+template <class S>
 class page_pool {
+  static_assert(detail::cache_element<S>, ATTN_CACHE_ELEMENTS);
+
  public:
   /// Memory of its own. The allocator, if given, must outlive the pool. Throws std::invalid_argument for extents that do
   /// not fit or that no memory can hold.

@@ -18,8 +18,10 @@
 namespace attn::inline ATTN_ISA {
 
 /// Sequences in pages of a pool. A copy shares all pages. One that was moved from may only be assigned to or destroyed.
-template <detail::cache_element S>
+template <class S>
 class paged_cache : public detail::token_state {
+  static_assert(detail::cache_element<S>, ATTN_CACHE_ELEMENTS);
+
  public:
   using value_type = S;
 

@@ -12,7 +12,8 @@
 //   attn::linear(q, k, v, out, {.causal = true, .decay = g}, [](float x) { return x * x; });
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
-//          Eigen::half / Eigen::bfloat16 in memory with float arithmetic; decays, bonus and states are float or double.
+//          Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16 being rounded to bf16 where the
+//          processor multiplies those; decays, bonus and states are float or double.
 // Cost     2 B (H + Hkv) L D Dv operations, O(L); causal B H L 64 (D + Dv) more. Scratch: a few times (D + 64)(Dv + 64)
 //          numbers per thread, whatever the length. With a scale or states a call takes 1.1 times as long, with decays
 //          per channel 1.3 to 1.6 times, and a head is one thread's.

@@ -12,7 +12,8 @@
 // uniform is approximated well; of the peaky attention of trained models little is left. See README.md.
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
-//          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16
+//          being rounded to bf16 where the processor multiplies those.
 // Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more. Scratch: at most about
 //          16 m (Dv + 32) numbers per thread, whatever the length; that is where threads share a head. Twice all that
 //          for the kernels with two features a row.

@@ -8,7 +8,8 @@
 //   attn::rfa(q, k, v, out, features, {.causal = true, .gate = g});
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
-//          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+//          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16
+//          being rounded to bf16 where the processor multiplies those.
 // Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: at most
 //          about 32 m (Dv + 32) numbers per thread, whatever the length; that is where threads share a head.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.

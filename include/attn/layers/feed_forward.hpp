@@ -9,7 +9,7 @@
 //
 // Shapes   x [B, L, n], up and gate [hidden, n], their biases [hidden], down [m, hidden], down_bias [m], out [B, L, m];
 //          gate and biases may be left out, and out may be x. float, double, or Eigen::half / Eigen::bfloat16 in memory
-//          with float sums.
+//          with float sums; the hidden numbers of bf16 are rounded to bf16 where the processor multiplies those.
 // Cost     2 B L hidden (n + m) operations, with a gate 2 B L hidden (2 n + m). Scratch: the packed
 //          weights, about hidden (n + m) numbers, and 48 tokens per thread, with 512 hidden numbers each: never the
 //          hidden layer of the whole sequence. With L up to four, as in decoding, the weights are read in place, if

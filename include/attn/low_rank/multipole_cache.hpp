@@ -32,8 +32,10 @@ struct multipole_cache_options {
 
 /// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv] with their clusters. One that was moved from may only be
 /// assigned to or destroyed.
-template <element S>
+template <class S>
 class multipole_cache : public detail::token_state {
+  static_assert(element<S>, ATTN_CACHE_OWN_ELEMENTS);
+
  public:
   using real = compute_type<S>;
 

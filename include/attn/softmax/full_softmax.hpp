@@ -8,8 +8,9 @@
 //   attn::full_softmax(q, k, v, out, {}, [](float s, auto b, auto h, auto i, auto j) { return i - j < 9 ? s : s - 1; });
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
-//          Eigen::half / Eigen::bfloat16 in memory with float sums. Query i is at position p_i = i + Lk - Lq, with
-//          true lengths: the last query at the last key; or at i + first_position.
+//          Eigen::half / Eigen::bfloat16 in memory with float sums; where the processor multiplies bf16 numbers, weights
+//          of bf16 values are rounded to bf16. Query i is at position p_i = i + Lk - Lq, with true lengths: the last
+//          query at the last key; or at i + first_position.
 // Cost     2 B H Lq Lk (D + Dv) operations, half of it when causal. Scratch: the packed keys and values of one key head
 //          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to four queries, as
 //          in decoding, the keys are read in place and scratch does not depend on Lk.

@@ -9,8 +9,8 @@
 // item b takes the first lengths[b] tokens, and the rest is padding. In `score` i and j are positions since the start.
 //
 // Memory   batch * heads * (capacity + global positions) * (dim + value_dim) elements, of the types a kv_cache may have.
-//          The ring holds the window, left * dilation + 1 tokens (of std::int8_t up to 30 more); since a global query sees every token before it, up to the last global position
-//          if that is further.
+//          The ring holds the window, left * dilation + 1 tokens (of std::int8_t up to 30 more); since a global query
+//          sees every token before it, up to the last global position if that is further.
 // Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. Tokens are
 //          taken one by one; feed a long prompt to sliding_window, then append() it.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
@@ -52,8 +52,10 @@ struct sliding_window_cache_options {
 
 /// The last tokens of a stream, and those at its global positions. One that was moved from may only be assigned to or
 /// destroyed.
-template <detail::cache_element S>
+template <class S>
 class sliding_window_cache : public detail::token_state {
+  static_assert(detail::cache_element<S>, ATTN_CACHE_ELEMENTS);
+
  public:
   /// An empty stream; heads are key heads, and the lists of the options are copied. Throws std::invalid_argument for
   /// options that do not fit or sizes no memory can hold.
@@ -63,7 +65,8 @@ class sliding_window_cache : public detail::token_state {
     memory_.grow(check, check.fits("ring", {rows()}), {});
   }
   /// The same in the caller's memory, [B, Hkv, rows, D] and [B, Hkv, rows, Dv], with any strides, of at least rows()
-  /// rows: the ring and the global positions. A copy of the cache is in the same memory.
+  /// rows: the ring and the global positions. Of std::int8_t it is blocks of 16 rows, as a kv_cache's. A copy of the
+  /// cache is in the same memory.
   sliding_window_cache(const tensor_view<S>& keys, const tensor_view<S>& values,
                        const sliding_window_cache_options& options = {})
       : sliding_window_cache({detail::validator("sliding_window_cache"), keys, values}, options) {
@@ -180,7 +183,9 @@ struct ring_source {
   index ring() const { return cache.capacity(); }
   index global_row(index g) const { return ring() + g; }
   cache_rows<const C> keys(index b, index kv) const { return {all_keys, b, kv, cache.dim(), true, {}}; }
-  cache_rows<const C> values(index b, index kv) const { return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), {}}; }
+  cache_rows<const C> values(index b, index kv) const {
+    return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), {}};
+  }
   void put(index b, index kv, index t) const { cache.put(k_new, v_new, b, kv, t); }
 };
 
@@ -203,6 +208,7 @@ void run_window_step(Cache& cache, const stream_window& window, const Q& q, cons
           return rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
         });
         rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
+        if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated ones may be larger
         attend(call, given);
       });
 }

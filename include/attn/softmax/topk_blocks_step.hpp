@@ -48,8 +48,10 @@ struct topk_blocks_cache_options {
 /// assigned to or destroyed.
 ///
 /// Memory   that of kv_cache, and batch * heads * dim sums of the compute type for every `block` tokens.
-template <element S>
+template <class S>
 class topk_blocks_cache : kv_cache<S> {
+  static_assert(element<S>, ATTN_CACHE_OWN_ELEMENTS);
+
   using base = kv_cache<S>;
   using T = compute_type<S>;
 

@@ -122,6 +122,12 @@ bf16_pair make_pair(S first, S second) {
   return {bf16_bits(first) | bf16_bits(second) << 16};
 }
 
+/// Which of two values, as bits of a pair, have a weight that is not 0: what has none may be anything.
+template <class P>
+ATTN_INLINE std::uint32_t seen_by(P weights) {
+  return (weights.bits & 0x7fff ? 0xffffu : 0) | (weights.bits & 0x7fff0000 ? 0xffff0000u : 0);
+}
+
 /// Lane n of the result is the pair of lane n of a and of b.
 ATTN_INLINE packet<bf16_pair> pair_lanes(const half_lanes& a, const half_lanes& b) {
   const word_lanes pairs = __builtin_convertvector(a, word_lanes) | __builtin_convertvector(b, word_lanes) << 16;

@@ -13,6 +13,11 @@ namespace attn::inline ATTN_ISA::detail {
 template <class C>
 concept cache_element = element<C> || std::same_as<C, std::int8_t>;
 
+#define ATTN_CACHE_ELEMENTS \
+  "attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16 or std::int8_t"
+#define ATTN_CACHE_OWN_ELEMENTS \
+  "attn: the elements of this cache must be float, double, Eigen::half or Eigen::bfloat16"
+
 /// May a cache with elements C be fed with tokens of type S, and attended by queries of it? It keeps what it is fed, or
 /// numbers that are summed in float in fewer bits.
 template <class C, class S>
@@ -48,13 +53,14 @@ struct row_format<std::int8_t> {
 
   static void check(const validator& check, const char* what, index cols) {
     if (cols % 2 != 0) check.fail({"an even ", what, " for eight-bit elements"}, cols);
+    check.fits(what, {cols, 2 * quantised_block});  // more than the bytes of a block
   }
   /// The caller's memory.
   static void check(const validator& check, const char* what, const tensor_view<std::int8_t>& x, bool of_keys) {
-    if (x.empty()) return;
     const quantised_layout layout = quantised_layout::of_bytes(x.extent(3), of_keys);
-    if (x.extent(3) != layout.bytes())
+    if (layout.cols < 0 || x.extent(3) != layout.bytes())
       check.fail({what, " in blocks of 64 + ", of_keys ? 18 : 16, " dim bytes"}, x.extent(3));
+    if (x.empty()) return;
     row_format::check(check, "dim", layout.cols);
     bool even = reinterpret_cast<std::uintptr_t>(x.data()) % 2 == 0 && x.stride(3) == 1;
     for (int axis = 0; axis < 3; ++axis) even &= x.stride(axis) % 2 == 0 || x.extent(axis) == 1;
@@ -70,7 +76,7 @@ struct row_format<std::int8_t> {
 /// Keys [items, heads, rows, D] and values [items, heads, rows, Dv]; of std::int8_t [items, heads, blocks, bytes], blocks
 /// of rows (quantised.hpp). Values that are the first dims of the keys are not stored. A copy of the caller's memory is
 /// the same memory.
-template <cache_element S>
+template <class S>
 class kv_memory {
   using format = row_format<S>;
 

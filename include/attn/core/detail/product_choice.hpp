@@ -21,6 +21,21 @@ bool has_fast_products() {
   return !std::same_as<fast_product_type<S>, product_type<S>>;
 }
 
+/// While it lives, a call's products are standard ones: gradients are, and so must be what they are computed from.
+class standard_products {
+ public:
+  explicit standard_products(execution& exec) : exec_(exec), before_(exec.precision()) {
+    exec.set_precision(precision::standard);
+  }
+  ~standard_products() { exec_.set_precision(before_); }
+  standard_products(const standard_products&) = delete;
+  standard_products& operator=(const standard_products&) = delete;
+
+ private:
+  execution& exec_;
+  precision before_;
+};
+
 /// body(type_identity<P>()) with the operands P of a call by `exec`.
 template <class S, class Body>
 void with_products(const execution& exec, Body&& body) {

@@ -65,9 +65,6 @@ struct quantised_rows {
     return reinterpret_cast<const Eigen::bfloat16*>(block(i) + layout.reference());
   }
 
-  /// The row after those in the block of row i.
-  index block_end(index i) const { return std::min(rows, i + (quantised_block - 1 - in_block(i)) / step + 1); }
-
   /// Rows [begin, end) as numbers, `stride` apart.
   void expand(index begin, index end, float* to, index stride) const {
     for (index i = begin; i < end; ++i, to += stride) {

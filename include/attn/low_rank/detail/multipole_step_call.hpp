@@ -90,7 +90,8 @@ struct multipole_step_call {
       const index count = std::min(cluster_tile, clusters - begin);
       const matrix_view<const T> tile{means.row(begin), count, c.stride, c.stride, 1};
       by_rows<T>(s.rows.rows, [&](index r, auto R) {
-        row_scores<T, R.value>(s.rows.data + r * s.rows.stride, s.rows.stride, tile, s.rows.scores + r * stream_tile,
+        row_scores<T, R.value>(s.rows.data + r * s.rows.stride, s.rows.stride, T(1), tile,
+                               s.rows.scores + r * stream_tile,
                                r == 0
                                    ? stream_prefetcher(means, begin + count, std::min(begin + 2 * count, clusters))
                                    : stream_prefetcher());

@@ -86,12 +86,15 @@ struct softmax_backward_call {
     return d_lse ? dot - d_lse(b, h, i) : dot;
   }
 
-  /// Computes lse by recompute(forward) unless it is given, calls body(*this), then stores the gradients of the
-  /// parameters of heads. `operations` are those of the backward pass.
+  /// Computes lse by recompute(forward) unless it is given by a forward pass with the same products, calls body(*this),
+  /// then stores the gradients of the parameters of heads. `operations` are those of the backward pass.
   template <class Recompute, class Body>
   void run(double operations, const Recompute& recompute, const Body& body) {
     execution& exec = forward.exec;
     const auto limit = exec.limit_threads({.operations = operations});
+    // Weights are e^(score - lse): scores of other products may be far from those in lse.
+    if (exec.precision() == precision::fast && has_fast_products<S>()) forward.lse = {};
+    const standard_products standard(exec);
     const index heads = shape.batch * shape.heads;
     struct kept {
       T *lse, *slopes, *sinks;

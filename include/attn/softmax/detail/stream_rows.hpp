@@ -2,7 +2,8 @@
 //
 //   rows                        queries and weights              sums
 //   float, double, half         compute_type                     compute_type
-//   bf16                        the same, or bf16 where the processor multiplies pairs (bf16_pair.hpp); in float
+//   bf16                        the same, or bf16 where the processor multiplies pairs (bf16_pair.hpp); in float. Queries
+//                               are multiplied unscaled, so that those of bf16 elements lose nothing
 //   eight bits (quantised.hpp)  16-bit whole numbers, which err by 2^-16 of the largest; exact
 //
 // Scores are sums along the rows of k, added across registers at the end; of keys in eight bits 16 lie side by side, and
@@ -29,8 +30,8 @@ template <class T, class C>
 using stream_operand = std::conditional_t<std::same_as<C, std::int8_t>, code_pair,
                                           std::conditional_t<std::same_as<T, double>, T, product_type<C>>>;
 
-/// R queries: row r is data + r * stride, padded with zeros. As operands of rows in fewer bits beside it, and what those
-/// have to be multiplied with.
+/// R queries: row r is data + r * stride, scaled, padded with zeros. As operands of rows in fewer bits beside it, and what
+/// sums of those have to be multiplied with.
 template <class T, class C>
 struct stream_row {
   const T* data;
@@ -40,10 +41,11 @@ struct stream_row {
   const float* factors;
 };
 
-/// scores[r][j] = q_r . k_j for R rows, a few scores beyond the last key being anything: width<T> sums at a time, each
-/// along a register, then all added across at once.
+/// scores[r][j] = factor q_r . k_j for R rows, a few scores beyond the last key being anything: width<T> sums at a time,
+/// each along a register, then all added across at once.
 template <class P, int R, class Rows>
-void row_scores(const P* q, index q_stride, const Rows& k, sum_type<P>* scores, stream_prefetcher values) {
+void row_scores(const P* q, index q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
+                stream_prefetcher values) {
   using T = sum_type<P>;
   constexpr int keys = width<T> / R;
   for (index j = 0; j < k.rows; j += keys) {
@@ -64,7 +66,7 @@ void row_scores(const P* q, index q_stride, const Rows& k, sum_type<P>* scores, 
         });
       });
     alignas(64) T lanes[width<T>];
-    store<T>(lanes, sums_across<T>(sums));
+    store<T>(lanes, mul(sums_across<T>(sums), broadcast<T>(factor)));
     for (int r = 0; r < R; ++r) std::copy_n(lanes + r * keys, keys, scores + r * stream_tile + j);
   }
 }
@@ -74,8 +76,8 @@ void stream_scores(const stream_row<T, C>& q, const matrix_view<const S>& k, T* 
   using P = stream_operand<T, C>;
   if constexpr (std::same_as<S, C> && numbers_of<P> > 1)
     if (k.cols % (numbers_of<P> * width<T>) == 0)
-      return row_scores<P, R>(q.operands, q.operand_stride, k, scores, values);
-  row_scores<T, R>(q.data, q.stride, k, scores, values);
+      return row_scores<P, R>(q.operands, q.operand_stride, q.factors[0], k, scores, values);
+  row_scores<T, R>(q.data, q.stride, T(1), k, scores, values);
 }
 
 /// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` tells that a weight may be 0,
@@ -111,11 +113,11 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
   for (; col < v.cols; col += width<T>) columns(col, std::integral_constant<int, 1>{});
 }
 
-/// The same where no weight is 0, by pairs of rows: of two packets of each, columns 2 n go with columns 2 n, and columns
-/// 2 n + 1 with their like.
+/// The same by pairs of rows: of two packets of each, columns 2 n go with columns 2 n, and columns 2 n + 1 with their
+/// like. A row's result is the same, to the last bit, whether `zeros` is set for another's sake or not.
 template <int R>
-void pair_output(const float* weights, const float* rescale, const matrix_view<const Eigen::bfloat16>& v, float* out,
-                 index out_stride, stream_prefetcher keys) {
+void pair_output(const float* weights, bool zeros, const float* rescale, const matrix_view<const Eigen::bfloat16>& v,
+                 float* out, index out_stride, stream_prefetcher keys) {
   constexpr int w = width<float>;
   alignas(64) bf16_pair pairs[R][stream_tile / 2];
   for (int r = 0; r < R; ++r) lanes_to_pairs(weights + r * stream_tile, v.rows, pairs[r]);
@@ -136,7 +138,15 @@ void pair_output(const float* weights, const float* rescale, const matrix_view<c
         high[n] = (packet<float>)(a >> 16 | (b & 0xffff0000u));
       });
       unroll<R>([&](auto r) {
-        const packet<bf16_pair> weight = broadcast<bf16_pair>(pairs[r][j / 2]);
+        const bf16_pair pair = pairs[r][j / 2];
+        const packet<bf16_pair> weight = broadcast<bf16_pair>(pair);
+        if (const std::uint32_t seen = zeros ? seen_by(pair) : ~0u; seen != ~0u) {
+          unroll<N>([&](auto n) {
+            even[r][n] = multiply_add<bf16_pair>((packet<float>)((word_lanes)low[n] & seen), weight, even[r][n]);
+            odd[r][n] = multiply_add<bf16_pair>((packet<float>)((word_lanes)high[n] & seen), weight, odd[r][n]);
+          });
+          return;
+        }
         unroll<N>([&](auto n) {
           even[r][n] = multiply_add<bf16_pair>(low[n], weight, even[r][n]);
           odd[r][n] = multiply_add<bf16_pair>(high[n], weight, odd[r][n]);
@@ -180,10 +190,10 @@ struct value_factors {
 template <int R, class T, class S>
 void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const matrix_view<const S>& v,
                    T* out, index out_stride, stream_prefetcher keys) {
-  const bool zeros = range.zeros;
   if constexpr (numbers_of<stream_operand<T, S>> > 1)
-    if (!zeros && v.cols % (2 * width<T>) == 0) return pair_output<R>(weights, rescale, v, out, out_stride, keys);
-  row_output<T, R>(weights, zeros, rescale, v, out, out_stride, keys);
+    if (v.cols % (2 * width<T>) == 0)
+      return pair_output<R>(weights, range.zeros, rescale, v, out, out_stride, keys);
+  row_output<T, R>(weights, range.zeros, rescale, v, out, out_stride, keys);
 }
 
 // Rows in eight bits --------------------------------------------------------------------------------------------------
@@ -255,7 +265,7 @@ template <int R, class T, class C>
 void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores, stream_prefetcher values) {
   const quantised_tile tile(k);
   T shifts[R * stream_tile];
-  row_scores<T, R>(q.data, q.stride, tile.references(), shifts, stream_prefetcher());
+  row_scores<T, R>(q.data, q.stride, T(1), tile.references(), shifts, stream_prefetcher());
   alignas(64) float of_blocks[R * quantised_tile::most_rows];  // where the tile begins within a block
   float* const all = tile.shift == 0 ? scores : of_blocks;
   const index stride = tile.shift == 0 ? stream_tile : quantised_tile::most_rows;

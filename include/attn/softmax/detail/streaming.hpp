@@ -24,6 +24,7 @@ inline constexpr index stream_chunk = 2048;  // keys with a softmax of their own
 template <class T, class C = T>
 struct stream_queries {
   using P = stream_operand<T, C>;
+  static constexpr bool in_codes = std::same_as<C, std::int8_t>;
   static constexpr bool twice = !std::same_as<P, T>;  // are they kept as operands of rows in fewer bits too?
 
   index rows = 0, dim = 0, stride = 0, queries = 0, first_head = 0;
@@ -49,29 +50,25 @@ struct stream_queries {
     first_head = head;
     for (index r = 0; r < rows; ++r) {
       const matrix_view<const S> x = head_of(q, batch, head + r / queries);
+      T* const row = data + r * stride;
       for (index d = 0; d < stride; d += width<T>)
-        store<T>(data + r * stride + d,
-                 mul(load_part<T>(x.row(r % queries) + d * x.col_stride, x.col_stride, dim - d), broadcast<T>(factor)));
-      if constexpr (twice) make_operands(r);
+        store<T>(row + d, load_part<T>(x.row(r % queries) + d * x.col_stride, x.col_stride, dim - d));
+      if constexpr (numbers_of<P> > 1) {
+        lanes_to_pairs(row, stride, operands + r * stride / 2);
+        factors[r] = factor;
+      }
+      for (index d = 0; d < stride; d += width<T>) store<T>(row + d, mul(load<T>(row + d), broadcast<T>(factor)));
+      if constexpr (in_codes) {
+        float largest = 0;  // a NaN, if there is one
+        for (index d = 0; d < dim; ++d)
+          if (!(std::abs(row[d]) <= largest) && largest == largest) largest = std::abs(row[d]);
+        factors[r] = round_to_codes(row, stride, largest, code_most_of(dim), operands + r * stride / 2);
+      }
     }
   }
   stream_row<T, C> row(index r) const {
     if constexpr (!twice) return {data + r * stride, stride, nullptr, 0, nullptr};
     return {data + r * stride, stride, operands + r * stride / 2, stride / 2, factors + r};
-  }
-
- private:
-  void make_operands(index r) const {
-    const T* const x = data + r * stride;
-    P* const to = operands + r * stride / 2;
-    if constexpr (std::same_as<C, std::int8_t>) {
-      float largest = 0;
-      for (index d = 0; d < dim; ++d) largest = !(std::abs(x[d]) <= largest) ? std::abs(x[d]) : largest;
-      factors[r] = round_to_codes(x, stride, largest, code_most_of(dim), to);
-    } else {
-      for (index d = 0; d < stride; d += 2 * width<T>)
-        store<P>(to + d / 2, load_part<P>(x + d, 1, 2 * width<T>));
-    }
   }
 };
 

@@ -41,11 +41,6 @@ void add_output(const P* weights, const sum_type<P>* rescale, const packed_keys<
                        });
 }
 
-/// Which of two values have a weight, or part of one, that is not 0.
-template <class P>
-ATTN_INLINE std::uint32_t seen_by(P weights) {
-  return (weights.bits & 0x7fff ? 0xffffu : 0) | (weights.bits & 0x7fff0000 ? 0xffff0000u : 0);
-}
 /// What has weight 0 in a row is left out of it.
 template <class Left>
 auto seen_by_weight(const Left& left) {

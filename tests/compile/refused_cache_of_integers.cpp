@@ -1,0 +1,10 @@
+// says: attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16 or std::int8_t
+#include <attn/core/kv_cache.hpp>
+
+#ifdef WRONG
+using number = int;
+#else
+using number = std::int8_t;
+#endif
+
+attn::index tokens() { return attn::kv_cache<number>({.dim = 64}).tokens(); }
