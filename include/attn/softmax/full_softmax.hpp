@@ -73,7 +73,9 @@ struct full_call {
 
   bool few(index b) const { return lengths.queries(b) <= few_queries; }
   cache_rows<const C> keys_of(index b, index kv) const { return {in.k, b, kv, shape.dim, true, in.pages}; }
-  cache_rows<const C> values_of(index b, index kv) const { return {in.v, b, kv, shape.dim_v, in.v.data() == in.k.data(), in.pages}; }
+  cache_rows<const C> values_of(index b, index kv) const {
+    return {in.v, b, kv, shape.dim_v, in.v.data() == in.k.data(), in.pages};
+  }
 
   /// Rows [begin, end) of a head, of which those in eight bits become numbers first, some at a time.
   void pack(packed_keys<P>& keys, const cache_rows<const C>& k, const cache_rows<const C>& v, index begin, index end,

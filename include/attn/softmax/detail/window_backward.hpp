@@ -352,7 +352,8 @@ struct window_backward : window_sets {
         exec, pairs, threads == 1 ? 1 : ceil_div(4 * threads, most_steps),
         [&](arena& memory) { return layout(memory, most_steps, sums); },
         [&](const wave<pair_scratch>& w) {
-          w.for_each(most_steps, [&](index pair, const pair_scratch& s, index step, int worker) { take(pair, s, step, worker); });
+          w.for_each(most_steps,
+                     [&](index pair, const pair_scratch& s, index step, int worker) { take(pair, s, step, worker); });
           w.for_each(1, [&](index pair, const pair_scratch& s, index, int) { finish(pair, s); });
         });
   }

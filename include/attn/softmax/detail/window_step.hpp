@@ -138,7 +138,9 @@ struct cache_source {
   index ring() const { return std::numeric_limits<index>::max(); }
   index global_row(index g) const { return seen.globals[static_cast<std::size_t>(g)]; }
   cache_rows<const element_type> keys(index b, index kv) const { return {all_keys, b, kv, cache.dim(), true, pages}; }
-  cache_rows<const element_type> values(index b, index kv) const { return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), pages}; }
+  cache_rows<const element_type> values(index b, index kv) const {
+    return {all_values, b, kv, cache.value_dim(), cache.values_in_keys(), pages};
+  }
   void put(index, index, index) const {}
 };
 
