@@ -13,7 +13,7 @@ function(attn_script_test name script)
 endfunction()
 
 # Every header compiles alone but for Eigen, which is precompiled, twice included, without a warning: those in detail/
-# where nothing but headers is tested. With nothing before them operators' headers are compiled by compile_time below.
+# where nothing but headers is tested. With nothing before them GCC compiles operators' headers for compile_time below.
 set(precompiled -DPRECOMPILED=${work}/eigen.hpp)
 attn_script_test(header.precompile precompile -DHEADER=Eigen/Core ${precompiled})
 set_tests_properties(${prefix}header.precompile PROPERTIES FIXTURES_SETUP ${prefix}eigen COST 100)

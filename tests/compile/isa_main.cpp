@@ -43,16 +43,20 @@ int main() {
 
   int wrong = 0;
   for (const isa_unit& unit : units) {
-    std::vector<float> out(count, 7);
-    unit.attend(q.data(), k.data(), v.data(), out.data());
-    double error = 0, norm = 0;
-    for (std::size_t n = 0; n < count; ++n) {
-      error += std::pow(static_cast<double>(out[n]) - expected[n], 2);
-      norm += expected[n] * expected[n];
-    }
-    std::printf("%-12s packets of %2d, error %.1e, attn::execution is %s\n", unit.name, unit.packet,
-                std::sqrt(error / norm), unit.type);
-    if (!(std::sqrt(error / norm) <= 2e-6) || !std::strstr(unit.type, unit.name)) ++wrong;
+    const auto error_of = [&](auto attend) {
+      std::vector<float> out(count, 7);
+      attend(q.data(), k.data(), v.data(), out.data());
+      double error = 0, norm = 0;
+      for (std::size_t n = 0; n < count; ++n) {
+        error += std::pow(static_cast<double>(out[n]) - expected[n], 2);
+        norm += expected[n] * expected[n];
+      }
+      return std::sqrt(error / norm);
+    };
+    const double error = error_of(unit.attend), error_bf16 = error_of(unit.attend_bf16);
+    std::printf("%-12s packets of %2d, error %.1e, of bf16 %.1e, attn::execution is %s\n", unit.name, unit.packet, error,
+                error_bf16, unit.type);
+    if (!(error <= 2e-6) || !(error_bf16 <= 0.03) || !std::strstr(unit.type, unit.name)) ++wrong;
     for (const isa_unit& other : units)
       if ((std::strcmp(unit.name, other.name) == 0) != (std::strcmp(unit.type, other.type) == 0)) ++wrong;
   }

@@ -6,4 +6,5 @@ struct isa_unit {
   const char *name, *type;
   int packet;
   void (*attend)(const float* q, const float* k, const float* v, float* out);
+  void (*attend_bf16)(const float* q, const float* k, const float* v, float* out);  // all rounded to bf16
 };

@@ -30,6 +30,7 @@ struct gradients {
 struct request {
   bool saved_lse = true, d_lse = true, accumulate = false;
   bool differ = false;  // processes want and lack different things
+  bool fast = false;    // precision::fast
 };
 
 // What all processes share, from one process.
@@ -98,6 +99,7 @@ void check(const problem<S>& p, spread how, const request& r = {}) {
   using T = attn::compute_type<S>;
   const whole_call<S> all(p, r);
   attn::execution serial;
+  if (r.fast) serial.set_precision(attn::precision::fast);
   const gradients<S> part = all.own_part(how, r, serial);
   const auto queries = own_rows(p.q.length(), how), keys = own_rows(p.k.length(), how);
   CAPTURE(int(how), p.chosen.causal, p.chosen.terms, p.chosen.score, p.q.length(), p.k.length(), r.saved_lse, r.d_lse,
@@ -134,6 +136,12 @@ TEST_CASE("mpi::full_softmax_backward: float gives what one process gives", "[fu
 }
 TEST_CASE("mpi::full_softmax_backward: 16-bit elements are rounded once", "[full_softmax_backward]") {
   check_choices<Eigen::bfloat16>();
+}
+
+TEST_CASE("mpi::full_softmax_backward: with precision::fast gradients are those of standard products",
+          "[full_softmax_backward]") {
+  for (spread how : {spread::uneven, spread::zigzag})
+    check<Eigen::half>(problem<Eigen::half>({.causal = true, .terms = true}), how, {.fast = true});
 }
 
 TEST_CASE("mpi::full_softmax_backward: long sequences, in pieces of heads", "[full_softmax_backward]") {

@@ -247,4 +247,12 @@ TEST_CASE("full_softmax: more heads than one wave takes, by several threads as b
   check({.batch = 2, .heads = 4, .kv_heads = 4, .queries = 2, .keys = 8200, .dim = 8, .value_dim = 8}, true);
 }
 
+TEST_CASE("full_softmax takes pieces of one buffer that do not overlap", "[full_softmax]") {
+  tensor<float> fused(1, 1, 9, 4 * 8, 0.5f);  // [length, q | k | v | out]
+  const auto piece = [&](index n) { return view(fused).slice(3, 8 * n, 8); };
+  attn::execution serial;
+  compiled_full_softmax<float>::call(piece(0), piece(1), piece(2), piece(3), {}, {}, serial);
+  CHECK(fused(0, 0, 8, 31) == 0.5f);
+}
+
 }  // namespace testing

@@ -90,12 +90,4 @@ TEST_CASE("merge_softmax refuses what does not fit", "[refusals]") {
   check([&] { attn::merge_softmax(view(out), rows, view(other), rows); });
 }
 
-TEST_CASE("full_softmax is content with pieces of one buffer that do not overlap", "[refusals]") {
-  tensor<float> fused(1, 1, 9, 4 * 8, 0.5f);  // [length, q | k | v | out]
-  const auto piece = [&](index n) { return view(fused).slice(3, 8 * n, 8); };
-  attn::execution serial;
-  compiled_full_softmax<float>::call(piece(0), piece(1), piece(2), piece(3), {}, {}, serial);
-  CHECK(fused(0, 0, 8, 31) == 0.5f);
-}
-
 }  // namespace testing

@@ -96,8 +96,8 @@ struct work_estimate {
 }  // namespace detail
 
 /// What products may lose for speed. `fast` changes those of forward passes, of the softmax and low-rank families (all but
-/// multipole) and of the layers. Steps of up to four tokens stay as they are, and so do gradients: the softmax family then
-/// computes lse anew; of layers only the operators they call again are `fast`.
+/// multipole) and of the layers. Steps of up to four tokens stay as they are, and so do gradients, at the `out` that is
+/// given: the softmax family then computes lse anew; of layers only the operators they call again are `fast`.
 ///
 ///   elements   become                               relative error   where
 ///   float      two bf16 numbers, three products     1e-5             the processor has AMX and the build its code

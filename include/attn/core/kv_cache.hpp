@@ -14,9 +14,8 @@
 // but double std::int8_t, in eight bits: a scale for each token and head, and for every 16 keys the first of them, as
 // bf16, from which the others are differences (formula in core/detail/quantised.hpp). Dims are even, numbers finite and no
 // larger than 1e38; tokens all of whose numbers are below 1e-30 may become 0. On attention of a trained model (bench/data,
-// two layers) int8 errs by 0.47 and 0.25 % of the result's norm, bfloat16 by 0.28 and 0.09. A step multiplies bf16 keys by
-// queries rounded to bf16 where the processor multiplies bf16; so does one of more than 4 tokens over int8, of whose keys
-// it makes bf16.
+// two layers) int8 errs by 0.47 and 0.25 % of the result's norm, bfloat16 by 0.28 and 0.09. Where the processor multiplies
+// bf16, a step of up to 4 float tokens rounds the queries for keys of bf16, and one of more bf16 tokens those of int8.
 //
 // Memory   batch * heads * capacity * (dim + value_dim) elements; in eight bits 1.125 bytes for each of a key, 1 of a
 //          value, and 8 for each token and head.

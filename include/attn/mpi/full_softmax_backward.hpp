@@ -69,7 +69,7 @@ void full_softmax_backward(const Q& q, const K& k, const V& v, const O& out, con
   detail::backward_arguments<S> x{{detail::validator(name)}, as_view(q), as_view(k), as_view(v), as_view(out),
                                   as_view(d_out), {}};
   const detail::softmax_group<S> group(
-      name, communicator, x.q, x.k, x.v, given, detail::wants_of(given, gradients),
+      name, communicator, x.q, x.k, x.v, given, detail::wants_of<S>(given, gradients, threads),
       [&](const detail::validator& check) {
         x.shape = detail::check_attention_extents(check, x.q, x.k, x.v, x.out);
         detail::check_softmax_backward<S>(x, given, gradients);

@@ -42,7 +42,7 @@ class row_prefetcher {
   void add(const quantised_rows& x, index begin, index end) {
     if (begin >= end || x.step != 1) return;
     streams_[count_++] = {reinterpret_cast<const char*>(x.block(begin)), x.block_stride, x.layout.bytes(),
-                          (x.block(end - 1) - x.block(begin)) / x.block_stride + 1};
+                          (x.first + end - 1) / quantised_block - (x.first + begin) / quantised_block + 1};
   }
 
   /// The next `rows` rows of every matrix.

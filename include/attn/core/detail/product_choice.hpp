@@ -21,7 +21,13 @@ bool has_fast_products() {
   return !std::same_as<fast_product_type<S>, product_type<S>>;
 }
 
-/// While it lives, a call's products are standard ones: gradients are, and so must be what they are computed from.
+/// Are products of a call by `exec` other than the standard ones?
+template <class S>
+bool uses_fast_products(const execution& exec) {
+  return exec.precision() == precision::fast && has_fast_products<S>();
+}
+
+/// While it lives, products of calls by `exec` are standard ones.
 class standard_products {
  public:
   explicit standard_products(execution& exec) : exec_(exec), before_(exec.precision()) {
@@ -40,8 +46,7 @@ class standard_products {
 template <class S, class Body>
 void with_products(const execution& exec, Body&& body) {
   if constexpr (!std::same_as<fast_product_type<S>, product_type<S>>)
-    if (exec.precision() == precision::fast && has_fast_products<S>())
-      return body(std::type_identity<fast_product_type<S>>());
+    if (uses_fast_products<S>(exec)) return body(std::type_identity<fast_product_type<S>>());
   body(std::type_identity<product_type<S>>());
 }
 

@@ -27,10 +27,10 @@ struct backward_arguments {
   attention_shape shape;
 };
 
-/// What a process wants and lacks.
-template <class Options, class Gradients>
-std::uint64_t wants_of(const Options& options, const Gradients& g) {
-  return (options.lse ? 0 : lacks_lse) | (g.k ? wants_keys : 0) | (g.v ? wants_values : 0) |
+/// What a process wants and lacks: an lse of fast products is none (softmax_backward_call).
+template <class S, class Options, class Gradients>
+std::uint64_t wants_of(const Options& options, const Gradients& g, const execution& exec) {
+  return (options.lse && !uses_fast_products<S>(exec) ? 0 : lacks_lse) | (g.k ? wants_keys : 0) | (g.v ? wants_values : 0) |
          (g.alibi_slopes ? wants_slopes : 0) | (g.sinks ? wants_sinks : 0);
 }
 
@@ -47,6 +47,8 @@ class softmax_group_backward {
 
   void run() {
     const std::array<index, 4>& o = x_.out.extents();
+    if (uses_fast_products<S>(exec_)) lse_ = {};
+    const standard_products standard(exec_);
     const bool lacks = group_.any(lacks_lse);
     const auto log_sums = exec_.workspace([&](arena& m) { return m.allocate<T>(lacks ? o[0] * o[1] * o[2] : 0); });
     if (lacks) {  // on another process, at least: that one has its own, and takes part

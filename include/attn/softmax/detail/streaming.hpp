@@ -199,7 +199,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
           if constexpr (in_eight_bits)
             range.largest[r - r0] = max_lanes(most);
           else
-            range.zeros |= !(min_lanes(least) > T(0));
+            range.zeros |= !(min_lanes(least) >= std::numeric_limits<T>::min());  // as bf16 smaller ones are 0
           rescale[r - r0] = state.maximum[r] - reference;
           state.maximum[r] = maximum;
           sums[r - r0] = sum_lanes(sum);
