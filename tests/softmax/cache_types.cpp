@@ -214,11 +214,11 @@ TEST_CASE("A cache of int8 in the caller's memory, and values that are dims of t
   CHECK(relative_error(a, expected(p).out) <= error_of<int8>);
 }
 
-TEST_CASE("A query that is not finite spoils its own result in a cache of int8", "[cache_types]") {
+TEST_CASE("A query that is not finite reaches its own result alone in a cache of int8", "[cache_types]") {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     const tensor<float> k = cast<float>(random_normal(1, 1, 1, 40, 32)),
                         v = cast<float>(random_normal(2, 1, 1, 40, 32));
-    tensor<float> q = cast<float>(random_normal(3, 1, 4, 1, 32)), fine(1, 4, 1, 32), spoilt(1, 4, 1, 32);
+    tensor<float> q = cast<float>(random_normal(3, 1, 4, 1, 32)), fine(1, 4, 1, 32), poisoned(1, 4, 1, 32);
     const tensor<float> k_new = cast<float>(random_normal(4, 1, 1, 1, 32)),
                         v_new = cast<float>(random_normal(5, 1, 1, 1, 32));
     attn::kv_cache<int8> cache({.dim = 32});
@@ -226,10 +226,10 @@ TEST_CASE("A query that is not finite spoils its own result in a cache of int8",
     attn::full_softmax_step(cache, view(std::as_const(q)), view(k_new), view(v_new), view(fine));
     cache.truncate(40);
     q(0, 2, 0, 5) = bad;
-    attn::full_softmax_step(cache, view(std::as_const(q)), view(k_new), view(v_new), view(spoilt));
+    attn::full_softmax_step(cache, view(std::as_const(q)), view(k_new), view(v_new), view(poisoned));
     for (index h = 0; h < 4; ++h)
       for (index d = 0; d < 32; ++d)
-        CHECK((h == 2 ? std::isnan(spoilt(0, h, 0, d)) : spoilt(0, h, 0, d) == fine(0, h, 0, d)));
+        CHECK((h == 2 ? std::isnan(poisoned(0, h, 0, d)) : poisoned(0, h, 0, d) == fine(0, h, 0, d)));
   }
 }
 

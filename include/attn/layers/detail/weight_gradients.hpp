@@ -98,17 +98,17 @@ struct chunk_place {
   index chunk, depth, first;
 };
 
-/// Tokens of some chunks, their numbers in groups of Wide columns, each [token][Wide]; of pairs two tokens are one.
+/// Tokens of some chunks, their numbers in blocks of Wide columns, each [token][Wide]; of pairs two tokens are one.
 template <class P, int Wide>
-struct column_groups {
+struct column_blocks {
   using T = sum_type<P>;
 
   index columns = 0;
   P* data = nullptr;
 
-  column_groups() = default;
+  column_blocks() = default;
   /// With `chunks` 0 nothing is allocated.
-  column_groups(arena& memory, index numbers, index chunks)
+  column_blocks(arena& memory, index numbers, index chunks)
       : columns(numbers),
         data(memory.allocate<P>(chunks > 0 ? chunks * operands<P>(gradient_chunk) * padded() + width<T> : 0)) {}
 
@@ -119,9 +119,9 @@ struct column_groups {
   void put(const chunk_place& place, const row_buffer<T>& from, index rows, index begin, index count) const {
     const index end = begin + count;
     for (index c = begin, next; c < end; c = next) {
-      const index group = c / Wide, at = c % Wide;
-      next = std::min((group + 1) * Wide, end);
-      P* to = chunk(place.chunk) + (group * operands<P>(place.depth) + operands<P>(place.first)) * Wide + at;
+      const index block = c / Wide, at = c % Wide;
+      next = std::min((block + 1) * Wide, end);
+      P* to = chunk(place.chunk) + (block * operands<P>(place.depth) + operands<P>(place.first)) * Wide + at;
       const index filled = next - c, spare = next == columns ? Wide - at - filled : 0;
       for (index r = 0; r < rows; r += numbers_of<P>, to += Wide) {
         put_rows(from.row(r) + (c - begin), r + 1 < rows ? from.row(r + 1) + (c - begin) : nullptr, filled, to);
@@ -154,9 +154,9 @@ struct column_groups {
 };
 
 template <class P>
-using gradient_tiles = column_groups<P, tile_rows>;
+using gradient_tiles = column_blocks<P, tile_rows>;
 template <class P>
-using input_panels = column_groups<P, panel_width<P>>;
+using input_panels = column_blocks<P, panel_width<P>>;
 
 /// The sum of the numbers of an operand packet.
 template <class P>

@@ -72,7 +72,7 @@ struct few_rows {
                      operands<P>(dim), tokens, operands<P>(dim), to, stride, accumulate, factor);
   }
   /// to[token] = sum over rows of weights[row][token] row, or to[token] += that. `memory` is operand_weights().
-  void mix(const T* weights, index tokens, T* to, index stride, bool accumulate,
+  void weighted_sums(const T* weights, index tokens, T* to, index stride, bool accumulate,
            [[maybe_unused]] P* memory = nullptr) const {
     const P* left = nullptr;
     if constexpr (numbers_of<P> > 1)
@@ -222,7 +222,7 @@ void backward_of_queries(const matrix_view<const S>& q, const matrix_view<const 
   keys.scores(s.x.columns, count, s.weights);
   if (scores) values.scores(s.y.columns, count, s.d_scores);
   softmax_columns(s.weights, scores ? s.d_scores : nullptr, keys.count, count, d_lse);
-  if (to.queries) keys.mix(s.d_scores, count, to.queries, to.stride, false, s.operands);
+  if (to.queries) keys.weighted_sums(s.d_scores, count, to.queries, to.stride, false, s.operands);
   if (to.keys) s.x.add_mix(s.d_scores, keys.count, to.keys, to.stride, s.operands);
   if (to.values) s.y.add_mix(s.weights, values.count, to.values, to.stride_v, s.operands);
 }
@@ -252,8 +252,8 @@ void backward_of_keys(const attended_rows<P>& from, few_rows_scratch<P>& s, T* d
   from.queries.scores(s.x.columns, tokens, s.weights);
   if (scores) from.d_out.scores(s.y.columns, tokens, s.d_scores);
   softmax_rows(s.weights, scores ? s.d_scores : nullptr, rows, tokens, from.maximum, from.delta);
-  if (d_values) from.d_out.mix(s.weights, tokens, d_values, stride_v, accumulate, s.operands);
-  if (d_keys) from.queries.mix(s.d_scores, tokens, d_keys, stride, accumulate, s.operands);
+  if (d_values) from.d_out.weighted_sums(s.weights, tokens, d_values, stride_v, accumulate, s.operands);
+  if (d_keys) from.queries.weighted_sums(s.d_scores, tokens, d_keys, stride, accumulate, s.operands);
   if (d_queries) s.x.add_mix(s.d_scores, rows, d_queries, stride, s.operands);
 }
 

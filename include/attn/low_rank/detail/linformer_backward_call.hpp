@@ -179,7 +179,7 @@ struct linformer_backward_call {
                               block.edge);
           if (!to.x) continue;
           if (!one_e) load_projection(side, kv * group + g, begin, count, block.e);
-          gradient.mix(block.e, count, block.dx, stride, g > 0, block.operands);
+          gradient.weighted_sums(block.e, count, block.dx, stride, g > 0, block.operands);
         }
         if (to.x)
           store_gradient_rows(block.dx, stride, T(1), rows_from(head_of(to.x, b, kv), begin), 0, end - begin,

@@ -272,8 +272,8 @@ struct long_short_backward_call {
       if (m.d_keys.rows > 0) s.keys.pack(rows(m.d_keys, shape().dim), rank, T(1));
       if (m.d_values.rows > 0) s.values.pack(rows(m.d_values, shape().dim_v), rank, T(1));
       s.weigh(head_of(forward.logits, b, h), begin, count, m.maximum + row, m.share + row);
-      if (wanted.k) s.keys.mix(s.block.weights, count, p.d_keys + begin * stride(), stride(), true);
-      if (wanted.v) s.values.mix(s.block.weights, count, p.d_values + begin * stride_v(), stride_v(), true);
+      if (wanted.k) s.keys.weighted_sums(s.block.weights, count, p.d_keys + begin * stride(), stride(), true);
+      if (wanted.v) s.values.weighted_sums(s.block.weights, count, p.d_values + begin * stride_v(), stride_v(), true);
       if (!wanted.logits) continue;
       s.keys.scores(s.block.x.columns, count, s.block.d_scores);
       s.values.scores(s.block.y.columns, count, s.block.d_scores, few_rows_stride, true);
