@@ -70,7 +70,9 @@ TEST_CASE("exp2_rounded is within 1.02e-4, exact at 0 and for -infinity", "[bf16
 }
 
 // Small whole numbers: their products and sums are exact.
-[[maybe_unused]] float number(index row, index col) { return static_cast<float>((row * 7 + col * 13 + row * col) % 15 - 7); }
+[[maybe_unused]] float number(index row, index col) {
+  return static_cast<float>((row * 7 + col * 13 + row * col) % 15 - 7);
+}
 
 // A matrix of numbers as S, `stride` apart in a row.
 template <class S>
