@@ -137,6 +137,35 @@ TEMPLATE_TEST_CASE("Products of pairs, any shape and memory", "[bf16]", bfloat16
   }
 }
 
+// Threads pack what follows at the same time.
+template <class P, class S>
+void check_end_of_rows() {
+  constexpr unsigned char untouched = 0x5a;
+  constexpr std::size_t more = 64;
+  for (index rows : {1, 5, int(detail::tile_rows)})
+    for (index depth : {1, 2, 3, 7, 16, 31, 32, 33, 64, 77})
+      for (index stride : {1, 3}) {
+        CAPTURE(rows, depth, stride);
+        const std::vector<S> x(static_cast<std::size_t>(rows * depth * stride), S(1));
+        const auto size = static_cast<std::size_t>(detail::tile_rows * detail::row_operands<P>(depth));
+        std::vector<P> packed(size + more);
+        std::memset(static_cast<void*>(packed.data()), untouched, packed.size() * sizeof(P));
+        detail::pack_rows<P>([&](index i) { return x.data() + i * depth * stride; }, rows, depth, stride, 1,
+                             packed.data());
+        const auto* const bytes = reinterpret_cast<const unsigned char*>(packed.data());
+        CHECK(std::all_of(bytes + size * sizeof(P), bytes + packed.size() * sizeof(P),
+                          [](unsigned char byte) { return byte == untouched; }));
+        CHECK(bytes[size * sizeof(P) - 1] != untouched);
+      }
+}
+
+TEST_CASE("Packed rows end where they say", "[bf16]") {
+  check_end_of_rows<float, float>();
+  check_end_of_rows<float, half>();
+  check_end_of_rows<double, double>();
+  if constexpr (detail::bf16_products != detail::bf16_make::none) check_end_of_rows<bf16_pair, bfloat16>();
+}
+
 TEST_CASE("Which products of pairs these tests are of", "[bf16]") {
   const char* const makes[] = {"none: bf16 elements are multiplied as float", "avx512", "neon", "the model"};
   const char* unit = "";

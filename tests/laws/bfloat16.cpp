@@ -45,6 +45,7 @@ struct stored_operator {
   bool causal;
   std::function<void(const stored_call&)> run;
   index kv_heads = 2;
+  bool heads_differ = false;  // has every head parameters of its own?
 };
 
 values drawn(std::uint64_t seed, index batch, index count, index tokens, index width) {
@@ -102,6 +103,19 @@ stored_operator nystrom() {
             compiled::backward(c.q, c.k, c.v, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options, c.execution);
           }};
 }
+stored_operator long_short(const char* name, bool causal) {
+  return {name, causal, [=](const stored_call& c) {
+            using compiled = compiled_long_short<element>;
+            static const values logits = drawn(10, 2, heads, length, 6);
+            const in_view<element> of_items = view(logits).slice(0, 0, c.q.extent(0)).slice(1, 0, c.q.extent(1));
+            auto options = c.options<compiled::options>(causal);
+            options.left = 19, options.right = causal ? 0 : 11, options.segment = causal ? 32 : 0;
+            compiled::call(c.q, c.k, c.v, c.out, of_items, options, c.execution);
+            compiled::backward(c.q, c.k, c.v, c.out, of_items, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options,
+                               c.execution);
+          },
+          2, true};
+}
 stored_operator lsh() {
   // Tokens that come later take places in the sorted order, which moves what earlier ones see.
   return {"lsh", false,
@@ -121,15 +135,20 @@ const std::vector<stored_operator>& stored_operators() {
       softmax<compiled_full_softmax>("full_softmax", false, nothing),
       softmax<compiled_full_softmax>("full_softmax causal", true, nothing),
       softmax<compiled_sliding_window>("sliding_window causal", true, [](auto& o) { o.left = 21; }),
+      softmax<compiled_block>("block", false, [](auto& o) { o.size = 20; }),
       softmax<compiled_strided>("strided causal", true, [](auto& o) { o.stride = 9; }),
+      softmax<compiled_bigbird>("bigbird causal", true, [](auto& o) { o.size = 16; }),
       softmax<compiled_topk_blocks>("topk_blocks", true, [](auto& o) { o.block = 24; }),
       lsh(),
       linformer(),
+      long_short("long_short", false),
+      long_short("long_short causal", true),
       nystrom(),
       linear("linear", false),
       linear("linear causal", true),
       random_features<compiled_performer>("performer", false),
       random_features<compiled_performer>("performer causal", true),
+      random_features<compiled_rfa>("rfa", false),
       random_features<compiled_rfa>("rfa causal", true)};
   return all;
 }
@@ -187,6 +206,15 @@ values item_of(const values& x, index b) {
   return one;
 }
 
+values heads_of(const values& x, index begin, index count) {
+  values some(x.batch(), count, x.length(), x.dim());
+  for (index b = 0; b < x.batch(); ++b)
+    for (index h = 0; h < count; ++h)
+      for (index i = 0; i < x.length(); ++i)
+        for (index d = 0; d < x.dim(); ++d) some(b, h, i, d) = x(b, begin + h, i, d);
+  return some;
+}
+
 // Rows [begin, end) of item b become `value`.
 void fill_rows(values& x, index b, index begin, index end, element value) {
   for (index h = 0; h < x.heads(); ++h)
@@ -222,6 +250,22 @@ TEST_CASE("bfloat16: an item alone gives what it gives in a batch", "[bfloat16_l
     for (index b : {0, 1}) {
       const results one = run(op, {item_of(in.q, b), item_of(in.k, b), item_of(in.v, b), item_of(in.d_out, b)});
       CHECK(one == results{item_of(all.out, b), item_of(all.dq, b), item_of(all.dk, b), item_of(all.dv, b)});
+    }
+  }
+}
+
+TEST_CASE("bfloat16: the heads of one key head alone give what they give among others", "[bfloat16_laws]") {
+  for (const stored_operator& op : stored_operators()) {
+    if (op.heads_differ) continue;
+    INFO(op.name);
+    const inputs in = random_inputs(op);
+    const results all = run(op, in);
+    const index group = heads / op.kv_heads;
+    for (index kv = 0; kv < op.kv_heads; ++kv) {
+      const auto queries = [&](const values& x) { return heads_of(x, kv * group, group); };
+      const auto keys = [&](const values& x) { return heads_of(x, kv, 1); };
+      CHECK(run(op, {queries(in.q), keys(in.k), keys(in.v), queries(in.d_out)}) ==
+            results{queries(all.out), queries(all.dq), keys(all.dk), keys(all.dv)});
     }
   }
 }

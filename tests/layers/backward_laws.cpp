@@ -19,7 +19,7 @@ TEMPLATE_LIST_TEST_CASE("layers backward: dx of a batch is that of each item alo
 }
 
 TEMPLATE_LIST_TEST_CASE("layers backward: any number of threads gives the same bits", "[layer_backward_threads]",
-                        exact_types) {
+                        all_types) {
   attn::execution two(2, 0), five(5, 0);
   for (const auto& op : backward_layers<TestType>())
     for (index length : {0, 1, 48, 200}) {

@@ -55,7 +55,7 @@ TEMPLATE_LIST_TEST_CASE("layers: any strides give the same bits, and gaps are ne
     }
 }
 
-TEMPLATE_LIST_TEST_CASE("layers: any number of threads gives the same bits", "[layer_threads]", exact_types) {
+TEMPLATE_LIST_TEST_CASE("layers: any number of threads gives the same bits", "[layer_threads]", all_types) {
   attn::execution two(2, 0), five(5, 0);
   for (const auto& op : layers<TestType>())
     for (index length : lengths) {

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <functional>
 
+#include <attn/core/paged_cache.hpp>
+
 #include "support/call_topk_blocks.hpp"
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
@@ -260,6 +262,115 @@ TEST_CASE("topk_blocks_step refuses what does not fit", "[refusals]") {
   of_cache = good;
   of_cache.q = {cache.keys().data(), {2, 4, 2, 8}, {0, 0, 8, 1}};
   check("separate memory", of_cache, view(out), {});
+}
+
+TEST_CASE("caches of several sequences refuse what does not fit", "[refusals]") {
+  const tensor<float> q(4, 4, 3, 20, 0.5f), k(4, 2, 3, 20, 0.5f), v(4, 2, 3, 12, 0.5f);
+  tensor<float> out(4, 4, 3, 12, 7);
+  const attn::state_extents four{.batch = 4, .heads = 2, .dim = 20, .value_dim = 12};
+  const std::vector<index> three(3, 1), negative = {0, 1, -1, 0}, long_one = {3, 4, 0, 0};
+  const auto says = [&](const std::string& message, const char* name, const char* text) {
+    INFO(message << " should mention " << text);
+    CHECK(well_formed(message, name));
+    CHECK(message.find(text) != std::string::npos);
+    CHECK(out == tensor<float>(4, 4, 3, 12, 7));
+  };
+  const auto check_step = [&](auto& cache, const char* text, const attn::full_softmax_step_options<float>& o) {
+    const std::vector<index> before(cache.lengths().begin(), cache.lengths().end());
+    says(refusal([&] { attn::full_softmax_step(cache, view(q), view(k), view(v), view(out), o); }),
+         "full_softmax_step", text);
+    CHECK(std::equal(before.begin(), before.end(), cache.lengths().begin()));
+  };
+  attn::kv_cache<float> cache(four);
+  cache.append(view(k), view(v));
+  const auto check_items_of = [&](auto& some, const char* name) {
+    says(refusal([&] { some.reset(4); }), name, "a batch item from 0 to 3; found 4");
+    says(refusal([&] { some.copy_item(0, -1); }), name, "a batch item");
+    says(refusal([&] { some.copy_item(4, 0); }), name, "a batch item");
+    says(refusal([&] { some.tokens(9); }), name, "a batch item");
+    says(refusal([&] { some.reorder(three); }), name, "order");
+    says(refusal([&] { some.reorder(negative); }), name, "batch items from 0 to 3; found -1");
+    says(refusal([&] { some.append(view(k), view(v), {.lengths = three}); }), name, "lengths");
+    says(refusal([&] { some.append(view(k), view(v), {.lengths = negative}); }), name, "lengths");
+    CHECK(some.tokens() == 3);
+  };
+  check_items_of(cache, "kv_cache");
+  says(refusal([&] { cache.truncate(1, 4); }), "kv_cache", "tokens to keep from 0 to 3; found 4");
+  check_step(cache, "lengths", {.lengths = three});
+  check_step(cache, "lengths", {.lengths = negative});
+  check_step(cache, "lengths from 0 to 3; found 4", {.lengths = long_one});
+  check_step(cache, "an even number of dims", {.rotary = attn::rotary_options<float>{.dims = 3}});
+  attn::sliding_window_cache<float> ring(four, {.left = 4});
+  ring.append(view(k), view(v));
+  check_items_of(ring, "sliding_window_cache");
+  const std::vector<index> falling = {5, 5}, two = {1, 2};
+  const auto check_window = [&](const char* text, const attn::sliding_window_cache_options& window) {
+    says(refusal([&] { attn::sliding_window_step(cache, window, view(q), view(k), view(v), view(out)); }),
+         "sliding_window_step", text);
+    CHECK(cache.tokens() == 3);
+  };
+  check_window("left >= 0; found -1", {.left = -1});
+  check_window("global positions that ascend", {.global_positions = falling});
+  check_window("query heads", {.dilation = two});
+  attn::topk_blocks_cache<float> topk(four, {.block = 4});
+  topk.append(view(k), view(v));
+  check_items_of(topk, "topk_blocks_cache");
+
+  // Memory of the caller's: of one shape, apart, and large enough.
+  tensor<float> keys(4, 2, 5, 20), values(4, 2, 5, 12);
+  const auto made = [&](auto x, auto y, const std::vector<index>& lengths = {}) {
+    return refusal([&] { attn::kv_cache<float>(x, y, lengths); });
+  };
+  says(made(view(keys), view(values).slice(2, 0, 4)), "kv_cache", "value length");
+  says(made(view(keys), view(values).slice(1, 0, 1)), "kv_cache", "value heads");
+  says(made(view(keys), view(keys).slice(3, 1, 12)), "kv_cache", "overlap");
+  says(made(view(keys), view(values), three), "kv_cache", "lengths");
+  says(made(view(keys), view(values), {6, 0, 0, 0}), "kv_cache", "lengths from 0 to 5; found 6");
+  attn::kv_cache<float> given(view(keys), view(values), std::vector<index>{3, 0, 0, 0});
+  check_step(given, "tokens up to the 5 there is room for; found 6", {});
+  says(refusal([&] { given.reserve(6); }), "kv_cache", "room");
+  const auto longer = view(std::as_const(keys)).slice(2, 0, 3);
+  says(refusal([&] { attn::full_softmax_step(given, longer, view(k), view(v), view(out)); }),
+       "full_softmax_step", "heads");
+  says(refusal([&] {
+         attn::sliding_window_cache<float>(view(keys), view(values), {.left = 5});
+       }),
+       "sliding_window_cache", "rows of the caller's memory >= 6; found 5");
+  says(refusal([&] { attn::kv_cache<float>({.dim = 4, .value_dim = 5}, {.values_in_keys = true}); }), "kv_cache",
+       "a value dim up to the key dim 4; found 5");
+
+  // Pages.
+  says(refusal([] { attn::page_pool<float>({.pages = -1}); }), "page_pool", "pages >= 0; found -1");
+  constexpr index huge = std::numeric_limits<index>::max();
+  says(refusal([] { attn::page_pool<float>({.pages = huge, .dim = 0}); }), "page_pool", "pages that memory can hold");
+  says(refusal([] { attn::kv_cache<float>({.batch = huge, .dim = 4}); }), "kv_cache", "batch items");
+  says(refusal([] { attn::sliding_window_cache<float>({.batch = huge, .dim = 4}); }), "sliding_window_cache",
+       "batch items");
+  says(refusal([] { attn::page_pool<float>({.pages = 1, .page_tokens = 0}); }), "page_pool", "tokens of a page");
+  attn::page_pool<float> pool({.pages = 9, .page_tokens = 2, .heads = 2, .dim = 20, .value_dim = 12});
+  attn::paged_cache<float> paged(pool, 4);
+  paged.append(view(k), view(v), {.lengths = std::vector<index>{3, 3, 0, 3}});
+  check_items_of(paged, "paged_cache");
+  check_step(paged, "new pages as the 3 that are free; found 5", {});
+  CHECK(pool.free_pages() == 3);
+  paged.copy_item(0, 2);  // shares a page that is not full: one copy more
+  check_step(paged, "new pages as the 3 that are free; found 4", {.lengths = std::vector<index>{3, 0, 3, 2}});
+  says(refusal([&] { paged.copy_item(0, 1, 4); }), "paged_cache", "tokens to keep");
+  const index used = paged.table(0)[0], other = paged.table(1)[0];
+  says(refusal([&] { paged.assign(3, std::vector<index>{used, 9}, 4); }), "paged_cache", "pages from 0 to 8; found 9");
+  says(refusal([&] { paged.assign(3, std::vector<index>{used, -1}, 4); }), "paged_cache", "pages from 0 to 8");
+  says(refusal([&] { paged.assign(3, std::vector<index>{used, used}, 4); }), "paged_cache", "every page once");
+  says(refusal([&] { paged.assign(3, std::vector<index>{used, other}, 2); }), "paged_cache", "pages for the tokens 1");
+  says(refusal([&] { paged.assign(3, std::vector<index>{used}, -1); }), "paged_cache", "tokens >= 0");
+  says(refusal([&] { paged.assign(3, std::vector<index>{used}, huge); }), "paged_cache", "pages for the tokens");
+  const index free = pool.allocate();
+  pool.release(free);
+  says(refusal([&] { paged.assign(3, std::vector<index>{used, free}, 4); }), "paged_cache", "pages in use");
+  says(refusal([&] { pool.release(free); }), "page_pool", "a page in use");
+  says(refusal([&] { pool.retain(10); }), "page_pool", "a page from 0 to 8");
+  while (pool.free_pages() > 0) pool.allocate();
+  says(refusal([&] { pool.allocate(); }), "page_pool", "free pages >= 1; found 0");
+  CHECK(paged.tokens(3) == 3);
 }
 
 }  // namespace testing

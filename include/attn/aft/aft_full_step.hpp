@@ -62,7 +62,7 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   cache.no_alias(check, "q", x.q);
   cache.no_alias(check, "w", x.w);
   cache.no_alias(check, "out", x.out);
-  cache.append(keys, values, {x.lengths});
+  cache.append_checked(keys, values, x.lengths);
   x.k = cache.keys(), x.v = cache.values();
   try {
     detail::full_step_rows(x, cache.lengths(), detail::execution_of(exec, options));

@@ -107,14 +107,7 @@ class kv_cache : public detail::token_state {
     static_assert(detail::stores<S, E>, ATTN_CACHE_TYPES);
     const tensor_view<const E> keys = as_view(k), values = as_view(v);
     check_tokens(detail::validator(name_), keys, values, options.lengths);
-    const index count = keys.extent(2), most = tokens_after(count, options.lengths);
-    if (most > capacity()) reserve(std::max({most, 2 * capacity(), index(16)}));
-    for (index b = 0; b < batch(); ++b) {
-      const index taken = taken_of(b, count, options.lengths);
-      for (index h = 0; h < heads(); ++h)
-        for (index i = 0; i < taken; ++i) memory_.put(keys, values, b, h, i, b, length(b) + i);
-      length(b) += taken;
-    }
+    append_checked(keys, values, options.lengths);
   }
 
   /// [B, Hkv, tokens(), D]; of item b the first tokens(b) rows. Of std::int8_t blocks, as above; where values are in
@@ -131,6 +124,18 @@ class kv_cache : public detail::token_state {
     token_state::check_tokens(check, k, v, lengths);
     check_room(check, tokens_after(k.extent(2), lengths));
     memory_.check_tokens(check, k, v, lengths);
+  }
+  /// append() of tokens that were checked.
+  template <class E>
+  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const index> lengths) {
+    const index count = k.extent(2), most = tokens_after(count, lengths);
+    if (most > capacity()) reserve(std::max({most, 2 * capacity(), index(16)}));
+    for (index b = 0; b < batch(); ++b) {
+      const index taken = taken_of(b, count, lengths);
+      for (index h = 0; h < heads(); ++h)
+        for (index i = 0; i < taken; ++i) memory_.put(k, v, b, h, i, b, length(b) + i);
+      length(b) += taken;
+    }
   }
   void no_alias(const detail::validator& check, const char* what, const detail::memory_layout& x) const {
     memory_.no_alias(check, what, x);

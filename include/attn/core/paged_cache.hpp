@@ -105,22 +105,28 @@ class paged_cache : public detail::token_state {
     static_assert(detail::stores<S, E>, ATTN_CACHE_TYPES);
     const tensor_view<const E> keys = as_view(k), values = as_view(v);
     check_tokens(detail::validator(name_), keys, values, options.lengths);
+    append_checked(keys, values, options.lengths);
+  }
+
+  // For the step ------------------------------------------------------------------------------------------------------
+
+  /// append() of tokens that were checked.
+  template <class E>
+  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const index> lengths) {
     for (index b = 0; b < batch(); ++b) {
       std::vector<index>& table = table_of(b);
-      const index taken = taken_of(b, keys.extent(2), options.lengths), end = length(b) + taken;
+      const index taken = taken_of(b, k.extent(2), lengths), end = length(b) + taken;
       if (taken == 0) continue;
       if (writes_shared(b)) own_last_page(b);
       while (std::ssize(table) < pages_for(end)) table.push_back(pool_->allocate());
       for (index h = 0; h < heads(); ++h)
         for (index i = 0; i < taken; ++i) {
           const index t = length(b) + i;
-          pool_->memory().put(keys, values, b, h, i, page_of(b, t), t % pool_->page_tokens());
+          pool_->memory().put(k, v, b, h, i, page_of(b, t), t % pool_->page_tokens());
         }
       length(b) = end;
     }
   }
-
-  // For the step ------------------------------------------------------------------------------------------------------
 
   /// Checks what append() would, and nothing else.
   template <class E>

@@ -84,7 +84,7 @@ void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const 
                             .terms = again.terms}
               .run(forward.exec);
         };
-        call.forward_is_standard = true;
+        const standard_products standard(call.forward.exec);  // as multipole's always are
         call.run(2.7 * again.operations(), recompute, [&](const auto& in) {
           multipole_backward_call<S, std::remove_cvref_t<decltype(in)>>{.in = in, .forward = again}.run(
               in.forward.exec);

@@ -117,14 +117,7 @@ class multipole_cache : public detail::token_state {
     const tensor_view<const S> keys = as_view(k), values = as_view(v);
     const auto& given = detail::options_or_default<append_options>(options);
     check_tokens(detail::validator(name_), keys, values, given.lengths);
-    keys_and_values_.append(keys, values, given);
-    copy_lengths();
-    try {
-      cluster_segments(detail::execution_of(exec, options));
-    } catch (...) {  // no memory
-      forget(keys.extent(2), given.lengths);
-      throw;
-    }
+    append_checked(keys, values, given.lengths, detail::execution_of(exec, options));
   }
 
   tensor_view<const S> keys() const { return keys_and_values_.keys(); }
@@ -135,6 +128,18 @@ class multipole_cache : public detail::token_state {
   void check_tokens(const detail::validator& check, const tensor_view<const S>& k, const tensor_view<const S>& v,
                     std::span<const index> given) const {
     keys_and_values_.check_tokens(check, k, v, given);
+  }
+  /// append() of tokens that were checked.
+  void append_checked(const tensor_view<const S>& k, const tensor_view<const S>& v, std::span<const index> given,
+                      execution& exec) {
+    keys_and_values_.append_checked(k, v, given);
+    copy_lengths();
+    try {
+      cluster_segments(exec);
+    } catch (...) {  // no memory
+      forget(k.extent(2), given);
+      throw;
+    }
   }
   void forget(index count, std::span<const index> given) {
     for (index b = 0; b < batch(); ++b) cut(b, length(b) - taken_of(b, count, given));

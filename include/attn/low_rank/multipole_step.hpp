@@ -54,7 +54,7 @@ void multipole_step(multipole_cache<S>& cache, const Q& q, const K& k, const V& 
         });
         rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
         const index count = call.shape.queries;
-        cache.append(call.k, call.v, append_options{given.lengths}, call.exec);
+        cache.append_checked(call.k, call.v, given.lengths, call.exec);
         call.lengths = {count, cache.tokens(), given.lengths, cache.lengths()};
         try {
           detail::multipole_step_call<S>{call, cache}.run();

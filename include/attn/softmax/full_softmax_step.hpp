@@ -73,7 +73,7 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
         });
         rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
         if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated ones may be larger
-        cache.append(call.k, call.v, {given.lengths});
+        cache.append_checked(call.k, call.v, given.lengths);
         call.lengths.given_queries = given.lengths, call.lengths.given_keys = cache.lengths();
         call.causal = true;
         try {

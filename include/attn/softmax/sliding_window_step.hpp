@@ -251,7 +251,7 @@ void sliding_window_step(Cache& cache, const sliding_window_cache_options& windo
   detail::run_window_step<S>(
       cache, seen, q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
         const index count = call.shape.queries;
-        cache.append(call.k, call.v, {given.lengths});
+        cache.append_checked(call.k, call.v, given.lengths);
         call.lengths.full_keys = cache.tokens(), call.lengths.given_keys = cache.lengths();
         try {
           detail::window_step{call, detail::cache_source<Cache>{cache, call.lengths, seen}}.run();

@@ -101,21 +101,27 @@ class topk_blocks_cache : kv_cache<S> {
 
   template <viewable K, viewable V>
   void append(const K& k, const V& v, const append_options& options = {}) {
-    base::append(k, v, options);
-    const index count = as_view(k).extent(2);
-    try {
-      reserve_sums();
-    } catch (...) {
-      base::forget(count, options.lengths);
-      throw;
-    }
-    for (index b = 0; b < batch(); ++b)
-      add_up(b, base::length(b) - base::taken_of(b, count, options.lengths), base::length(b));
+    const tensor_view<const S> keys = as_view(k), values = as_view(v);
+    check_tokens(detail::validator(base::name_), keys, values, options.lengths);
+    append_checked(keys, values, options.lengths);
   }
 
   // For the step ------------------------------------------------------------------------------------------------------
 
   using base::check_tokens, base::no_alias, base::tokens_after;
+
+  void append_checked(const tensor_view<const S>& k, const tensor_view<const S>& v, std::span<const index> lengths) {
+    base::append_checked(k, v, lengths);
+    const index count = k.extent(2);
+    try {
+      reserve_sums();
+    } catch (...) {
+      base::forget(count, lengths);
+      throw;
+    }
+    for (index b = 0; b < batch(); ++b)
+      add_up(b, base::length(b) - base::taken_of(b, count, lengths), base::length(b));
+  }
 
   void forget(index count, std::span<const index> given) {
     for (index b = 0; b < batch(); ++b) cut(b, base::length(b) - base::taken_of(b, count, given));
@@ -245,7 +251,7 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
         });
         rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
         const index count = call.shape.queries;
-        cache.append(call.k, call.v, {given.lengths});
+        cache.append_checked(call.k, call.v, given.lengths);
         call.lengths = {count, call.shape.keys = cache.tokens(), given.lengths, cache.lengths()};
         call.k = cache.keys();
         call.v = cache.values();

@@ -94,14 +94,21 @@ template <class T, int Stride, class S>
     else
       store<T>(p, x);
   };
+  constexpr bool overlaps = Stride < w;  // packets the next column, but for the last
   const index depth = operands<T>(cols);
   for (index c = 0; c < depth; c += w, to += w * Stride) {
     packet<T> square[w];
     load_across(square, rows, c * numbers_of<T>, cols, col_stride);
-    if (c + w <= depth)
+    if (c + w <= depth - overlaps) {
       unroll<w>([&](auto j) { put(to + j * Stride, square[j]); });
-    else
-      for (int j = 0; j < depth - c; ++j) put(to + j * Stride, square[j]);
+    } else {
+      for (int j = 0; j < depth - c - overlaps; ++j) put(to + j * Stride, square[j]);
+      if constexpr (overlaps) {
+        T last[w];
+        put(last, square[depth - c - 1]);
+        std::copy_n(last, Stride, to + (depth - c - 1) * Stride);
+      }
+    }
   }
 }
 
@@ -202,8 +209,8 @@ constexpr index row_operands(index n) {
 }
 
 /// Packs `rows` <= tile_rows rows as [col][tile_rows], each number times `factor`, which for pairs is 1; the last row
-/// fills up. Takes tile_rows * row_operands(cols) operands and writes up to width<T> beyond them. For the matrix unit as
-/// [col / unit_pairs][tile_rows][unit_pairs], with zeros after the last column.
+/// fills up. Takes tile_rows * row_operands(cols) operands, and nothing beyond them is written: threads may pack what
+/// follows. For the matrix unit as [col / unit_pairs][tile_rows][unit_pairs], with zeros after the last column.
 template <class T, class Row>
 void pack_rows(Row&& row, index rows, index cols, index col_stride, sum_type<T> factor, T* packed) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
@@ -233,7 +240,7 @@ void pack_rows(Row&& row, index rows, index cols, index col_stride, sum_type<T> 
     }
   }
 #endif
-  // Packets overlap the next column where tile_rows < w, and the packet before where w does not divide tile_rows.
+  // Packets overlap the one before where w does not divide tile_rows.
   if constexpr (!rows_for_matrix_unit<T>)
     for (int r = 0; r < tile_rows; r += width<T>) {
       const int r0 = r > 0 ? std::min(r, tile_rows - width<T>) : 0;

@@ -52,26 +52,25 @@ struct kernel_backward {
     finite_d = from.access->pack_panels(from, at.origin + at.first, at.count - at.first, x.d_panels + at.first * wide);
   }
 
-  static void fetch(row_prefetcher<>& prefetch, const stored_matrix<T>& x, index begin, index count) {
-    kernel_call<T>::fetch(prefetch, x, std::max(begin, index(0)), std::min(begin + count, x.rows));
+  /// The rows of x that come after those from `begin` on: causal, the chunk before.
+  void fetch_next(row_prefetcher<>& to, const stored_matrix<T>& x, index begin) const {
+    begin += call.causal ? -kernel_chunk : kernel_chunk;
+    kernel_call<T>::fetch(to, x, std::max(begin, index(0)), std::min(begin + kernel_chunk, x.rows));
   }
-  /// The rows of the block that comes next: causal, the one before.
   row_prefetcher<> prefetch_queries(const block& at) const {
     row_prefetcher<> prefetch;
-    const index next = at.origin + (call.causal ? -kernel_chunk : kernel_chunk);
-    fetch(prefetch, call.q.head(at.b, at.head), next, kernel_chunk);
-    fetch(prefetch, d_out.head(at.b, at.head), next, kernel_chunk);
-    if (dq) fetch(prefetch, dq.head(at.b, at.head).to, next, kernel_chunk);
+    fetch_next(prefetch, call.q.head(at.b, at.head), at.origin);
+    fetch_next(prefetch, d_out.head(at.b, at.head), at.origin);
+    if (dq) fetch_next(prefetch, dq.head(at.b, at.head).to, at.origin);
     return prefetch;
   }
   row_prefetcher<> prefetch_keys(index b, index h, index begin, const stored_gradient_head<T>& to_k,
                                  const stored_gradient_head<T>& to_v) const {
     row_prefetcher<> prefetch;
-    const index next = begin + (call.causal ? -kernel_chunk : kernel_chunk);
-    fetch(prefetch, call.k.head(b, call.kv_head(h)), next, kernel_chunk);
-    fetch(prefetch, call.v.head(b, call.kv_head(h)), next, kernel_chunk);
-    if (to_k) fetch(prefetch, to_k.to, next, kernel_chunk);
-    if (to_v) fetch(prefetch, to_v.to, next, kernel_chunk);
+    fetch_next(prefetch, call.k.head(b, call.kv_head(h)), begin);
+    fetch_next(prefetch, call.v.head(b, call.kv_head(h)), begin);
+    if (to_k) fetch_next(prefetch, to_k.to, begin);
+    if (to_v) fetch_next(prefetch, to_v.to, begin);
     return prefetch;
   }
 

@@ -26,15 +26,15 @@ struct projected_features : feature_map<T> {
   index matrix_size() const { return round_up(rows, tile_rows) * dim; }
   index matrix_pairs() const { return round_up(rows, tile_rows) * row_operands<bf16_pair>(dim); }
   void layout(arena& memory, index) override {
-    packed = memory.allocate<T>(matrices * matrix_size() + width<T>);
-    if (paired()) packed_pairs = memory.allocate<bf16_pair>(matrices * matrix_pairs() + width<T>);
+    packed = memory.allocate<T>(matrices * matrix_size());
+    if (paired()) packed_pairs = memory.allocate<bf16_pair>(matrices * matrix_pairs());
   }
   /// Of a worker's scratch memory, after the columns of a block and a number for each of its tokens.
   bf16_pair* pairs_in(T* work) const {
     return packed_pairs ? reinterpret_cast<bf16_pair*>(work + (dim + 1) * kernel_chunk) : nullptr;
   }
 
-  /// W times `times`. Matrices in ascending order: what is written beyond one is overwritten by the next.
+  /// W times `times`.
   void pack(T times) {
     packed_factor = times;
     for (index h = 0; h < matrices; ++h)

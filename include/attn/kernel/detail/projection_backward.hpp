@@ -18,7 +18,7 @@ struct projected_features_backward : feature_map_backward<T> {
 
   index matrix_size() const { return round_up(dim, tile_rows) * rows; }
   void layout(arena& memory, index) override {
-    packed = memory.allocate<T>(features.matrices * matrix_size() + width<T>);
+    packed = memory.allocate<T>(features.matrices * matrix_size());
   }
 
   /// W^T times `factor`; as projected_features::pack.

@@ -180,7 +180,7 @@ struct packed_tokens {
   index inputs, rows = 0;
 
   packed_tokens(arena& memory, index numbers)
-      : data(memory.allocate<P>(token_block * row_operands<P>(numbers) + width<T>)), inputs(numbers) {}
+      : data(memory.allocate<P>(token_block * row_operands<P>(numbers))), inputs(numbers) {}
 
   P* tile(index k0, index row) const {
     return data + operands<P>(k0) * token_block + row * row_operands<P>(std::min(input_block, inputs - k0));

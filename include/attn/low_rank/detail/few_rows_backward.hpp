@@ -51,7 +51,7 @@ struct few_rows {
 
   static few_rows layout(arena& memory, index most, index dim) {
     const index capacity = operands<P>(most) * numbers_of<P>;
-    return {memory.allocate<P>(round_up(most, tile_rows) * row_operands<P>(dim) + width<T>),
+    return {memory.allocate<P>(round_up(most, tile_rows) * row_operands<P>(dim)),
             memory.allocate<P>(operands<P>(capacity) * round_up(dim, panel_width<T>)), 0, dim, capacity};
   }
 

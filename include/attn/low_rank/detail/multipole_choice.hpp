@@ -112,7 +112,7 @@ struct probe_rows {
     return {dim,
             0,
             memory.allocate<T>(rows * round_up(dim, width<T>)),
-            memory.allocate<T>(padded * dim + width<T>),
+            memory.allocate<T>(padded * dim),
             memory.allocate<T>(padded),
             memory.allocate<index>(padded)};
   }

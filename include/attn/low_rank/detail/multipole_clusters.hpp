@@ -61,7 +61,7 @@ struct cluster_scratch {
 
   static cluster_scratch layout(arena& memory, index clusters, index dim, index keys) {
     const index tiles = round_up(clusters, tile_rows), stride = round_up(dim, width<T>);
-    return {memory.allocate<T>(tiles * dim + width<T>), memory.allocate<T>(tiles),
+    return {memory.allocate<T>(tiles * dim), memory.allocate<T>(tiles),
             memory.allocate<T>(clusters * stride), memory.allocate<T>(stride), memory.allocate<index>(keys)};
   }
 

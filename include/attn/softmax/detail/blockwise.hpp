@@ -41,7 +41,7 @@ struct row_block {
 
   static row_block layout(arena& memory, index dim, index dim_v) {
     constexpr bool paired = numbers_of<P> > 1;
-    return {.queries = memory.allocate<P>(max_rows * row_operands<P>(dim) + width<P>),
+    return {.queries = memory.allocate<P>(max_rows * row_operands<P>(dim)),
             .scores = memory.allocate<T>(tile_rows * score_stride),
             .weights = memory.allocate<P>(paired ? 2 * tile_rows * operands<P>(score_stride) : 0),
             .state = online_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),

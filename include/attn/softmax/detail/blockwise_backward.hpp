@@ -47,7 +47,7 @@ struct backward_rows {
   static backward_rows layout(arena& memory, index rows, index dim, index dim_v) {
     const index padded = round_up(rows, max_rows);
     const auto tiles = [&](index depth) {
-      return paired ? memory.allocate<P>(padded / max_rows * tiles_size(depth)) : nullptr;
+      return paired ? memory.allocate<P>(padded * row_operands<P>(depth)) : nullptr;
     };
     return {.queries = memory.allocate<P>(operands<P>(padded) * round_up(dim, panel_width<T>)),
             .d_out = memory.allocate<P>(operands<P>(padded) * round_up(dim_v, panel_width<T>)),
@@ -60,16 +60,13 @@ struct backward_rows {
             .dim_v = dim_v};
   }
 
-  /// Of the tiles of a block, and what packing them writes beyond: threads pack blocks in any order.
-  static index tiles_size(index depth) { return max_rows * row_operands<P>(depth) + width<P>; }
-
   /// The rows from row `first` on, a multiple of max_rows.
   backward_rows from(index first) const {
     backward_rows rest = *this;
     rest.queries += first / numbers_of<P> * round_up(dim, panel_width<T>);
     rest.d_out += first / numbers_of<P> * round_up(dim_v, panel_width<T>);
     if constexpr (paired)
-      rest.query_tiles += first / max_rows * tiles_size(dim), rest.d_out_tiles += first / max_rows * tiles_size(dim_v);
+      rest.query_tiles += first * row_operands<P>(dim), rest.d_out_tiles += first * row_operands<P>(dim_v);
     rest.lse += first, rest.delta += first, rest.finite += first / max_rows;
     return rest;
   }
@@ -181,8 +178,8 @@ struct backward_scratch {
             .tile_d = memory.allocate<T>(paired * tile),
             .tile_pairs = memory.allocate<P>(paired * operands<P>(tile)),
             .raw = with_raw ? memory.allocate<T>(tile) : nullptr,
-            .queries = memory.allocate<P>((1 - paired) * (tile_rows * dim + width<T>)),
-            .d_out = memory.allocate<P>((1 - paired) * (tile_rows * dim_v + width<T>)),
+            .queries = memory.allocate<P>((1 - paired) * tile_rows * dim),
+            .d_out = memory.allocate<P>((1 - paired) * tile_rows * dim_v),
             .ranges = memory.allocate<key_range>(max_rows)};
   }
 };

@@ -98,7 +98,7 @@ struct lsh_order {
 
   lsh_tables<T> layout(arena& memory) const {
     const index all = options.rounds * shape.keys;
-    return {.rotations = memory.allocate<T>(options.rounds * rotation_size() + width<T>),
+    return {.rotations = memory.allocate<T>(options.rounds * rotation_size()),
             .factor = memory.allocate<T>(shape.keys), .rank = memory.allocate<index>(all),
             .order = memory.allocate<index>(all)};
   }

@@ -53,7 +53,6 @@ struct softmax_backward_call {
 
   tensor_view<const T, 3> lse{};
   T* slope_sums = nullptr;  // [batch * heads]: the gradients of each head's slope, where they are asked for
-  bool forward_is_standard = false;  // has the forward pass standard products whatever the execution says?
 
   const sequence_lengths& lengths() const { return forward.lengths; }
   const score_terms<T, Score>& terms() const { return forward.terms; }
@@ -94,7 +93,7 @@ struct softmax_backward_call {
     execution& exec = forward.exec;
     const auto limit = exec.limit_threads({.operations = operations});
     // Weights are e^(score - lse): scores of other products may be far from those in lse.
-    if (!forward_is_standard && uses_fast_products<S>(exec)) forward.lse = {};
+    if (uses_fast_products<S>(exec)) forward.lse = {};
     const standard_products standard(exec);
     const index heads = shape.batch * shape.heads;
     struct kept {

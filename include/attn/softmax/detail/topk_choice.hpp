@@ -80,7 +80,7 @@ struct block_chooser {
   index rounds;
 
   static block_chooser layout(arena& memory, index dim, index rounds) {
-    return {.queries = memory.allocate<T>(tile_rows * dim + width<T>),
+    return {.queries = memory.allocate<T>(tile_rows * dim),
             .products = memory.allocate<T>(tile_rows * score_stride),
             .best = memory.allocate<T>(tile_rows * rounds),
             .chosen = memory.allocate<index>(tile_rows * rounds),
