@@ -47,8 +47,8 @@ struct traffic {
 };
 std::optional<traffic> traffic_of(const variant&, index length, double seconds, const machine&);
 
-/// Of the types that are asked for. Those of one form follow one another, the one with the flags' own setting first. Throws
-/// std::invalid_argument for a type that this attn_bench was not built for.
+/// Of the types that are asked for. Those of one form follow one another, the one with the flags' own setting first.
+/// Throws std::invalid_argument for a type that this attn_bench was not built for.
 std::vector<variant> make_variants(const flags& set);
 
 /// Is `name` one of those between commas?
