@@ -101,26 +101,25 @@ class topk_blocks_cache : kv_cache<S> {
 
   template <viewable K, viewable V>
   void append(const K& k, const V& v, const append_options& options = {}) {
-    const tensor_view<const S> keys = as_view(k), values = as_view(v);
-    check_tokens(detail::validator(base::name_), keys, values, options.lengths);
-    append_checked(keys, values, options.lengths);
+    const tensor_view<const S> k_new = as_view(k), v_new = as_view(v);
+    check_tokens(detail::validator(base::name_), k_new, v_new, options.lengths);
+    append_checked(k_new, v_new, options.lengths);
   }
 
   // For the step ------------------------------------------------------------------------------------------------------
 
   using base::check_tokens, base::no_alias, base::tokens_after;
 
-  void append_checked(const tensor_view<const S>& k, const tensor_view<const S>& v, std::span<const index> lengths) {
-    base::append_checked(k, v, lengths);
+  void append_checked(const tensor_view<const S>& k, const tensor_view<const S>& v, std::span<const index> given) {
+    base::append_checked(k, v, given);
     const index count = k.extent(2);
     try {
       reserve_sums();
     } catch (...) {
-      base::forget(count, lengths);
+      base::forget(count, given);
       throw;
     }
-    for (index b = 0; b < batch(); ++b)
-      add_up(b, base::length(b) - base::taken_of(b, count, lengths), base::length(b));
+    for (index b = 0; b < batch(); ++b) add_up(b, base::length(b) - base::taken_of(b, count, given), base::length(b));
   }
 
   void forget(index count, std::span<const index> given) {
