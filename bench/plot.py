@@ -19,7 +19,7 @@ from plot_common import (FAMILIES, USUAL, colour, length_axis, memory, read, rem
                          value_axis)
 from plot_error import error_pictures
 
-# --- curves, one panel per family -----------------------------------------------------------------------------------------
+# --- curves, one panel per family --------------------------------------------------------------------------------------
 def draw(axes, curves, key, faint=False):
     for c in curves:
         x, y = c.line(key)
@@ -31,14 +31,14 @@ def draw(axes, curves, key, faint=False):
 
 
 def names_in(axes, curves, heading, rising):
-    """The panel's title, and the names in their colours in the corner that is free, highest curve first: the lower
-    right where every curve rises, else the upper left."""
+    """The panel's title, and the names in their colours where few curves go, highest curve first: the lower right where
+    every curve rises, else the upper right."""
     axes.set_title(heading, fontsize=10, color="#555555", loc="left", fontweight="bold")
     names = list(dict.fromkeys(c.operator for c in curves))
     for i, name in enumerate(names):
-        x, y, side = (0.975, 0.035 + 0.07 * (len(names) - 1 - i), "right") if rising else (0.03, 0.91 - 0.07 * i, "left")
-        axes.text(x, y, name, transform=axes.transAxes, color=colour(name), fontsize=9, fontweight="bold", ha=side,
-                  zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})
+        y = 0.035 + 0.07 * (len(names) - 1 - i) if rising else 0.91 - 0.07 * i
+        axes.text(0.975, y, name, transform=axes.transAxes, color=colour(name), fontsize=9, fontweight="bold",
+                  ha="right", zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})
 
 
 def guides(axes, curves, key):
@@ -57,7 +57,7 @@ def guides(axes, curves, key):
 
 
 def ranking(axes, curves, key, written, what, base):
-    """Every operator at the usual length: a full dot, and a hollow one for its causal form."""
+    """Every operator at the usual length, or at its longest: a full dot, and a hollow one for its causal form."""
     rows = defaultdict(dict)
     for c in curves:
         rows[c.operator][c.causal] = c
@@ -67,17 +67,19 @@ def ranking(axes, curves, key, written, what, base):
         for causal, c in row.items():
             axes.plot([max(c.usual()[key], 1e-9)], [-i], "o", markersize=6, color=c.colour, markeredgewidth=1.5,
                       markerfacecolor="white" if causal else c.colour, zorder=2 if causal else 3)
-    names = [next(iter(row)) for row in order]
+    def named(c):
+        return c.operator if c.shown_length() == USUAL else f"{c.operator} ({tokens(c.shown_length())})"
+
+    shown = [next(iter(row.values())) for row in order]
     axes.yaxis.set_major_locator(FixedLocator([-i for i in range(len(order))]))
-    axes.yaxis.set_major_formatter(FixedFormatter([row[first].operator for row, first in zip(order, names)]))
-    for label, row, first in zip(axes.get_yticklabels(), order, names):
-        label.set(color=row[first].colour, fontweight="bold", fontsize=8.5)
+    axes.yaxis.set_major_formatter(FixedFormatter([named(c) for c in shown]))
+    for label, c in zip(axes.get_yticklabels(), shown):
+        label.set(color=c.colour, fontweight="bold", fontsize=8.5)
     axes.tick_params(axis="y", length=0)
     value_axis(axes.xaxis, written, base)
     axes.xaxis.set_major_locator(LogLocator(base=base, numticks=6))
-    lengths = {c.shown_length() for c in curves}
-    at = tokens(lengths.pop()) if len(lengths) == 1 else f"{tokens(USUAL)}, or the longest"
-    axes.set_title(f"{what} at {at}", fontsize=10, color="#555555", loc="left", fontweight="bold")
+    axes.set_title(f"{what} at {tokens(USUAL)} tokens, or at (length)", fontsize=10, color="#555555", loc="left",
+                   fontweight="bold")
 
 
 def curve_picture(context, curves, folder, name, heading, key, written, what, base):
@@ -88,11 +90,13 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
     known = {c.operator for _, members in families for c in members}
     families.append(("others", [c for c in curves if c.operator not in known]))
     families = [(f, members) for f, members in families if members]
-    columns = min(3, len(families) + 1)
-    lines = math.ceil((len(families) + 1) / columns)
-    figure = plt.figure(figsize=(1.2 + 4.1 * columns, 1.3 + 3.55 * lines))
-    high = figure.get_figheight()
-    grid = figure.add_gridspec(lines, columns, left=0.9 / figure.get_figwidth(), right=0.985, bottom=0.55 / high,
+    columns = min(3, len(families))
+    lines = math.ceil(len(families) / columns)
+    wide, ranked = 1.2 + 4.1 * columns, 0.18 * len({c.operator for c in curves})  # inches, as below
+    panels, below = 3.55 * lines, ranked + 1.15
+    high = 0.9 + panels + below
+    figure = plt.figure(figsize=(wide, high))
+    grid = figure.add_gridspec(lines, columns, left=0.9 / wide, right=0.985, bottom=(below + 0.35) / high,
                                top=1 - 1.15 / high, wspace=0.28, hspace=0.3)
     values = [y for c in curves for y in c.line(key)[1]]
     for at, (family, members) in enumerate(families):
@@ -107,7 +111,8 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
         if base == 10:
             guides(axes, curves, key)
         value_axis(axes.yaxis, written, base)
-    ranking(figure.add_subplot(grid[len(families) // columns, len(families) % columns]), curves, key, written, what, base)
+    names = 2.3 / wide
+    ranking(figure.add_axes((names, 0.4 / high, 0.985 - names, ranked / high)), curves, key, written, what, base)
     title(figure, heading, context)
     remark(figure, "solid, filled: bidirectional   dashed, hollow: causal")
     save(figure, folder, name)
@@ -131,7 +136,7 @@ def names_at_ends(axes, ends):
 
 def decode_picture(context, curves, folder):
     figure = plt.figure(figsize=(11, 4.8))
-    left, right = figure.add_axes((0.065, 0.12, 0.33, 0.68)), figure.add_axes((0.55, 0.12, 0.33, 0.68))
+    left, right = figure.add_axes((0.065, 0.12, 0.31, 0.68)), figure.add_axes((0.55, 0.12, 0.31, 0.68))
     for axes, key, name in ((left, "best_ms", "time of one token"),
                             (right, "of_bandwidth", "share of the memory bandwidth (states too large for the caches)")):
         ends = []

@@ -11,19 +11,23 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLo
 
 COLOURS = {
     "full_softmax": "#1a1a1a", "sliding_window": "#1f77d0", "block": "#0b4f8a", "strided": "#56b4e9",
-    "bigbird": "#00838f", "lsh": "#5c6bc0", "topk_blocks": "#8d6e63",
+    "fixed": "#7d93b2", "bigbird": "#00838f", "lsh": "#5c6bc0", "topk_blocks": "#8d6e63",
     "linformer": "#e07b00", "nystrom": "#a04000", "long_short": "#f2b134", "multipole": "#ff4f1f",
-    "linear": "#2e8b3d", "performer": "#7cb518", "rfa": "#0f5c2e",
+    "linear": "#2e8b3d", "linear_decay": "#66c2a4", "linear_channel_decay": "#1b9e91", "delta_rule": "#9fb800",
+    "delta_rule_channel_decay": "#5f7a1f", "performer": "#7cb518", "rfa": "#0f5c2e",
     "aft_full": "#8e3bb0", "aft_local": "#c774d8", "aft_simple": "#5b2a86", "aft_conv": "#e377c2",
     "fnet": "#d1344b",
+    "rotary": "#7f7f7f", "project": "#c05780", "feed_forward": "#a3a300",
 }
 FAMILIES = {
     "exact softmax over chosen keys": ("full_softmax", "sliding_window", "block", "strided", "fixed", "bigbird", "lsh",
-                                        "topk_blocks"),
+                                       "topk_blocks"),
     "low rank": ("linformer", "nystrom", "long_short", "multipole"),
-    "kernels": ("linear", "performer", "rfa"),
+    "kernels": ("linear", "linear_decay", "linear_channel_decay", "delta_rule", "delta_rule_channel_decay", "performer",
+                "rfa"),
     "attention-free": ("aft_full", "aft_local", "aft_simple", "aft_conv"),
     "Fourier": ("fnet",),
+    "layers": ("rotary", "project", "feed_forward"),
 }
 SPARE = ["#8c6d5a", "#7f7f7f", "#a3a300", "#c05780", "#3d7a7a", "#9a6324"]
 INK, FAINT = "#333333", "#c9c9c9"
@@ -135,7 +139,8 @@ def value_axis(axis, written, base=10):
 
 def title(figure, text, context):
     threads = context.get("threads", "1")
-    shape = f"{context.get('heads')} heads of {context.get('dim')}, {threads} thread{'s' * (threads != '1')}, float"
+    heads, dim, element = context.get("heads"), context.get("dim"), context.get("type", "float")
+    shape = f"{heads} heads of {dim}, {threads} thread{'s' * (threads != '1')}, {element}"
     where = f"{context.get('processor')}, {context.get('compiler')}: {context.get('peak_gflops')} Gflop/s per core"
     inch = 1 / figure.get_figheight()
     figure.text(0.012, 1 - 0.15 * inch, text, fontsize=14, fontweight="bold", va="top", color="#111111")
