@@ -67,14 +67,14 @@ def ranking(axes, curves, key, written, what, base):
         for causal, c in row.items():
             axes.plot([max(c.usual()[key], 1e-9)], [-i], "o", markersize=6, color=c.colour, markeredgewidth=1.5,
                       markerfacecolor="white" if causal else c.colour, zorder=2 if causal else 3)
-    def named(c):
-        return c.operator if c.shown_length() == USUAL else f"{c.operator} ({tokens(c.shown_length())})"
+    def named(row):
+        lengths = sorted({c.shown_length() for c in row.values()} - {USUAL})
+        return next(iter(row.values())).operator + (f" ({', '.join(map(tokens, lengths))})" if lengths else "")
 
-    shown = [next(iter(row.values())) for row in order]
     axes.yaxis.set_major_locator(FixedLocator([-i for i in range(len(order))]))
-    axes.yaxis.set_major_formatter(FixedFormatter([named(c) for c in shown]))
-    for label, c in zip(axes.get_yticklabels(), shown):
-        label.set(color=c.colour, fontweight="bold", fontsize=8.5)
+    axes.yaxis.set_major_formatter(FixedFormatter([named(row) for row in order]))
+    for label, row in zip(axes.get_yticklabels(), order):
+        label.set(color=next(iter(row.values())).colour, fontweight="bold", fontsize=8.5)
     axes.tick_params(axis="y", length=0)
     value_axis(axes.xaxis, written, base)
     axes.xaxis.set_major_locator(LogLocator(base=base, numticks=6))
@@ -86,6 +86,8 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
     curves = [c for c in curves if max(c.line(key)[1]) > 0]
     for c in curves:  # a logarithmic axis has no 0: the few that need nothing at some length start later
         c.at = {n: row for n, row in c.at.items() if row[key] > 0}
+    if not curves:
+        return
     families = [(f, [c for c in curves if c.operator in members]) for f, members in FAMILIES.items()]
     known = {c.operator for _, members in families for c in members}
     families.append(("others", [c for c in curves if c.operator not in known]))

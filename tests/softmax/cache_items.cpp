@@ -235,6 +235,42 @@ TEMPLATE_LIST_TEST_CASE("steps rotate new queries and keys as rotary does", "[ca
   }
 }
 
+TEST_CASE("paged_cache: what an allocator throws leaves all items as they were", "[cache_items]") {
+  struct limited : highest_first {
+    int most = 300;
+    index allocate() override { return given < most ? highest_first::allocate() : throw std::bad_alloc(); }
+  } pages;
+  attn::page_pool<float> pool(pages_of(4), {}, &pages);
+  attn::paged_cache<float> cache(pool, 4);
+  const tensor<float> k = cast<float>(random_normal(1, 4, 2, 9, 20)), v = cast<float>(random_normal(2, 4, 2, 9, 12));
+  cache.append(view(k), view(v), {.lengths = std::vector<index>{6, 4, 9, 0}});
+  cache.copy_item(0, 3);  // the last page is shared: who writes first takes one of its own
+  const std::vector<index> more = {9, 9, 1, 9};
+  const tensor<float> q(4, 4, 9, 20, 0.5f);
+  tensor<float> out(4, 4, 9, 12, 7), expected_out = out;
+  const index free = pool.free_pages();
+  constexpr int copies = 1, added = 2 + 3 + 0 + 2;  // pages
+  for (int n = 0; n < added; ++n) {  // item 0 keeps the copy that it makes in the second round
+    CAPTURE(n);
+    pages.most = pages.given + n;
+    CHECK_THROWS_AS(full_step(cache, view(q), view(k), view(v), view(out), more), std::bad_alloc);
+    for (index b = 0; b < 4; ++b) {
+      CHECK(cache.tokens(b) == (b == 1 ? 4 : b == 2 ? 9 : 6));
+      CHECK(cache.table(b).size() == (b == 1 ? 1 : b == 2 ? 3 : 2));
+    }
+    CHECK(out == tensor<float>(4, 4, 9, 12, 7));
+    CHECK(pool.free_pages() == free - (n > 0 ? copies : 0));
+  }
+  pages.most = pages.given + added;
+  full_step(cache, view(q), view(k), view(v), view(out), more);
+  attn::kv_cache<float> plain(four);
+  plain.append(view(k), view(v), {.lengths = std::vector<index>{6, 4, 9, 0}});
+  plain.copy_item(0, 3);
+  full_step(plain, view(q), view(k), view(v), view(expected_out), more);
+  CHECK(relative_error(out, expected_out) <= tolerance<float>::out);
+  CHECK(pool.free_pages() == free - copies - added);
+}
+
 TEST_CASE("rotary of a ragged chunk looks at no padding", "[cache_items]") {
   const tensor<float> q = cast<float>(random_normal(1, 2, 2, 3, 8)), k = cast<float>(random_normal(2, 2, 1, 3, 8)),
                       v = cast<float>(random_normal(3, 2, 1, 3, 8));

@@ -56,7 +56,7 @@ const std::pair<const char*, std::function<void(step_inputs&)>> misfits[] = {
 
 }  // namespace
 
-TEST_CASE("kv_cache refuses what does not fit", "[refusals]") {
+TEST_CASE("kv_cache refuses what does not fit", "[cache_refusals]") {
   const auto check = [](const std::string& message) {
     INFO(message);
     CHECK(well_formed(message, "kv_cache"));
@@ -80,7 +80,7 @@ TEST_CASE("kv_cache refuses what does not fit", "[refusals]") {
   CHECK(cache.tokens() == 3);
 }
 
-TEST_CASE("full_softmax_step refuses what does not fit", "[refusals]") {
+TEST_CASE("full_softmax_step refuses what does not fit", "[cache_refusals]") {
   attn::kv_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5});
   cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
   tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
@@ -115,7 +115,7 @@ TEST_CASE("full_softmax_step refuses what does not fit", "[refusals]") {
   check("overlap", aliased, view(out), {});
 }
 
-TEST_CASE("sliding_window_cache refuses what does not fit", "[refusals]") {
+TEST_CASE("sliding_window_cache refuses what does not fit", "[cache_refusals]") {
   const auto check = [](const char* says, index left, std::vector<index> dilation, std::vector<index> globals,
                         attn::state_extents extents = {.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}) {
     const attn::sliding_window_cache_options options{left, dilation, globals};
@@ -143,7 +143,7 @@ TEST_CASE("sliding_window_cache refuses what does not fit", "[refusals]") {
   CHECK(cache.tokens() == 0);
 }
 
-TEST_CASE("sliding_window_step refuses what does not fit", "[refusals]") {
+TEST_CASE("sliding_window_step refuses what does not fit", "[cache_refusals]") {
   attn::sliding_window_cache_options window;
   window.left = 4;
   attn::sliding_window_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}, window);
@@ -175,7 +175,7 @@ TEST_CASE("sliding_window_step refuses what does not fit", "[refusals]") {
   check("overlap", good, view(out), {.lse = {out.data.data(), {2, 4, 2}}});
 }
 
-TEST_CASE("sliding_window_step refuses a dilation per head for other heads", "[refusals]") {
+TEST_CASE("sliding_window_step refuses a dilation per head for other heads", "[cache_refusals]") {
   attn::sliding_window_cache_options window;
   const std::vector<index> per_head = {1, 2};
   window.left = 4, window.dilation = per_head;
@@ -189,7 +189,7 @@ TEST_CASE("sliding_window_step refuses a dilation per head for other heads", "[r
   CHECK(untouched(out));
 }
 
-TEST_CASE("topk_blocks_cache refuses what does not fit", "[refusals]") {
+TEST_CASE("topk_blocks_cache refuses what does not fit", "[cache_refusals]") {
   const auto check = [](const char* says, const std::string& message) {
     INFO(message << " should mention " << says);
     CHECK(well_formed(message, "topk_blocks_cache"));
@@ -221,7 +221,7 @@ TEST_CASE("topk_blocks_cache refuses what does not fit", "[refusals]") {
   CHECK(cache.tokens() == 3);
 }
 
-TEST_CASE("topk_blocks_step refuses what does not fit", "[refusals]") {
+TEST_CASE("topk_blocks_step refuses what does not fit", "[cache_refusals]") {
   attn::topk_blocks_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}, {.block = 2});
   cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
   tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
@@ -264,7 +264,7 @@ TEST_CASE("topk_blocks_step refuses what does not fit", "[refusals]") {
   check("separate memory", of_cache, view(out), {});
 }
 
-TEST_CASE("caches of several sequences refuse what does not fit", "[refusals]") {
+TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusals]") {
   const tensor<float> q(4, 4, 3, 20, 0.5f), k(4, 2, 3, 20, 0.5f), v(4, 2, 3, 12, 0.5f);
   tensor<float> out(4, 4, 3, 12, 7);
   const attn::state_extents four{.batch = 4, .heads = 2, .dim = 20, .value_dim = 12};

@@ -255,6 +255,19 @@ TEST_CASE("topk_blocks_step: what a score function throws leaves the cache as it
     }
 }
 
+TEST_CASE("topk_blocks_cache: floats may be kept in fewer bits", "[topk_blocks_step]") {
+  const tensor<float> k = cast<float>(random_normal(1, 2, 2, 9, 16)), v = cast<float>(random_normal(2, 2, 2, 9, 16));
+  const tensor<Eigen::half> k_half = cast<Eigen::half>(k), v_half = cast<Eigen::half>(v);
+  const attn::state_extents extents{.batch = 2, .heads = 2, .dim = 16};
+  attn::topk_blocks_cache<Eigen::half> of_floats(extents, {.block = 4}), of_halves(extents, {.block = 4});
+  of_floats.append(view(k), view(v)), of_halves.append(view(k_half), view(v_half));
+  const tensor<Eigen::half> q(2, 4, 1, 16, Eigen::half(0.5f)), one(2, 2, 1, 16, Eigen::half(0.25f));
+  tensor<Eigen::half> a(2, 4, 1, 16), b(2, 4, 1, 16);
+  attn::topk_blocks_step(of_floats, view(q), view(one), view(one), view(a), {.topk = 2});
+  attn::topk_blocks_step(of_halves, view(q), view(one), view(one), view(b), {.topk = 2});
+  CHECK(a == b);
+}
+
 TEST_CASE("topk_blocks_step: options, score and execution may each be left out", "[topk_blocks_step]") {
   const tensor<float> q(1, 2, 6, 8, 0.5f), v(1, 2, 6, 5, 2);
   tensor<float> out(1, 2, 6, 5);

@@ -10,10 +10,13 @@
 // A sequence takes pages as it grows. Pages of a common beginning are shared: one that is shared and not full is copied
 // before a sequence writes to it.
 //
-// Throws   std::invalid_argument where an append needs more pages than are free, before anything changes.
+// Throws   std::invalid_argument where an append needs more pages than are free; what an allocator throws is passed on.
+//          Either way all sequences are as they were.
 #pragma once
 
 #include <attn/core/page_pool.hpp>
+
+#include <algorithm>
 
 namespace attn::inline ATTN_ISA {
 
@@ -113,18 +116,20 @@ class paged_cache : public detail::token_state {
   /// append() of tokens that were checked.
   template <class E>
   void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const index> lengths) {
+    try {
+      for (index b = 0; b < batch(); ++b) grow(b, taken_of(b, k.extent(2), lengths));
+    } catch (...) {  // no memory, or what the caller's allocator throws
+      for (index b = 0; b < batch(); ++b) cut(b, length(b));
+      throw;
+    }
     for (index b = 0; b < batch(); ++b) {
-      std::vector<index>& table = table_of(b);
-      const index taken = taken_of(b, k.extent(2), lengths), end = length(b) + taken;
-      if (taken == 0) continue;
-      if (writes_shared(b)) own_last_page(b);
-      while (std::ssize(table) < pages_for(end)) table.push_back(pool_->allocate());
+      const index taken = taken_of(b, k.extent(2), lengths);
       for (index h = 0; h < heads(); ++h)
         for (index i = 0; i < taken; ++i) {
           const index t = length(b) + i;
           pool_->memory().put(k, v, b, h, i, page_of(b, t), t % pool_->page_tokens());
         }
-      length(b) = end;
+      length(b) += taken;
     }
   }
 
@@ -178,6 +183,15 @@ class paged_cache : public detail::token_state {
     const index page = pool_->allocate();
     pool_->memory().copy(table_of(b).back(), page, length(b) % pool_->page_tokens());
     pool_->release(std::exchange(table_of(b).back(), page));
+  }
+  /// Pages for so many tokens more, of the item's own where these begin.
+  void grow(index b, index taken) {
+    if (taken == 0) return;
+    if (writes_shared(b)) own_last_page(b);
+    std::vector<index>& table = table_of(b);
+    const std::size_t pages = static_cast<std::size_t>(pages_for(length(b) + taken));
+    if (pages > table.capacity()) table.reserve(std::max(pages, 2 * table.size()));  // a page is not lost to push_back
+    while (table.size() < pages) table.push_back(pool_->allocate());
   }
   void cut(index b, index tokens) {
     std::vector<index>& table = table_of(b);

@@ -101,7 +101,9 @@ class topk_blocks_cache : kv_cache<S> {
 
   template <viewable K, viewable V>
   void append(const K& k, const V& v, const append_options& options = {}) {
-    const tensor_view<const S> k_new = as_view(k), v_new = as_view(v);
+    using E = element_of<const K&>;
+    static_assert(detail::stores<S, E>, ATTN_CACHE_TYPES);
+    const tensor_view<const E> k_new = as_view(k), v_new = as_view(v);
     check_tokens(detail::validator(base::name_), k_new, v_new, options.lengths);
     append_checked(k_new, v_new, options.lengths);
   }
@@ -110,7 +112,8 @@ class topk_blocks_cache : kv_cache<S> {
 
   using base::check_tokens, base::no_alias, base::tokens_after;
 
-  void append_checked(const tensor_view<const S>& k, const tensor_view<const S>& v, std::span<const index> given) {
+  template <class E>
+  void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const index> given) {
     base::append_checked(k, v, given);
     const index count = k.extent(2);
     try {

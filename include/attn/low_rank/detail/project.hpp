@@ -14,8 +14,8 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index project_step = 256;                // tokens summed in registers: a panel fills the L1 cache
 inline constexpr index projection_rows = 8 * tile_rows;   // of E, packed by one task
-template <class P>  // operands; pack_rows writes a little beyond its rows
-inline constexpr index project_tile = (operands<P>(project_step) + 4) * tile_rows;
+template <class P>  // operands
+inline constexpr index project_tile = operands<P>(project_step) * tile_rows;
 inline constexpr index project_numbers = index(1) << 19;  // of E, packed at a time, about
 
 /// A projection as the caller gives it: [heads or 1, rank, length], or a matrix [rank, length].
