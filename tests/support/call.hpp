@@ -22,7 +22,9 @@ using exact_types = std::tuple<float>;
 #else
 using exact_types = std::tuple<float, double>;
 #endif
-#if defined(ATTN_TEST_HALF)
+#if defined(ATTN_TEST_FLOAT_ALONE)
+using storage_types = std::tuple<>;
+#elif defined(ATTN_TEST_HALF)
 using storage_types = std::tuple<Eigen::half, Eigen::bfloat16>;
 #else
 using storage_types = std::tuple<Eigen::bfloat16>;
