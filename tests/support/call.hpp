@@ -15,16 +15,13 @@
 namespace testing {
 
 // The element types tests run for. Under a sanitizer, where compiling takes several times as long, one of each kind;
-// Eigen::half, which differs from bfloat16 in nothing but how it is converted, in one of the builds. Under the thread
-// sanitizer, where laws alone are tested, float is instantiated alone.
+// Eigen::half, which differs from bfloat16 in nothing but how it is converted, in one of the builds.
 #if defined(ATTN_TEST_FEW_TYPES)
 using exact_types = std::tuple<float>;
 #else
 using exact_types = std::tuple<float, double>;
 #endif
-#if defined(ATTN_TEST_FLOAT_ALONE)
-using storage_types = std::tuple<>;
-#elif defined(ATTN_TEST_HALF)
+#if defined(ATTN_TEST_HALF)
 using storage_types = std::tuple<Eigen::half, Eigen::bfloat16>;
 #else
 using storage_types = std::tuple<Eigen::bfloat16>;

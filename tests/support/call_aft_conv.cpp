@@ -23,9 +23,7 @@ void compiled_aft_conv<S>::step(attn::aft_conv_state<S>& state, in_view<S> q, in
 }
 
 template struct compiled_aft_conv<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_aft_conv<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_aft_conv<double>;
 #endif

@@ -22,9 +22,7 @@ void compiled_aft_full<S>::step(attn::kv_cache<S>& state, in_view<S> q, in_view<
 }
 
 template struct compiled_aft_full<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_aft_full<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_aft_full<double>;
 #endif

@@ -23,9 +23,7 @@ void compiled_aft_local<S>::step(attn::aft_local_state<S>& state, in_view<S> q, 
 }
 
 template struct compiled_aft_local<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_aft_local<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_aft_local<double>;
 #endif

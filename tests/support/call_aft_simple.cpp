@@ -22,9 +22,7 @@ void compiled_aft_simple<S>::step(attn::aft_simple_state<S>& state, in_view<S> q
 }
 
 template struct compiled_aft_simple<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_aft_simple<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_aft_simple<double>;
 #endif

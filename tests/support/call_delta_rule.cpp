@@ -29,9 +29,7 @@ void compiled_delta_rule<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, 
 }
 
 template struct compiled_delta_rule<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_delta_rule<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_delta_rule<double>;
 #endif

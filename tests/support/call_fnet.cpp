@@ -14,9 +14,7 @@ void compiled_fnet<S>::backward(in_view<S> d_out, const attn::fnet_gradients<S>&
 }
 
 template struct compiled_fnet<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_fnet<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_fnet<double>;
 #endif

@@ -24,9 +24,7 @@ void compiled_full_softmax<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_v
 }
 
 template struct compiled_full_softmax<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_full_softmax<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_full_softmax<double>;
 #endif

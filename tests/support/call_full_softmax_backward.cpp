@@ -15,9 +15,7 @@ void compiled_full_softmax_backward<S>::backward(in_view<S> q, in_view<S> k, in_
 }
 
 template struct compiled_full_softmax_backward<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_full_softmax_backward<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_full_softmax_backward<double>;
 #endif

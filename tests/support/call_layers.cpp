@@ -56,9 +56,7 @@ void compiled_layers<S>::reversible_block_inverse(in_sequence<S> y, out_sequence
 }
 
 template struct compiled_layers<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_layers<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_layers<double>;
 #endif

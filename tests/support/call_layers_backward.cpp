@@ -59,9 +59,7 @@ void compiled_layers_backward<S>::reversible_block_backward(
 }
 
 template struct compiled_layers_backward<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_layers_backward<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_layers_backward<double>;
 #endif

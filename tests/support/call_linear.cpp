@@ -91,9 +91,7 @@ void compiled_linear<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_v
 }
 
 template struct compiled_linear<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_linear<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_linear<double>;
 #endif

@@ -16,9 +16,7 @@ void compiled_linformer<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, i
 }
 
 template struct compiled_linformer<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_linformer<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_linformer<double>;
 #endif

@@ -16,9 +16,7 @@ void compiled_long_short<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, 
 }
 
 template struct compiled_long_short<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_long_short<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_long_short<double>;
 #endif

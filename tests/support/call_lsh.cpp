@@ -22,9 +22,7 @@ void compiled_lsh<S>::backward(in_view<S> q, in_view<S> v, in_view<S> out, in_vi
 }
 
 template struct compiled_lsh<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_lsh<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_lsh<double>;
 #endif

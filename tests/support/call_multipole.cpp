@@ -21,9 +21,7 @@ void compiled_multipole<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, i
 }
 
 template struct compiled_multipole<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_multipole<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_multipole<double>;
 #endif

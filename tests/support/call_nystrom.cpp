@@ -15,9 +15,7 @@ void compiled_nystrom<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_
 }
 
 template struct compiled_nystrom<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_nystrom<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_nystrom<double>;
 #endif

@@ -24,9 +24,7 @@ void compiled_block<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_vi
 }
 
 template struct compiled_block<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_block<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_block<double>;
 #endif
@@ -54,9 +52,7 @@ void compiled_strided<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_
 }
 
 template struct compiled_strided<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_strided<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_strided<double>;
 #endif
@@ -84,9 +80,7 @@ void compiled_bigbird<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_
 }
 
 template struct compiled_bigbird<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_bigbird<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_bigbird<double>;
 #endif

@@ -23,9 +23,7 @@ void compiled_performer<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, f
 }
 
 template struct compiled_performer<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_performer<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_performer<double>;
 #endif

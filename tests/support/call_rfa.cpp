@@ -23,9 +23,7 @@ void compiled_rfa<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, feature
 }
 
 template struct compiled_rfa<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_rfa<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_rfa<double>;
 #endif

@@ -22,9 +22,7 @@ void compiled_sliding_window<S>::step(attn::sliding_window_cache<S>& cache, in_v
 }
 
 template struct compiled_sliding_window<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_sliding_window<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_sliding_window<double>;
 #endif

@@ -32,9 +32,7 @@ void compiled_topk_blocks<S>::step(attn::topk_blocks_cache<S>& cache, in_view<S>
 }
 
 template struct compiled_topk_blocks<float>;
-#if !defined(ATTN_TEST_FLOAT_ALONE)
 template struct compiled_topk_blocks<Eigen::bfloat16>;
-#endif
 #if !defined(ATTN_TEST_FEW_TYPES)
 template struct compiled_topk_blocks<double>;
 #endif
