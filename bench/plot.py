@@ -67,6 +67,7 @@ def ranking(axes, curves, key, written, what, base):
         for causal, c in row.items():
             axes.plot([max(c.usual()[key], 1e-9)], [-i], "o", markersize=6, color=c.colour, markeredgewidth=1.5,
                       markerfacecolor="white" if causal else c.colour, zorder=2 if causal else 3)
+
     def named(row):
         lengths = sorted({c.shown_length() for c in row.values()} - {USUAL})
         return next(iter(row.values())).operator + (f" ({', '.join(map(tokens, lengths))})" if lengths else "")

@@ -29,7 +29,7 @@ FAMILIES = {
     "Fourier": ("fnet",),
     "layers": ("rotary", "project", "feed_forward"),
 }
-SPARE = ["#8c6d5a", "#7f7f7f", "#a3a300", "#c05780", "#3d7a7a", "#9a6324"]
+SPARE = ["#d08080", "#7f7f7f", "#a3a300", "#c05780", "#3d7a7a", "#9a6324"]
 INK, FAINT = "#333333", "#c9c9c9"
 USUAL = 4096
 
