@@ -23,7 +23,7 @@ struct flags {
   index min_length = 256;
   index max_length = 0;    // 0: by the operator's growth
   double max_seconds = 0;  // a run that takes longer is left out; 0: 0.7, less where the sweep would not fit the budget
-  double budget = 120;     // seconds the timing may take; more than one repetition only within it
+  double budget = 105;     // seconds the timing may take; more than one repetition only within it
   bool smoke = false;
   bool help = false;
 };
