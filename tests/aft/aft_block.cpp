@@ -8,7 +8,7 @@
 
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::aft_block_tests {
 namespace {
 
 using namespace attn::detail;
@@ -119,4 +119,4 @@ TEST_CASE("aft_block: the gate does not make a tiny numerator underflow", "[aft_
     }
 }
 
-}  // namespace testing
+}  // namespace testing::aft_block_tests

@@ -3,7 +3,7 @@
 #include "aft/cases.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::aft_conv_tests {
 namespace {
 
 struct conv_shape {
@@ -66,4 +66,4 @@ TEMPLATE_LIST_TEST_CASE("aft_conv: the promised accuracy at length 4096", "[aft_
     check<TestType>({.batch = 1, .heads = 1, .length = 4096, .dim = 3}, {.width = 301}, causal);
 }
 
-}  // namespace testing
+}  // namespace testing::aft_conv_tests

@@ -2,7 +2,7 @@
 // head or per channel, all types, every option.
 #include "aft/gradients.hpp"
 
-namespace testing {
+namespace testing::aft_conv_backward_tests {
 namespace {
 
 struct conv_shape {
@@ -92,4 +92,4 @@ TEMPLATE_LIST_TEST_CASE("aft_conv_backward: threads, one gradient at a time, acc
   }
 }
 
-}  // namespace testing
+}  // namespace testing::aft_conv_backward_tests

@@ -2,7 +2,7 @@
 #include "aft/cases.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::aft_full_tests {
 namespace {
 
 template <class S>
@@ -43,4 +43,4 @@ TEMPLATE_LIST_TEST_CASE("aft_full: a long sequence", "[aft_full][long]", exact_t
   for (bool causal : {false, true}) check<TestType>({.batch = 1, .heads = 1, .length = 2000, .dim = 5}, causal);
 }
 
-}  // namespace testing
+}  // namespace testing::aft_full_tests

@@ -2,7 +2,7 @@
 // biases of any size.
 #include "aft/gradients.hpp"
 
-namespace testing {
+namespace testing::aft_full_backward_tests {
 namespace {
 
 auto problem_of(const aft_shape& s, bool causal, bool gate = true, const std::vector<index>& lengths = {},
@@ -69,4 +69,4 @@ TEMPLATE_LIST_TEST_CASE("aft_full_backward: threads, one gradient at a time, acc
     }
 }
 
-}  // namespace testing
+}  // namespace testing::aft_full_backward_tests

@@ -2,7 +2,7 @@
 #include "aft/cases.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::aft_local_tests {
 namespace {
 
 template <class S>
@@ -62,4 +62,4 @@ TEMPLATE_LIST_TEST_CASE("aft_local: the promised accuracy at length 4096", "[aft
     check<TestType>({.batch = 1, .heads = 1, .length = 4096, .dim = 3}, 200, true, causal);
 }
 
-}  // namespace testing
+}  // namespace testing::aft_local_tests

@@ -2,7 +2,7 @@
 // option, keys and biases of any size.
 #include "aft/gradients.hpp"
 
-namespace testing {
+namespace testing::aft_local_backward_tests {
 namespace {
 
 auto problem_of(const aft_shape& s, index window, bool band, bool causal, bool gate = true,
@@ -85,4 +85,4 @@ TEMPLATE_LIST_TEST_CASE("aft_local_backward: threads, one gradient at a time, ac
     }
 }
 
-}  // namespace testing
+}  // namespace testing::aft_local_backward_tests

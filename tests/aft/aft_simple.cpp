@@ -2,7 +2,7 @@
 #include "aft/cases.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::aft_simple_tests {
 namespace {
 
 template <class S>
@@ -56,4 +56,4 @@ TEMPLATE_LIST_TEST_CASE("aft_simple: the promised accuracy at length 4096", "[af
   for (bool causal : {false, true}) check<TestType>({.batch = 1, .heads = 1, .length = 4096, .dim = 3}, causal);
 }
 
-}  // namespace testing
+}  // namespace testing::aft_simple_tests

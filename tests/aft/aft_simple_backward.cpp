@@ -1,7 +1,7 @@
 // aft_simple_backward against the reverse pass of its reference: any length and dim, all types, every option.
 #include "aft/gradients.hpp"
 
-namespace testing {
+namespace testing::aft_simple_backward_tests {
 namespace {
 
 auto problem_of(const aft_shape& s, bool causal, bool gate = true, const std::vector<index>& lengths = {}) {
@@ -50,4 +50,4 @@ TEMPLATE_LIST_TEST_CASE("aft_simple_backward: threads, one gradient at a time, a
           problem_of({.batch = 1, .heads = heads, .length = 400, .dim = 70}, causal, true, {390}));
 }
 
-}  // namespace testing
+}  // namespace testing::aft_simple_backward_tests

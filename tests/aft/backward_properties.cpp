@@ -4,7 +4,7 @@
 
 #include "aft/gradients.hpp"
 
-namespace testing {
+namespace testing::backward_properties_tests {
 namespace {
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
@@ -155,4 +155,4 @@ TEST_CASE("aft backward: scratch memory grows with the shape alone", "[aft_backw
   }
 }
 
-}  // namespace testing
+}  // namespace testing::backward_properties_tests

@@ -6,7 +6,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::backward_refusals_tests {
 namespace {
 
 using extents = in_view<float>::extents_type;
@@ -160,4 +160,4 @@ TEST_CASE("aft_conv_backward refuses what does not fit", "[aft_backward_refusals
   check_refused("aft_conv_backward", {1, 1, 3, 5}, list, run);
 }
 
-}  // namespace testing
+}  // namespace testing::backward_refusals_tests

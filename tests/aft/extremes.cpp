@@ -2,7 +2,7 @@
 #include "aft/cases.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::extremes_tests {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -200,4 +200,4 @@ TEMPLATE_LIST_TEST_CASE("aft: NaN behind a mask, and in one channel", "[extremes
   }
 }
 
-}  // namespace testing
+}  // namespace testing::extremes_tests

@@ -6,7 +6,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::refusals_tests {
 namespace {
 
 // A good call, to be changed in one place: batch 2, heads 3, length 6, dim 8.
@@ -201,4 +201,4 @@ TEST_CASE("aft_conv refuses what does not fit", "[refusals]") {
   });
 }
 
-}  // namespace testing
+}  // namespace testing::refusals_tests

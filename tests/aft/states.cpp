@@ -7,7 +7,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::states_tests {
 namespace {
 
 // Feeds the rows of p in chunks; the first `silent` of them by append().
@@ -228,4 +228,4 @@ TEST_CASE("aft states refuse what does not fit, and stay as they were", "[states
   }
 }
 
-}  // namespace testing
+}  // namespace testing::states_tests

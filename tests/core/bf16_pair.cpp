@@ -9,7 +9,7 @@
 #include "support/catch.hpp"
 #include "support/measure.hpp"
 
-namespace testing {
+namespace testing::bf16_pair_tests {
 namespace {
 
 namespace detail = attn::detail;
@@ -188,4 +188,4 @@ TEST_CASE("pack_panels of pairs finds what is not finite, also in an odd last ro
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::bf16_pair_tests

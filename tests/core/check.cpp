@@ -7,7 +7,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-namespace testing {
+namespace testing::check_tests {
 using attn::tensor_view;
 
 namespace {
@@ -89,4 +89,4 @@ TEST_CASE("an empty view shares nothing", "[check]") {
   CHECK_FALSE(attn::detail::elements_overlap(empty));
 }
 
-}  // namespace testing
+}  // namespace testing::check_tests

@@ -12,7 +12,7 @@
 #include "support/catch.hpp"
 #include "support/tensor.hpp"
 
-namespace testing {
+namespace testing::execution_tests {
 using attn::execution;
 
 TEST_CASE("every task runs once, whatever the threads", "[execution]") {
@@ -159,4 +159,4 @@ TEST_CASE("large scratch memory begins at a large page", "[execution]") {
   CHECK(exec.scratch_bytes() >= 3 << 20);
 }
 
-}  // namespace testing
+}  // namespace testing::execution_tests

@@ -11,7 +11,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-namespace testing {
+namespace testing::exp_tests {
 namespace {
 
 // Distance from the exact value in units of the last place of T at that value.
@@ -177,4 +177,4 @@ TEMPLATE_TEST_CASE("sigmoid is right on both sides and never overflows", "[exp]"
   CHECK(std::isnan(sigmoid(std::numeric_limits<TestType>::quiet_NaN())));
 }
 
-}  // namespace testing
+}  // namespace testing::exp_tests

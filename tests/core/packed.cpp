@@ -9,7 +9,7 @@
 #include "support/refusal.hpp"
 #include "support/tensor.hpp"
 
-namespace testing {
+namespace testing::packed_tests {
 namespace {
 
 const std::vector<index> offsets = {2, 5, 5, 100, 101, 140};
@@ -131,4 +131,4 @@ TEST_CASE("packed: offsets that do not fit are refused", "[packed]") {
   CHECK(calls == 0);
 }
 
-}  // namespace testing
+}  // namespace testing::packed_tests

@@ -3,7 +3,7 @@
 
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::pairwise_tests {
 
 TEST_CASE("pairwise: every two values of two options meet", "[pairwise]") {
   std::vector<std::array<int, 4>> all;
@@ -29,4 +29,4 @@ TEST_CASE("pairwise: every two values of two options meet", "[pairwise]") {
   CHECK(selected_bits(1, true).size() == 2);
 }
 
-}  // namespace testing
+}  // namespace testing::pairwise_tests

@@ -9,7 +9,7 @@
 #include "support/refusal.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::rotary_tests {
 namespace {
 
 struct rotation {
@@ -227,4 +227,4 @@ TEST_CASE("rotary refuses what does not fit", "[rotary]") {
   CHECK(well_formed(message, "rotary_backward"));
 }
 
-}  // namespace testing
+}  // namespace testing::rotary_tests

@@ -9,7 +9,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-namespace testing {
+namespace testing::sin_cos_tests {
 namespace {
 
 template <class T>
@@ -82,4 +82,4 @@ TEMPLATE_TEST_CASE("a lane depends on no other", "[sin_cos]", float, double) {
   }
 }
 
-}  // namespace testing
+}  // namespace testing::sin_cos_tests

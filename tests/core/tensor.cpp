@@ -8,7 +8,7 @@
 #include "support/refusal.hpp"
 #include "support/tensor.hpp"
 
-namespace testing {
+namespace testing::tensor_tests {
 
 TEST_CASE("a tensor is contiguous, the last axis fastest, and filled", "[tensor]") {
   attn::tensor<float, 3> x({2, 3, 4}, 1.5f);
@@ -47,4 +47,4 @@ TEST_CASE("a tensor refuses extents that are negative or that no memory can hold
   CHECK(well_formed(refusal([] { attn::tensor<float, 2>({std::numeric_limits<index>::max(), 2}); }), "tensor"));
 }
 
-}  // namespace testing
+}  // namespace testing::tensor_tests

@@ -7,7 +7,7 @@
 #include "support/catch.hpp"
 #include "support/tensor.hpp"
 
-namespace testing {
+namespace testing::tensor_view_tests {
 using attn::tensor_view;
 
 namespace {
@@ -148,4 +148,4 @@ TEST_CASE("std::mdspan of rank 2 to 4 fills the last axes", "[tensor_view]") {
 }
 #endif
 
-}  // namespace testing
+}  // namespace testing::tensor_view_tests

@@ -11,7 +11,7 @@
 #include "support/refusal.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::fnet_tests {
 namespace {
 
 struct fnet_shape {
@@ -222,4 +222,4 @@ TEST_CASE("fnet refuses what does not fit", "[fnet]") {
   }
 }
 
-}  // namespace testing
+}  // namespace testing::fnet_tests

@@ -9,7 +9,7 @@
 #include "support/refusal.hpp"
 #include "support/run_backward.hpp"
 
-namespace testing {
+namespace testing::fnet_backward_tests {
 namespace {
 
 gradient_case case_of(index batch, index heads, index length, index dim, const std::vector<index>& lengths = {}) {
@@ -173,4 +173,4 @@ TEST_CASE("fnet_backward refuses what does not fit", "[fnet_backward]") {
   }
 }
 
-}  // namespace testing
+}  // namespace testing::fnet_backward_tests

@@ -8,7 +8,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-namespace testing {
+namespace testing::transform_tests {
 namespace {
 
 using attn::detail::arena;
@@ -126,4 +126,4 @@ TEMPLATE_LIST_TEST_CASE("the transform: a channel's bits do not depend on other 
   }
 }
 
-}  // namespace testing
+}  // namespace testing::transform_tests

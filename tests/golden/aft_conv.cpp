@@ -1,6 +1,6 @@
 #include "golden/aft.hpp"
 
-namespace testing {
+namespace testing::aft_conv_golden {
 namespace {
 
 problem<reference::aft_conv_options> read_aft_conv(const golden_case& golden) {
@@ -15,8 +15,9 @@ problem<reference::aft_conv_options> read_aft_conv(const golden_case& golden) {
   return p;
 }
 
-}  // namespace
-
 golden_operator golden_aft_conv() { return aft_entry("aft_conv", {"grid"}, {"w"}, read_aft_conv); }
 
-}  // namespace testing
+const golden_entry entry(golden_aft_conv());
+
+}  // namespace
+}  // namespace testing::aft_conv_golden

@@ -1,6 +1,6 @@
 #include "golden/aft.hpp"
 
-namespace testing {
+namespace testing::aft_full_golden {
 namespace {
 
 problem<reference::aft_full_options> read_aft_full(const golden_case& golden) {
@@ -10,8 +10,9 @@ problem<reference::aft_full_options> read_aft_full(const golden_case& golden) {
   return p;
 }
 
-}  // namespace
-
 golden_operator golden_aft_full() { return aft_entry("aft_full", {}, {"w"}, read_aft_full); }
 
-}  // namespace testing
+const golden_entry entry(golden_aft_full());
+
+}  // namespace
+}  // namespace testing::aft_full_golden

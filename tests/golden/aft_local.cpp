@@ -1,6 +1,6 @@
 #include "golden/aft.hpp"
 
-namespace testing {
+namespace testing::aft_local_golden {
 namespace {
 
 problem<reference::aft_local_options> read_aft_local(const golden_case& golden) {
@@ -12,8 +12,9 @@ problem<reference::aft_local_options> read_aft_local(const golden_case& golden) 
   return p;
 }
 
-}  // namespace
-
 golden_operator golden_aft_local() { return aft_entry("aft_local", {"window"}, {"w", "band"}, read_aft_local); }
 
-}  // namespace testing
+const golden_entry entry(golden_aft_local());
+
+}  // namespace
+}  // namespace testing::aft_local_golden

@@ -1,6 +1,6 @@
 #include "golden/aft.hpp"
 
-namespace testing {
+namespace testing::aft_simple_golden {
 namespace {
 
 problem<reference::aft_simple_options> read_aft_simple(const golden_case& golden) {
@@ -9,8 +9,9 @@ problem<reference::aft_simple_options> read_aft_simple(const golden_case& golden
   return p;
 }
 
-}  // namespace
-
 golden_operator golden_aft_simple() { return aft_entry("aft_simple", {}, {}, read_aft_simple); }
 
-}  // namespace testing
+const golden_entry entry(golden_aft_simple());
+
+}  // namespace
+}  // namespace testing::aft_simple_golden

@@ -1,7 +1,7 @@
 #include "golden/gradients.hpp"
 #include "support/run_pattern_backward.hpp"
 
-namespace testing {
+namespace testing::bigbird_golden {
 namespace {
 
 problem<reference::bigbird_options> read(const golden_case& golden) {
@@ -13,8 +13,6 @@ problem<reference::bigbird_options> read(const golden_case& golden) {
   p.options.random = cast<index>(golden.optional_array("random"));
   return p;
 }
-
-}  // namespace
 
 golden_operator golden_bigbird() {
   return with_gradients(
@@ -28,4 +26,7 @@ golden_operator golden_bigbird() {
       read);
 }
 
-}  // namespace testing
+const golden_entry entry(golden_bigbird());
+
+}  // namespace
+}  // namespace testing::bigbird_golden

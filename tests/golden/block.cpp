@@ -1,7 +1,7 @@
 #include "golden/gradients.hpp"
 #include "support/run_pattern_backward.hpp"
 
-namespace testing {
+namespace testing::block_golden {
 namespace {
 
 problem<reference::block_options> read(const golden_case& golden) {
@@ -15,8 +15,6 @@ problem<reference::block_options> read(const golden_case& golden) {
   return p;
 }
 
-}  // namespace
-
 golden_operator golden_block() {
   return with_gradients({"block", with(softmax_keys, {"block", "neighbours"}), with(softmax_arrays, {"permutation"}),
                          [](const golden_case& golden) {
@@ -28,4 +26,7 @@ golden_operator golden_block() {
                         read);
 }
 
-}  // namespace testing
+const golden_entry entry(golden_block());
+
+}  // namespace
+}  // namespace testing::block_golden

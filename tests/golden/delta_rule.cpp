@@ -1,7 +1,7 @@
 #include "golden/gradients.hpp"
 #include "support/gradient_delta_rule.hpp"
 
-namespace testing {
+namespace testing::delta_rule_golden {
 namespace {
 
 delta_rule_problem read_delta_rule(const golden_case& golden) {
@@ -45,8 +45,6 @@ named_tensors by_reference(const golden_case& golden) {
   return all;
 }
 
-}  // namespace
-
 golden_operator golden_delta_rule() {
   golden_operator entry{
       "delta_rule",
@@ -61,4 +59,7 @@ golden_operator golden_delta_rule() {
   return entry;
 }
 
-}  // namespace testing
+const golden_entry entry(golden_delta_rule());
+
+}  // namespace
+}  // namespace testing::delta_rule_golden

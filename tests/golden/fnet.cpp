@@ -3,7 +3,7 @@
 #include "support/call_fourier.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::fnet_golden {
 namespace {
 
 // [1, B, L, D] as [B, 1, L, D]: lengths are given per batch item.
@@ -44,8 +44,6 @@ named_tensors case_by_library(const golden_case& golden) {
   return {{"x", cast<double>(dx)}};
 }
 
-}  // namespace
-
 // Cases hold x as [B, L, D], which is read as [1, B, L, D].
 golden_operator golden_fnet() {
   return {"fnet",
@@ -66,4 +64,7 @@ golden_operator golden_fnet() {
           case_by_library<float>};
 }
 
-}  // namespace testing
+const golden_entry entry(golden_fnet());
+
+}  // namespace
+}  // namespace testing::fnet_golden

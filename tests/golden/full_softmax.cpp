@@ -1,6 +1,6 @@
 #include "golden/gradients.hpp"
 
-namespace testing {
+namespace testing::full_softmax_golden {
 namespace {
 
 full_softmax_problem read(const golden_case& golden) {
@@ -10,8 +10,6 @@ full_softmax_problem read(const golden_case& golden) {
   return p;
 }
 
-}  // namespace
-
 golden_operator golden_full_softmax() {
   return with_gradients({"full_softmax", softmax_keys, with(softmax_arrays, {"bias"}),
                          [](const golden_case& golden) { return expected(read(golden)); },
@@ -20,4 +18,7 @@ golden_operator golden_full_softmax() {
                         read);
 }
 
-}  // namespace testing
+const golden_entry entry(golden_full_softmax());
+
+}  // namespace
+}  // namespace testing::full_softmax_golden

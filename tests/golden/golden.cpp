@@ -33,9 +33,8 @@ enum class runner { reference, in_double, in_float };
 
 // The entry of a case's operator; none if that is not built.
 const golden_operator* entry_of(const golden_case& golden) {
-  static const auto table = golden_operators();
   const std::string name = golden.text("operator");
-  for (const golden_operator& entry : table)
+  for (const golden_operator& entry : golden_entry::table())
     if (entry.name == name) return &entry;
   return nullptr;
 }

@@ -1,7 +1,7 @@
 #include "golden/kernel.hpp"
 #include "support/linear_decay.hpp"
 
-namespace testing {
+namespace testing::linear_golden {
 namespace {
 
 reference::linear_feature read_feature(const golden_case& golden) {
@@ -60,13 +60,11 @@ named_tensors gradients_by_reference(const golden_case& golden) {
 }
 template <class S>
 named_tensors gradients_by_library(const golden_case& golden) {
-  const tensors all = gradients_by<S>(read_linear(golden), d_results(golden));
+  const tensors all = decay_gradients_by<S>(read_linear(golden), d_results(golden));
   named_tensors named;
   for (std::size_t n = 0; n < all.size(); ++n) named[linear_decay_names[n]] = all[n];
   return named;
 }
-
-}  // namespace
 
 golden_operator golden_linear() {
   golden_operator entry{"linear",
@@ -81,4 +79,7 @@ golden_operator golden_linear() {
   return entry;
 }
 
-}  // namespace testing
+const golden_entry entry(golden_linear());
+
+}  // namespace
+}  // namespace testing::linear_golden

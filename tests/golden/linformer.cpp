@@ -1,7 +1,7 @@
 #include "golden/gradients.hpp"
 #include "support/call_low_rank.hpp"
 
-namespace testing {
+namespace testing::linformer_golden {
 namespace {
 
 linformer_problem read(const golden_case& golden) {
@@ -54,8 +54,6 @@ named_tensors case_by_library(const golden_case& golden) {
                   !golden.has_array("f"));
 }
 
-}  // namespace
-
 golden_operator golden_linformer() {
   return {"linformer",
           {"operator", "source", "tolerance", "causal", "scale", "lengths", "query_lengths", "key_lengths"},
@@ -68,4 +66,7 @@ golden_operator golden_linformer() {
           case_by_library<float>};
 }
 
-}  // namespace testing
+const golden_entry entry(golden_linformer());
+
+}  // namespace
+}  // namespace testing::linformer_golden

@@ -1,7 +1,7 @@
 #include "golden/gradients.hpp"
 #include "support/run_long_short.hpp"
 
-namespace testing {
+namespace testing::long_short_golden {
 namespace {
 
 long_short_problem read(const golden_case& golden) {
@@ -73,8 +73,6 @@ named_tensors case_by_library(const golden_case& golden) {
   return all;
 }
 
-}  // namespace
-
 golden_operator golden_long_short() {
   return {"long_short",
           with(softmax_keys, {"left", "right", "rank", "segment", "block", "norm_eps"}),
@@ -90,4 +88,7 @@ golden_operator golden_long_short() {
           case_by_library<float>};
 }
 
-}  // namespace testing
+const golden_entry entry(golden_long_short());
+
+}  // namespace
+}  // namespace testing::long_short_golden

@@ -3,7 +3,7 @@
 #include "golden/gradients.hpp"
 #include "support/run_pattern_backward.hpp"
 
-namespace testing {
+namespace testing::lsh_golden {
 namespace {
 
 reference::lsh_options read(const golden_case& golden) {
@@ -39,8 +39,6 @@ problem<reference::lsh_options> read_problem(const golden_case& golden) {
   return {golden.array("q"), {}, golden.array("v"), read(golden)};
 }
 
-}  // namespace
-
 golden_operator golden_lsh() {
   return with_gradients(
       {"lsh", with(softmax_keys, {"rounds", "buckets", "chunk", "scaled", "lookback", "lookahead", "wrap", "norm_eps"}),
@@ -50,4 +48,7 @@ golden_operator golden_lsh() {
       read_problem);
 }
 
-}  // namespace testing
+const golden_entry entry(golden_lsh());
+
+}  // namespace
+}  // namespace testing::lsh_golden

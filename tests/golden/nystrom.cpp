@@ -1,7 +1,7 @@
 #include "golden/gradients.hpp"
 #include "support/call_low_rank.hpp"
 
-namespace testing {
+namespace testing::nystrom_golden {
 namespace {
 
 nystrom_problem read(const golden_case& golden) {
@@ -48,8 +48,6 @@ named_tensors case_by_library(const golden_case& golden) {
       {"q", cast<double>(dq)}, {"k", cast<double>(dk)}, {"v", cast<double>(dv)}, {"conv", cast<double>(d_convolution)}};
 }
 
-}  // namespace
-
 golden_operator golden_nystrom() {
   return {"nystrom",
           {"operator", "source", "tolerance", "causal", "scale", "lengths", "query_lengths", "key_lengths", "landmarks",
@@ -63,4 +61,7 @@ golden_operator golden_nystrom() {
           case_by_library<float>};
 }
 
-}  // namespace testing
+const golden_entry entry(golden_nystrom());
+
+}  // namespace
+}  // namespace testing::nystrom_golden

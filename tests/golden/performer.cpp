@@ -1,6 +1,6 @@
 #include "golden/kernel.hpp"
 
-namespace testing {
+namespace testing::performer_golden {
 namespace {
 
 performer_problem read_performer(const golden_case& golden) {
@@ -17,10 +17,11 @@ performer_problem read_performer(const golden_case& golden) {
   return p;
 }
 
-}  // namespace
-
 golden_operator golden_performer() {
   return kernel_entry("performer", {"scale", "kernel", "feature_eps"}, {"features"}, read_performer);
 }
 
-}  // namespace testing
+const golden_entry entry(golden_performer());
+
+}  // namespace
+}  // namespace testing::performer_golden

@@ -1,7 +1,7 @@
 #include "golden/gradients.hpp"
 #include "layers/layers.hpp"
 
-namespace testing {
+namespace testing::reversible_golden {
 namespace {
 
 // f or g of one layer: tanh(x W^T + b), or attention with q = k = x and v = x W^T.
@@ -183,8 +183,6 @@ reference::result run_there_and_back(const golden_case& golden) {
   return result_of(cast<double>(y));
 }
 
-}  // namespace
-
 golden_operator golden_reversible() {
   std::set<std::string> arrays = {"x", "out"};
   for (int layer = 0; layer < 100; ++layer)
@@ -211,4 +209,7 @@ golden_operator golden_reversible() {
           case_by_library<float>};
 }
 
-}  // namespace testing
+const golden_entry entry(golden_reversible());
+
+}  // namespace
+}  // namespace testing::reversible_golden

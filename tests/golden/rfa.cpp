@@ -1,6 +1,6 @@
 #include "golden/kernel.hpp"
 
-namespace testing {
+namespace testing::rfa_golden {
 namespace {
 
 rfa_problem read_rfa(const golden_case& golden) {
@@ -12,8 +12,9 @@ rfa_problem read_rfa(const golden_case& golden) {
   return p;
 }
 
-}  // namespace
-
 golden_operator golden_rfa() { return kernel_entry("rfa", {"norm_eps"}, {"features", "gate"}, read_rfa); }
 
-}  // namespace testing
+const golden_entry entry(golden_rfa());
+
+}  // namespace
+}  // namespace testing::rfa_golden

@@ -1,6 +1,6 @@
 #include "golden/gradients.hpp"
 
-namespace testing {
+namespace testing::sliding_window_golden {
 namespace {
 
 static_assert(reference::unlimited == attn::unlimited);
@@ -23,8 +23,6 @@ sliding_window_problem read(const golden_case& golden) {
   return p;
 }
 
-}  // namespace
-
 golden_operator golden_sliding_window() {
   return with_gradients({"sliding_window", with(softmax_keys, {"left", "right", "dilation", "global_positions"}),
                          with(softmax_arrays, {"q_global", "k_global", "v_global"}),
@@ -34,4 +32,7 @@ golden_operator golden_sliding_window() {
                         read);
 }
 
-}  // namespace testing
+const golden_entry entry(golden_sliding_window());
+
+}  // namespace
+}  // namespace testing::sliding_window_golden

@@ -1,7 +1,7 @@
 #include "golden/gradients.hpp"
 #include "support/run_pattern_backward.hpp"
 
-namespace testing {
+namespace testing::strided_golden {
 namespace {
 
 problem<reference::strided_options> read(const golden_case& golden) {
@@ -12,8 +12,6 @@ problem<reference::strided_options> read(const golden_case& golden) {
   if (golden.has("summary")) p.options.summary = golden.integer("summary");
   return p;
 }
-
-}  // namespace
 
 golden_operator golden_strided() {
   return with_gradients({"strided", with(softmax_keys, {"kind", "stride", "summary"}), softmax_arrays,
@@ -26,4 +24,7 @@ golden_operator golden_strided() {
                         read);
 }
 
-}  // namespace testing
+const golden_entry entry(golden_strided());
+
+}  // namespace
+}  // namespace testing::strided_golden

@@ -2,7 +2,7 @@
 #include "support/run_pattern_backward.hpp"
 #include "support/run_topk_blocks.hpp"
 
-namespace testing {
+namespace testing::topk_blocks_golden {
 namespace {
 
 topk_problem read(const golden_case& golden) {
@@ -13,8 +13,6 @@ topk_problem read(const golden_case& golden) {
   return p;
 }
 
-}  // namespace
-
 golden_operator golden_topk_blocks() {
   return with_gradients({"topk_blocks", with(softmax_keys, {"block", "topk"}), softmax_arrays,
                          [](const golden_case& golden) { return expected(read(golden)); },
@@ -23,4 +21,7 @@ golden_operator golden_topk_blocks() {
                         read);
 }
 
-}  // namespace testing
+const golden_entry entry(golden_topk_blocks());
+
+}  // namespace
+}  // namespace testing::topk_blocks_golden

@@ -6,7 +6,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::backward_refusals_tests {
 namespace {
 
 // A good call, to be spoilt in one place: batch 2, heads 4 over 2, lengths 6 and 9, dims 8 and 5.
@@ -175,4 +175,4 @@ TEST_CASE("rfa_backward refuses what does not fit", "[refusals][rfa_backward]") 
   });
 }
 
-}  // namespace testing
+}  // namespace testing::backward_refusals_tests

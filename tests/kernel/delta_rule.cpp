@@ -7,7 +7,7 @@
 #include "support/pairwise.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::delta_rule_tests {
 namespace {
 
 template <class S>
@@ -288,4 +288,4 @@ TEST_CASE("delta_rule refuses what does not fit", "[refusals][delta_rule]") {
   }
 }
 
-}  // namespace testing
+}  // namespace testing::delta_rule_tests

@@ -5,7 +5,7 @@
 #include "support/pairwise.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::delta_rule_backward_tests {
 namespace {
 
 template <class S>
@@ -334,4 +334,4 @@ TEST_CASE("delta_rule_backward: on Eigen matrices and any strides; arguments tha
   }
 }
 
-}  // namespace testing
+}  // namespace testing::delta_rule_backward_tests

@@ -6,7 +6,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::delta_rule_state_tests {
 namespace {
 
 constexpr attn::delta_rule_state_extents extents{.batch = 2, .heads = 4, .dim = 9, .value_dim = 5};
@@ -183,4 +183,4 @@ TEST_CASE("delta_rule_step refuses what does not fit, and changes nothing", "[re
   }
 }
 
-}  // namespace testing
+}  // namespace testing::delta_rule_state_tests

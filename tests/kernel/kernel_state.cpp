@@ -5,7 +5,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::kernel_state_tests {
 
 TEST_CASE("a sequence in two parts, states merged, equals one pass", "[kernel_state]") {
   for (auto& [name, one] : machines()) {
@@ -219,4 +219,4 @@ TEST_CASE("without queries a step only takes in", "[kernel_state]") {
   }
 }
 
-}  // namespace testing
+}  // namespace testing::kernel_state_tests

@@ -5,7 +5,7 @@
 #include "support/catch.hpp"
 #include "support/pairwise.hpp"
 
-namespace testing {
+namespace testing::linear_tests {
 namespace {
 
 using reference::linear_feature;
@@ -167,4 +167,4 @@ TEST_CASE("linear: on Eigen matrices of either order", "[linear]") {
   }
 }
 
-}  // namespace testing
+}  // namespace testing::linear_tests

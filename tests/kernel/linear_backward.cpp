@@ -5,7 +5,7 @@
 #include "support/gradient_kernel.hpp"
 #include "support/pairwise.hpp"
 
-namespace testing {
+namespace testing::linear_backward_tests {
 namespace {
 
 using reference::linear_feature;
@@ -156,4 +156,4 @@ TEST_CASE("linear_backward: on Eigen matrices and any strides; arguments that ar
   }
 }
 
-}  // namespace testing
+}  // namespace testing::linear_backward_tests

@@ -3,7 +3,7 @@
 #include "support/linear_decay.hpp"
 #include "support/pairwise.hpp"
 
-namespace testing {
+namespace testing::linear_decay_tests {
 namespace {
 
 using reference::linear_feature;
@@ -92,7 +92,7 @@ TEST_CASE("linear_decay: queries that see no key give zeros, whatever they are",
     CAPTURE(causal);
     const tensor<double> out = run_serially<float>(p).out;
     const tensors d_results = {random_normal(5, 2, 2, 9, 5)};
-    const tensor<double> dq = gradients_by<float>(p, d_results)[0];
+    const tensor<double> dq = decay_gradients_by<float>(p, d_results)[0];
     for (index b : {0, 1})
       for (index h : {0, 1})
         for (index i = 0; i < alone; ++i) {
@@ -272,4 +272,4 @@ TEST_CASE("linear_decay: RetNet, Lightning, Mamba-2, GLA, HGRN2 and RWKV-6", "[l
   }
 }
 
-}  // namespace testing
+}  // namespace testing::linear_decay_tests

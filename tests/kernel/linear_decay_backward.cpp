@@ -3,7 +3,7 @@
 #include "support/linear_decay.hpp"
 #include "support/pairwise.hpp"
 
-namespace testing {
+namespace testing::linear_decay_backward_tests {
 namespace {
 
 using reference::linear_feature;
@@ -13,7 +13,7 @@ void check_backward(const linear_decay_problem& problem) {
   const linear_decay_problem p = rounded<S>(problem);
   check_gradients(
       case_of(p), 2 * gradient_tolerance<S>::value,
-      [&](const tensors&, const tensors& d_results) { return gradients_by<S>(p, d_results); },
+      [&](const tensors&, const tensors& d_results) { return decay_gradients_by<S>(p, d_results); },
       [](tensors& d) { d = {rounded<S>(d[0]), rounded<real<S>>(d[1]), rounded<real<S>>(d[2])}; });
 }
 
@@ -66,7 +66,7 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: without gradients of the final s
       p = rounded<TestType>(p);
       tensors d = random_d_results<TestType>(p);
       for (std::size_t n : {1u, 2u}) std::fill(d[n].data.begin(), d[n].data.end(), 0.0);
-      const tensors with = gradients_by<TestType>(p, d), without = gradients_by<TestType>(p, {d[0]});
+      const tensors with = decay_gradients_by<TestType>(p, d), without = decay_gradients_by<TestType>(p, {d[0]});
       CAPTURE(int(kind), bits);
       for (std::size_t n = 0; n < linear_decay_count; ++n) {
         CAPTURE(linear_decay_names[n]);
@@ -145,7 +145,7 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: several segments, on any number 
     p = rounded<TestType>(p);
     attn::execution threads(3, 0);
     const tensors d = random_d_results<TestType>(p);
-    CHECK(gradients_by<TestType>(p, d, threads) == gradients_by<TestType>(p, d));
+    CHECK(decay_gradients_by<TestType>(p, d, threads) == decay_gradients_by<TestType>(p, d));
   }
 }
 
@@ -162,16 +162,16 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: alone, added, padded", "[linear_
                                                   .feature = linear_feature::elu_plus_one});
     p.options.lengths = {90, 100};
     p = rounded<S>(p);
-    const tensors d = random_d_results<S>(p), all = gradients_by<S>(p, d);
+    const tensors d = random_d_results<S>(p), all = decay_gradients_by<S>(p, d);
 
     for (std::size_t n = 0; n < linear_decay_count; ++n) {
       linear_decay_asked alone{.of = {}};
       alone.of[n] = true;
       INFO("alone: " << linear_decay_names[n]);
-      CHECK(gradients_by<S>(p, d, alone)[n] == all[n]);
+      CHECK(decay_gradients_by<S>(p, d, alone)[n] == all[n]);
     }
 
-    const tensors added = gradients_by<S>(p, d, {.accumulate = true, .before = 0.5});
+    const tensors added = decay_gradients_by<S>(p, d, {.accumulate = true, .before = 0.5});
     for (std::size_t n = 0; n < linear_decay_count; ++n) {
       tensor<double> sum = all[n];
       for (double& x : sum.data) x += 0.5;
@@ -186,8 +186,8 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: alone, added, padded", "[linear_
       for (index h = 0; h < x->heads() && !x->empty(); ++h)
         for (index t = 90; t < 100; ++t)
           for (index c = 0; c < x->dim(); ++c) (*x)(0, h, t, c) = std::numeric_limits<double>::quiet_NaN();
-    CHECK(gradients_by<S>(padded, d_padded) == all);
+    CHECK(decay_gradients_by<S>(padded, d_padded) == all);
   }
 }
 
-}  // namespace testing
+}  // namespace testing::linear_decay_backward_tests

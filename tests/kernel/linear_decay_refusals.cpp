@@ -7,7 +7,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::linear_decay_refusals_tests {
 namespace {
 
 // A good call, to be spoilt in one place: batch 2, heads 4 over 2, length 9, dims 8 and 5; sums per query head.
@@ -161,4 +161,4 @@ TEST_CASE("linear_backward refuses log decays, a bonus and states that do not fi
   });
 }
 
-}  // namespace testing
+}  // namespace testing::linear_decay_refusals_tests

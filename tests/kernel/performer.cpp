@@ -5,7 +5,7 @@
 #include "support/catch.hpp"
 #include "support/pairwise.hpp"
 
-namespace testing {
+namespace testing::performer_tests {
 namespace {
 
 using kernel = reference::performer_kernel;
@@ -236,4 +236,4 @@ TEST_CASE("performer: takes drawn features, or a matrix", "[performer]") {
                   {.kernel = attn::performer_kernel::relu});
 }
 
-}  // namespace testing
+}  // namespace testing::performer_tests

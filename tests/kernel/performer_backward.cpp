@@ -5,7 +5,7 @@
 #include "support/gradient_kernel.hpp"
 #include "support/pairwise.hpp"
 
-namespace testing {
+namespace testing::performer_backward_tests {
 namespace {
 
 using reference::performer_kernel;
@@ -143,4 +143,4 @@ TEMPLATE_LIST_TEST_CASE("performer_backward: the laws", "[performer_backward]", 
     }
 }
 
-}  // namespace testing
+}  // namespace testing::performer_backward_tests

@@ -9,7 +9,7 @@
 #include "support/npy.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::random_features_tests {
 namespace {
 
 using attn::feature_rows;
@@ -264,4 +264,4 @@ TEST_CASE("performer on a trained model's queries and keys", "[random_features]"
   }
 }
 
-}  // namespace testing
+}  // namespace testing::random_features_tests

@@ -7,7 +7,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::refusals_tests {
 namespace {
 
 // A good call, to be spoilt in one place: batch 2, heads 4 over 2, lengths 6 and 9 (a step: 6 and 6), dims 8 and 5.
@@ -335,4 +335,4 @@ TEST_CASE("a map of a wrong number of features for the state is refused", "[refu
   CHECK(out(0, 0, 0, 0) == 7);
 }
 
-}  // namespace testing
+}  // namespace testing::refusals_tests

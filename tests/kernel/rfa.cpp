@@ -5,7 +5,7 @@
 #include "support/catch.hpp"
 #include "support/pairwise.hpp"
 
-namespace testing {
+namespace testing::rfa_tests {
 namespace {
 
 rfa_problem problem_of(const problem_shape& shape, index feature_heads = 1, index count = 64, std::uint64_t seed = 1) {
@@ -100,4 +100,4 @@ TEMPLATE_LIST_TEST_CASE("rfa: features of any length", "[rfa]", exact_types) {
   CHECK(all_finite(run_serially<TestType>(p).out));
 }
 
-}  // namespace testing
+}  // namespace testing::rfa_tests

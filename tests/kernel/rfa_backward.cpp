@@ -5,7 +5,7 @@
 #include "support/gradient_kernel.hpp"
 #include "support/pairwise.hpp"
 
-namespace testing {
+namespace testing::rfa_backward_tests {
 namespace {
 
 // Short features keep the cosines positive, and denominators away from 0.
@@ -109,4 +109,4 @@ TEMPLATE_LIST_TEST_CASE("rfa_backward: the laws", "[rfa_backward]", all_types) {
   }
 }
 
-}  // namespace testing
+}  // namespace testing::rfa_backward_tests

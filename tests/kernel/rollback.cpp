@@ -8,7 +8,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::rollback_tests {
 namespace {
 
 constexpr index batch = 2, kv_heads = 2, heads = 4, length = 90, dim = 9, value_dim = 12, count = 20, keep = 5;
@@ -192,4 +192,4 @@ TEST_CASE("A state merged into can no longer go back, and a negative keep is ref
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::rollback_tests

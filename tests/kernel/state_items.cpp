@@ -5,7 +5,7 @@
 #include "support/call_delta_rule.hpp"
 #include "support/call_kernel.hpp"
 
-namespace testing {
+namespace testing::state_items_tests {
 namespace {
 
 constexpr cache_shape shape{.heads = 4, .kv_heads = 2, .dim = 9, .value_dim = 12, .chunk = 70};
@@ -168,4 +168,4 @@ TEST_CASE("states refuse items there are not, and lengths that do not fit", "[st
       [](auto& s, auto k, auto v, const std::vector<index>& lengths) { s.append(k, v, {.lengths = lengths}); }, even);
 }
 
-}  // namespace testing
+}  // namespace testing::state_items_tests

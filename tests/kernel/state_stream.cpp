@@ -5,7 +5,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::state_stream_tests {
 namespace {
 
 // What reading these bytes throws: "invalid" (shape or kind), "runtime" (the stream), or nothing.
@@ -131,4 +131,4 @@ TEST_CASE("what is wrong with a stream is told by the exception's type", "[state
   CHECK(well_formed(refusal([&] { wide.read(again); }), "linear_state"));
 }
 
-}  // namespace testing
+}  // namespace testing::state_stream_tests

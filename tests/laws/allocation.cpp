@@ -5,7 +5,7 @@
 #include "support/allocations.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::allocation_tests {
 
 TEST_CASE("law 11: the counter counts", "[allocation]") {
   std::atomic<const void*> seen;  // so that the compiler cannot leave the pairs out
@@ -72,4 +72,4 @@ TEMPLATE_LIST_TEST_CASE("law 11: no allocation in a step of a stream", "[allocat
   }
 }
 
-}  // namespace testing
+}  // namespace testing::allocation_tests

@@ -2,7 +2,7 @@
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::averages_tests {
 
 TEMPLATE_LIST_TEST_CASE("law 7: the average of a constant is that constant", "[averages]", exact_types) {
   for (const auto& op : operators<TestType>()) {
@@ -33,4 +33,4 @@ TEMPLATE_LIST_TEST_CASE("law 7: the average of a constant is that constant", "[a
   }
 }
 
-}  // namespace testing
+}  // namespace testing::averages_tests

@@ -11,7 +11,7 @@
 #include "support/call_topk_blocks.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::bfloat16_tests {
 namespace {
 
 using element = Eigen::bfloat16;
@@ -373,4 +373,4 @@ TEST_CASE("bfloat16: scores of few queries lose no more than those of many", "[b
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::bfloat16_tests

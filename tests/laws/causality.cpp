@@ -2,7 +2,7 @@
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::causality_tests {
 namespace {
 
 // Rows from `begin` on of every head become those of `from`.
@@ -66,4 +66,4 @@ TEMPLATE_LIST_TEST_CASE("law 5: the future changes no earlier bit", "[causality]
   }
 }
 
-}  // namespace testing
+}  // namespace testing::causality_tests

@@ -4,7 +4,7 @@
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::concurrency_tests {
 
 TEMPLATE_LIST_TEST_CASE("law 11: concurrent calls with separate executions", "[concurrent]", exact_types) {
   for (const auto& op : operators<TestType>()) {
@@ -24,4 +24,4 @@ TEMPLATE_LIST_TEST_CASE("law 11: concurrent calls with separate executions", "[c
   }
 }
 
-}  // namespace testing
+}  // namespace testing::concurrency_tests

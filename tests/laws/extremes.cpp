@@ -2,7 +2,7 @@
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::extremes_tests {
 TEMPLATE_LIST_TEST_CASE("law 9: logits of ±1e4 stay finite", "[extremes]", exact_types) {
   for (const auto& op : operators<TestType>())
     for (law_shape shape : law_shapes()) {
@@ -44,4 +44,4 @@ TEMPLATE_LIST_TEST_CASE("law 9: rows that see no key are zero, lse −infinity",
   }
 }
 
-}  // namespace testing
+}  // namespace testing::extremes_tests

@@ -3,7 +3,7 @@
 #include "support/allocations.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::gradients_allocation_tests {
 
 TEMPLATE_LIST_TEST_CASE("law 11 of gradients: no allocation once scratch has grown", "[gradient_allocation]",
                         exact_types) {
@@ -35,4 +35,4 @@ TEMPLATE_LIST_TEST_CASE("law 11 of gradients: no allocation once scratch has gro
   }
 }
 
-}  // namespace testing
+}  // namespace testing::gradients_allocation_tests

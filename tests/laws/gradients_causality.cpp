@@ -3,7 +3,7 @@
 #include "laws/gradient_law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::gradients_causality_tests {
 namespace {
 
 // Rows before `first` of the queries, and keys before `now`, are the past; only they have a d_out.
@@ -157,4 +157,4 @@ TEMPLATE_LIST_TEST_CASE("law 10 of gradients: a NaN stays in its batch item and 
   }
 }
 
-}  // namespace testing
+}  // namespace testing::gradients_causality_tests

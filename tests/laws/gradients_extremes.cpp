@@ -2,7 +2,7 @@
 #include "laws/gradient_law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::gradients_extremes_tests {
 TEMPLATE_LIST_TEST_CASE("law 9 of gradients: logits of ±1e4 stay finite", "[gradient_extremes]", exact_types) {
   for (const auto& op : operators<TestType>()) {
     if (!op.backward) continue;
@@ -37,4 +37,4 @@ TEMPLATE_LIST_TEST_CASE("law 9 of gradients: rows that see no key have none", "[
   }
 }
 
-}  // namespace testing
+}  // namespace testing::gradients_extremes_tests

@@ -5,7 +5,7 @@
 #include "laws/layouts.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::gradients_layout_tests {
 namespace {
 
 // Each of the tensors of a backward call in the layout pick(n), n = 0, 1, ...
@@ -120,4 +120,4 @@ TEMPLATE_LIST_TEST_CASE("law 11 of gradients: concurrent calls with separate exe
   }
 }
 
-}  // namespace testing
+}  // namespace testing::gradients_layout_tests

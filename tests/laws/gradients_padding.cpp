@@ -4,7 +4,7 @@
 #include "laws/gradient_law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::gradients_padding_tests {
 namespace {
 
 std::size_t nth(index b) { return static_cast<std::size_t>(b); }
@@ -135,4 +135,4 @@ TEMPLATE_LIST_TEST_CASE("law 2 of gradients: each key head stands alone", "[grad
   }
 }
 
-}  // namespace testing
+}  // namespace testing::gradients_padding_tests

@@ -2,7 +2,7 @@
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::independence_tests {
 
 TEMPLATE_LIST_TEST_CASE("law 2: each head stands alone", "[independence]", exact_types) {
   for (const auto& op : operators<TestType>()) {
@@ -29,4 +29,4 @@ TEMPLATE_LIST_TEST_CASE("law 2: each head stands alone", "[independence]", exact
   }
 }
 
-}  // namespace testing
+}  // namespace testing::independence_tests

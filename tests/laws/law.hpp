@@ -1,6 +1,6 @@
 #pragma once
-// The laws every operator obeys, each a generic test over the table below. An operator joins with one entry
-// in operators(): how it is called, what it can do, and its own relatives (streaming form, limits).
+// The laws every operator obeys, each a generic test over the table operators(). An operator joins with the file
+// operators/NAME.cpp: how it is called, what it can do, and its own relatives (streaming form, limits).
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -104,77 +104,49 @@ struct law_operator {
   bool reads_queries = true;      // has q a gradient that is not 0?
   bool reads_values = true;       // has v a gradient?
   bool queries_mix = false;       // law 10 of gradients: is a row of out made of other queries too?
+  std::string of{};               // the operator it is a form of; set by law_entries
 };
 
-// The entries, one function for each operator (operators/NAME.cpp).
-template <class T>
-void add_full_softmax(std::vector<law_operator<T>>&);
-template <class T>
-void add_sliding_window(std::vector<law_operator<T>>&);
-template <class T>
-void add_block(std::vector<law_operator<T>>&);
-template <class T>
-void add_strided(std::vector<law_operator<T>>&);
-template <class T>
-void add_bigbird(std::vector<law_operator<T>>&);
-template <class T>
-void add_pattern_softmax(std::vector<law_operator<T>>&);
-template <class T>
-void add_lsh(std::vector<law_operator<T>>&);
-template <class T>
-void add_topk_blocks(std::vector<law_operator<T>>&);
-template <class T>
-void add_long_short(std::vector<law_operator<T>>&);
-template <class T>
-void add_linformer(std::vector<law_operator<T>>&);
-template <class T>
-void add_nystrom(std::vector<law_operator<T>>&);
-template <class T>
-void add_multipole(std::vector<law_operator<T>>&);
-template <class T>
-void add_linear(std::vector<law_operator<T>>&);
-template <class T>
-void add_performer(std::vector<law_operator<T>>&);
-template <class T>
-void add_rfa(std::vector<law_operator<T>>&);
-template <class T>
-void add_delta_rule(std::vector<law_operator<T>>&);
-template <class T>
-void add_fnet(std::vector<law_operator<T>>&);
-template <class T>
-void add_aft_full(std::vector<law_operator<T>>&);
-template <class T>
-void add_aft_local(std::vector<law_operator<T>>&);
-template <class T>
-void add_aft_simple(std::vector<law_operator<T>>&);
-template <class T>
-void add_aft_conv(std::vector<law_operator<T>>&);
+// The table: each file operators/NAME.cpp registers its operator's entries by one object of this type,
+//   const law_entries entries("linear", [](auto& all) { add_linear(all); });
+// where `all` is a vector of law_operator<float> or law_operator<double>.
+class law_entries {
+ public:
+  template <class Add>
+  law_entries(std::string name, Add add) : name_(std::move(name)), single_(add) {
+#if !defined(ATTN_TEST_FEW_TYPES)
+    double_ = add;
+#endif
+    table().push_back(this);
+  }
+  law_entries(const law_entries&) = delete;
+
+  static std::vector<const law_entries*>& table() {
+    static std::vector<const law_entries*> all;
+    return all;
+  }
+  const std::string& name() const { return name_; }
+  template <class T>
+  void add_to(std::vector<law_operator<T>>& all) const {
+    const std::size_t begin = all.size();
+    if constexpr (std::is_same_v<T, float>)
+      single_(all);
+    else
+      double_(all);
+    for (std::size_t n = begin; n < all.size(); ++n) all[n].of = name_;
+  }
+
+ private:
+  std::string name_;
+  std::function<void(std::vector<law_operator<float>>&)> single_;
+  std::function<void(std::vector<law_operator<double>>&)> double_;
+};
 
 template <class T>
 const std::vector<law_operator<T>>& operators() {
   static const auto table = [] {
     std::vector<law_operator<T>> all;
-    add_full_softmax<T>(all);
-    add_sliding_window<T>(all);
-    add_block<T>(all);
-    add_strided<T>(all);
-    add_bigbird<T>(all);
-    add_pattern_softmax<T>(all);
-    add_lsh<T>(all);
-    add_topk_blocks<T>(all);
-    add_long_short<T>(all);
-    add_linformer<T>(all);
-    add_nystrom<T>(all);
-    add_multipole<T>(all);
-    add_linear<T>(all);
-    add_performer<T>(all);
-    add_rfa<T>(all);
-    add_delta_rule<T>(all);
-    add_fnet<T>(all);
-    add_aft_full<T>(all);
-    add_aft_local<T>(all);
-    add_aft_simple<T>(all);
-    add_aft_conv<T>(all);
+    for (const law_entries* entries : law_entries::table()) entries->add_to(all);
     return all;
   }();
   return table;

@@ -2,7 +2,7 @@
 #include "laws/layouts.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::layout_tests {
 namespace {
 
 // The layouts of q, k, v, out and lse.
@@ -77,4 +77,4 @@ TEMPLATE_LIST_TEST_CASE("law 3: one head's memory may serve all heads", "[layout
   }
 }
 
-}  // namespace testing
+}  // namespace testing::layout_tests

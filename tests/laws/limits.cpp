@@ -2,7 +2,7 @@
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::limits_tests {
 
 TEMPLATE_LIST_TEST_CASE("law 8: at its limits an operator equals another", "[limits]", exact_types) {
   for (const auto& op : operators<TestType>())
@@ -19,4 +19,4 @@ TEMPLATE_LIST_TEST_CASE("law 8: at its limits an operator equals another", "[lim
       }
 }
 
-}  // namespace testing
+}  // namespace testing::limits_tests

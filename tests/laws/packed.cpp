@@ -4,7 +4,7 @@
 #include "laws/gradient_law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::packed_tests {
 namespace {
 
 // A tensor [1, heads, total, dim] in [total, heads, dim] memory, of parts [1, heads, length, dim].
@@ -108,4 +108,4 @@ TEMPLATE_LIST_TEST_CASE("packed sequences give what each gives alone", "[packed]
   }
 }
 
-}  // namespace testing
+}  // namespace testing::packed_tests

@@ -3,7 +3,7 @@
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::padding_tests {
 namespace {
 
 std::size_t at(index b) { return static_cast<std::size_t>(b); }
@@ -88,4 +88,4 @@ TEMPLATE_LIST_TEST_CASE("law 1: queries and keys are padded apart", "[padding]",
   }
 }
 
-}  // namespace testing
+}  // namespace testing::padding_tests

@@ -2,7 +2,7 @@
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::quiet_tests {
 namespace {
 
 template <class T>
@@ -81,4 +81,4 @@ TEMPLATE_LIST_TEST_CASE("law 10: a NaN stays in its batch item and head", "[quie
   }
 }
 
-}  // namespace testing
+}  // namespace testing::quiet_tests

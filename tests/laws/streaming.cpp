@@ -2,7 +2,7 @@
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::streaming_tests {
 namespace {
 
 // Chunks that add up to `length`: single tokens, one chunk, or a mixture.
@@ -42,4 +42,4 @@ TEMPLATE_LIST_TEST_CASE("law 6: token by token, in chunks and at once agree", "[
   }
 }
 
-}  // namespace testing
+}  // namespace testing::streaming_tests

@@ -2,7 +2,7 @@
 #include "laws/law.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::threads_tests {
 
 TEMPLATE_LIST_TEST_CASE("law 4: any number of threads gives the same bits", "[threads]", exact_types) {
   attn::execution two(2, 0), three(3, 0), seven(7, 0);
@@ -44,4 +44,4 @@ TEMPLATE_LIST_TEST_CASE("law 4: fewer queries than threads, many keys", "[thread
   }
 }
 
-}  // namespace testing
+}  // namespace testing::threads_tests

@@ -2,7 +2,7 @@
 #include "layers/backward_table.hpp"
 #include "support/allocations.hpp"
 
-namespace testing {
+namespace testing::allocation_tests {
 
 TEMPLATE_LIST_TEST_CASE("layers: no allocation once scratch has grown", "[layer_allocation]", exact_types) {
   for (const auto& op : layers<TestType>()) {
@@ -107,4 +107,4 @@ TEMPLATE_LIST_TEST_CASE("reversible_block_backward: 24 layers train in the memor
   CHECK(x == start);
 }
 
-}  // namespace testing
+}  // namespace testing::allocation_tests

@@ -5,7 +5,7 @@
 
 #include "layers/backward_table.hpp"
 
-namespace testing {
+namespace testing::backward_laws_tests {
 
 TEMPLATE_LIST_TEST_CASE("layers backward: dx of a batch is that of each item alone", "[layer_backward_laws]",
                         exact_types) {
@@ -132,4 +132,4 @@ TEMPLATE_LIST_TEST_CASE("layers backward: a gradient that is not finite reaches 
       }
 }
 
-}  // namespace testing
+}  // namespace testing::backward_laws_tests

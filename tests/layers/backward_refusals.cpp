@@ -3,7 +3,7 @@
 // of each kind, and all that concerns gradients.
 #include "layers/layers.hpp"
 
-namespace testing {
+namespace testing::backward_refusals_tests {
 namespace {
 
 // Arguments of a valid call of each layer, of which a test makes one invalid: batch 2, length 6, width 8, hidden 10, 4
@@ -317,4 +317,4 @@ TEST_CASE("reversible_block_backward refuses what does not fit", "[layer_backwar
       });
 }
 
-}  // namespace testing
+}  // namespace testing::backward_refusals_tests

@@ -1,7 +1,7 @@
 // encoder_block against its reference, around attention and around a mixer without weights.
 #include "layers/layers.hpp"
 
-namespace testing {
+namespace testing::encoder_block_tests {
 namespace {
 
 reference::encoder_block_weights random_weights(index dim, index hidden, bool all, bool gated = false) {
@@ -134,4 +134,4 @@ TEST_CASE("encoder_block: Eigen matrices and default arguments", "[encoder_block
   CHECK(out == x);
 }
 
-}  // namespace testing
+}  // namespace testing::encoder_block_tests

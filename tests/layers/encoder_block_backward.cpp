@@ -4,7 +4,7 @@
 #include "support/call_fourier.hpp"
 #include "support/pairwise.hpp"
 
-namespace testing {
+namespace testing::encoder_block_backward_tests {
 namespace {
 
 // The weights of a block around attention of two heads, in the order of a case's inputs.
@@ -291,4 +291,4 @@ TEST_CASE("encoder_block_backward: what the mixers throw passes through, and dx 
   check_layer_backward(c, factor<float>);
 }
 
-}  // namespace testing
+}  // namespace testing::encoder_block_backward_tests

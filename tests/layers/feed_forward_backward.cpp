@@ -1,7 +1,7 @@
 // feed_forward_backward and the derivatives of the activations against the reverse pass of their reference.
 #include "layers/gradients.hpp"
 
-namespace testing {
+namespace testing::feed_forward_backward_tests {
 namespace {
 
 struct feed_case {
@@ -152,4 +152,4 @@ TEST_CASE("feed_forward_backward: Eigen matrices and default arguments", "[feed_
   CHECK(dv == other);
 }
 
-}  // namespace testing
+}  // namespace testing::feed_forward_backward_tests

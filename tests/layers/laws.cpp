@@ -5,7 +5,7 @@
 
 #include "layers/table.hpp"
 
-namespace testing {
+namespace testing::laws_tests {
 
 TEMPLATE_LIST_TEST_CASE("layers: a batch gives what each item alone gives", "[layer_laws]", exact_types) {
   for (const auto& op : layers<TestType>())
@@ -106,4 +106,4 @@ TEMPLATE_LIST_TEST_CASE("layers: what is not finite reaches only rows that see i
     }
 }
 
-}  // namespace testing
+}  // namespace testing::laws_tests

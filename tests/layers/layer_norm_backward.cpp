@@ -1,7 +1,7 @@
 // layer_norm_backward against the reverse pass of its reference.
 #include "layers/gradients.hpp"
 
-namespace testing {
+namespace testing::layer_norm_backward_tests {
 namespace {
 
 template <class S>
@@ -83,4 +83,4 @@ TEST_CASE("layer_norm_backward: Eigen matrices and default arguments", "[layer_n
   CHECK(dx == other);
 }
 
-}  // namespace testing
+}  // namespace testing::layer_norm_backward_tests

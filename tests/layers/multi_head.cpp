@@ -1,7 +1,7 @@
 // multi_head against its reference, with full softmax as the operator.
 #include "layers/layers.hpp"
 
-namespace testing {
+namespace testing::multi_head_tests {
 namespace {
 
 struct heads_case {
@@ -148,4 +148,4 @@ TEST_CASE("multi_head: Eigen matrices, default arguments, padding by the operato
   CHECK(out.bottomRows(3).isZero(0));
 }
 
-}  // namespace testing
+}  // namespace testing::multi_head_tests

@@ -2,7 +2,7 @@
 #include "layers/gradients.hpp"
 #include "support/pairwise.hpp"
 
-namespace testing {
+namespace testing::multi_head_backward_tests {
 namespace {
 
 struct heads_case {
@@ -210,4 +210,4 @@ TEST_CASE("multi_head_backward: the operator's callables see views of what was p
   CHECK(calls == 1);
 }
 
-}  // namespace testing
+}  // namespace testing::multi_head_backward_tests

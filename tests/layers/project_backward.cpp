@@ -1,7 +1,7 @@
 // project_backward against the reverse pass of its reference.
 #include "layers/gradients.hpp"
 
-namespace testing {
+namespace testing::project_backward_tests {
 namespace {
 
 template <class S>
@@ -82,4 +82,4 @@ TEST_CASE("project_backward: Eigen matrices and default arguments", "[project_ba
   CHECK(dw == 2 * before);
 }
 
-}  // namespace testing
+}  // namespace testing::project_backward_tests

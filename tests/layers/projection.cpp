@@ -3,7 +3,7 @@
 
 #include "layers/layers.hpp"
 
-namespace testing {
+namespace testing::projection_tests {
 namespace {
 
 template <class S>
@@ -292,4 +292,4 @@ TEMPLATE_LIST_TEST_CASE("activations: the ends", "[activation]", exact_types) {
   }
 }
 
-}  // namespace testing
+}  // namespace testing::projection_tests

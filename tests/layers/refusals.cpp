@@ -1,7 +1,7 @@
 // Bad input is refused on entry to every layer: std::invalid_argument in one sentence, out untouched.
 #include "layers/layers.hpp"
 
-namespace testing {
+namespace testing::refusals_tests {
 namespace {
 
 // Arguments of a valid call of each layer, of which a test makes one invalid: batch 2, length 6, width 8, hidden 10, 4
@@ -347,4 +347,4 @@ TEST_CASE("reversible_block and its inverse refuse what does not fit", "[layer_r
       list);
 }
 
-}  // namespace testing
+}  // namespace testing::refusals_tests

@@ -1,7 +1,7 @@
 // reversible_block against its reference, and there and back.
 #include "layers/layers.hpp"
 
-namespace testing {
+namespace testing::reversible_block_tests {
 namespace {
 
 // The functions of a layer, as the golden cases have them: attention with q = k = x and v = x W^T; tanh(x W^T + b).
@@ -164,4 +164,4 @@ TEST_CASE("reversible_block: Eigen matrices and default arguments", "[reversible
   CHECK((back - x).norm() < 1e-6f);
 }
 
-}  // namespace testing
+}  // namespace testing::reversible_block_tests

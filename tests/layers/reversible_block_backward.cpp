@@ -2,7 +2,7 @@
 // stacks that store no activations.
 #include "layers/reversible.hpp"
 
-namespace testing {
+namespace testing::reversible_block_backward_tests {
 namespace {
 
 struct reversible_case {
@@ -207,4 +207,4 @@ TEST_CASE("reversible_block_backward: Eigen matrices and default arguments", "[r
   CHECK(dx == 2 * before);
 }
 
-}  // namespace testing
+}  // namespace testing::reversible_block_backward_tests

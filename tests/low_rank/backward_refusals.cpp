@@ -3,7 +3,7 @@
 #include "support/call_low_rank.hpp"
 #include "support/low_rank_gradient.hpp"
 
-namespace testing {
+namespace testing::backward_refusals_tests {
 namespace {
 
 // What all of them are given: a good call, of batch 2, heads 4 over 2, lengths 6 and 9, dims 8 and 5.
@@ -231,4 +231,4 @@ TEST_CASE("long_short_backward refuses what does not fit", "[long_short_backward
   check_gradients_refused<here>("long_short_backward", list);
 }
 
-}  // namespace testing
+}  // namespace testing::backward_refusals_tests

@@ -4,7 +4,7 @@
 #include "support/call_low_rank.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::linformer_tests {
 namespace {
 
 struct projections {
@@ -131,4 +131,4 @@ TEST_CASE("linformer: scratch grows with the length only as far as a stretch of 
   CHECK(scratch(40000) == scratch(16384));
 }
 
-}  // namespace testing
+}  // namespace testing::linformer_tests

@@ -3,7 +3,7 @@
 #include "support/call_low_rank.hpp"
 #include "support/low_rank_gradient.hpp"
 
-namespace testing {
+namespace testing::linformer_backward_tests {
 namespace {
 
 template <class S>
@@ -192,4 +192,4 @@ TEST_CASE("linformer_backward: extreme scores", "[linformer_backward]") {
   for (const auto& g : run_gradients<form<float>>(p, random_d_results<form<float>>(p), serial)) CHECK(all_finite(g));
 }
 
-}  // namespace testing
+}  // namespace testing::linformer_backward_tests

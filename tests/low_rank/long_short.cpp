@@ -6,7 +6,7 @@
 #include "support/refusals.hpp"
 #include "support/run_long_short.hpp"
 
-namespace testing {
+namespace testing::long_short_tests {
 namespace {
 
 long_short_problem problem_of(const problem_shape& s, index rank, std::uint64_t seed = 1) {
@@ -228,4 +228,4 @@ TEST_CASE("long_short refuses logits and norms that do not fit", "[refusals]") {
   }
 }
 
-}  // namespace testing
+}  // namespace testing::long_short_tests

@@ -4,12 +4,7 @@
 #include "support/pairwise.hpp"
 #include "support/run_long_short.hpp"
 
-namespace testing {
-
-template <class S>
-long_short_problem rounded(const long_short_problem& p) {
-  return rounded_long_short<S>(p);
-}
+namespace testing::long_short_backward_tests {
 
 namespace {
 
@@ -270,4 +265,4 @@ TEST_CASE("long_short_backward: extremes", "[long_short_backward]") {
   for (const auto& g : run_gradients<form<float>>(p, random_d_results<form<float>>(p), serial)) CHECK(all_finite(g));
 }
 
-}  // namespace testing
+}  // namespace testing::long_short_backward_tests

@@ -10,7 +10,7 @@
 #include "support/npy.hpp"
 #include "support/run_multipole.hpp"
 
-namespace testing {
+namespace testing::multipole_tests {
 namespace {
 
 template <class S>
@@ -175,4 +175,4 @@ TEST_CASE("multipole: its error on attention of a trained model", "[multipole]")
   }
 }
 
-}  // namespace testing
+}  // namespace testing::multipole_tests

@@ -4,12 +4,7 @@
 #include "support/pairwise.hpp"
 #include "support/run_multipole.hpp"
 
-namespace testing {
-
-template <class S>
-multipole_problem rounded(const multipole_problem& p) {
-  return rounded_multipole<S>(p);
-}
+namespace testing::multipole_backward_tests {
 
 namespace {
 
@@ -215,4 +210,4 @@ TEST_CASE("multipole_backward refuses what does not fit", "[multipole_backward]"
                              {"clusters >= 0", [](auto& c) { c.o.clusters = -1; }}});
 }
 
-}  // namespace testing
+}  // namespace testing::multipole_backward_tests

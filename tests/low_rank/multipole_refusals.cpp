@@ -3,7 +3,7 @@
 #include "support/call_multipole.hpp"
 #include "support/refusals.hpp"
 
-namespace testing {
+namespace testing::multipole_refusals_tests {
 namespace {
 
 struct multipole_call_of_test : call_inputs<attn::multipole_options<float>> {
@@ -134,4 +134,4 @@ TEST_CASE("multipole_step refuses what does not fit", "[multipole_refusals]") {
   }
 }
 
-}  // namespace testing
+}  // namespace testing::multipole_refusals_tests

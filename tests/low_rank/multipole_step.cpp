@@ -7,7 +7,7 @@
 #include "support/refusal.hpp"
 #include "support/run_multipole.hpp"
 
-namespace testing {
+namespace testing::multipole_step_tests {
 namespace {
 
 struct step_case {
@@ -182,4 +182,4 @@ TEMPLATE_LIST_TEST_CASE("multipole_cache: items of their own lengths", "[multipo
   CHECK(well_formed(refusal([&] { cache.copy_item(0, 4); }), "multipole_cache"));
 }
 
-}  // namespace testing
+}  // namespace testing::multipole_step_tests

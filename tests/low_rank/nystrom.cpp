@@ -4,7 +4,7 @@
 #include "support/call_low_rank.hpp"
 #include "support/catch.hpp"
 
-namespace testing {
+namespace testing::nystrom_tests {
 namespace {
 
 using reference::pinv;
@@ -172,4 +172,4 @@ TEST_CASE("nystrom: scratch does not grow with the length", "[nystrom]") {
   CHECK(scratch(80000) == scratch(40000));
 }
 
-}  // namespace testing
+}  // namespace testing::nystrom_tests

@@ -3,7 +3,7 @@
 #include "support/call_low_rank.hpp"
 #include "support/low_rank_gradient.hpp"
 
-namespace testing {
+namespace testing::nystrom_backward_tests {
 namespace {
 
 using reference::pinv;
@@ -283,4 +283,4 @@ TEST_CASE("nystrom_backward: on Eigen matrices, as a caller writes it", "[nystro
   CHECK(dk == more);
 }
 
-}  // namespace testing
+}  // namespace testing::nystrom_backward_tests

@@ -6,7 +6,7 @@
 #include "support/catch.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::projection_tests {
 
 TEST_CASE("draw_projection: normal with variance 1 / rank", "[projection]") {
   const auto e = attn::draw_projection<double>(64, 2000, {.seed = 5, .heads = 2});
@@ -69,4 +69,4 @@ TEST_CASE("draw_projection refuses what does not fit", "[projection]") {
   CHECK(attn::draw_projection<float>(4, 0).view().empty());
 }
 
-}  // namespace testing
+}  // namespace testing::projection_tests

@@ -3,7 +3,7 @@
 
 #include "support/call_low_rank.hpp"
 
-namespace testing {
+namespace testing::refusals_tests {
 namespace {
 
 // With projections of rank 3: one for all heads, and one per head.
@@ -76,4 +76,4 @@ TEST_CASE("nystrom refuses what does not fit", "[refusals]") {
   check_refused<nystrom_form>("nystrom", list);
 }
 
-}  // namespace testing
+}  // namespace testing::refusals_tests

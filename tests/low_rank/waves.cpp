@@ -3,7 +3,7 @@
 #include "support/catch.hpp"
 #include "support/run_long_short.hpp"
 
-namespace testing {
+namespace testing::waves_tests {
 namespace {
 
 // 40 heads, enough work for threads to be used, and scratch memory per head that lets few of them into a wave.
@@ -16,7 +16,7 @@ long_short_problem long_short_of(const problem_shape& s, index rank, index segme
   p.options.logits = random_normal(1000, s.batch, s.heads, s.keys, rank, 3);
   p.options.causal = segment > 0, p.options.segment = segment;
   p.options.left = 20, p.options.right = 5;
-  return rounded_long_short<T>(p);
+  return rounded<T>(p);
 }
 
 // The elements of x at other places: rows of the last axis apart, or the last two axes exchanged, with gaps.
@@ -143,4 +143,4 @@ TEMPLATE_LIST_TEST_CASE("long_short: a layout for each tensor", "[waves]", exact
   }
 }
 
-}  // namespace testing
+}  // namespace testing::waves_tests

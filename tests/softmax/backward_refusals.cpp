@@ -4,7 +4,7 @@
 #include "support/call_topk_blocks.hpp"
 #include "support/refusals.hpp"
 
-namespace testing {
+namespace testing::backward_refusals_tests {
 namespace {
 
 // A good call with every gradient that is of something given, to be made wrong in one place.
@@ -264,4 +264,4 @@ TEST_CASE("lsh_backward refuses what does not fit", "[backward_refusals]") {
   check_refused<backward_form<hashed, inputs>, 6, inputs>("lsh_backward", list);
 }
 
-}  // namespace testing
+}  // namespace testing::backward_refusals_tests

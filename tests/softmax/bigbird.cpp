@@ -6,7 +6,7 @@
 #include "support/refusal.hpp"
 #include "support/run_pattern.hpp"
 
-namespace testing {
+namespace testing::bigbird_tests {
 namespace {
 
 using bigbird_problem = problem<reference::bigbird_options>;
@@ -151,4 +151,4 @@ TEST_CASE("bigbird: tables that cannot be drawn are refused", "[bigbird]") {
                     "draw_random_blocks"));
 }
 
-}  // namespace testing
+}  // namespace testing::bigbird_tests

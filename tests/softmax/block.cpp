@@ -2,7 +2,7 @@
 #include "support/catch.hpp"
 #include "support/run_pattern.hpp"
 
-namespace testing {
+namespace testing::block_tests {
 namespace {
 
 using block_problem = problem<reference::block_options>;
@@ -105,4 +105,4 @@ TEST_CASE("block: on Eigen matrices, as a caller writes it", "[block]") {
   CHECK(out.bottomRows(10).norm() == 0);
 }
 
-}  // namespace testing
+}  // namespace testing::block_tests

@@ -5,7 +5,7 @@
 #include "support/call_topk_blocks.hpp"
 #include "support/refusal.hpp"
 
-namespace testing {
+namespace testing::cache_items_tests {
 namespace {
 
 constexpr cache_shape shape{};
@@ -333,4 +333,4 @@ TEST_CASE("Windows over a cache may be as wide and as sparse as a number can say
   CHECK(a == b);
 }
 
-}  // namespace testing
+}  // namespace testing::cache_items_tests

@@ -9,7 +9,7 @@
 #include "support/refusal.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::cache_refusals_tests {
 namespace {
 
 bool untouched(const tensor<float>& x) {
@@ -373,4 +373,4 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusa
   CHECK(paged.tokens(3) == 3);
 }
 
-}  // namespace testing
+}  // namespace testing::cache_refusals_tests

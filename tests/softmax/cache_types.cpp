@@ -12,7 +12,7 @@
 #include "support/refusal.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::cache_types_tests {
 namespace {
 
 using Eigen::bfloat16;
@@ -307,4 +307,4 @@ TEST_CASE("A cache of int8 on the keys and values of a trained model errs by les
   }
 }
 
-}  // namespace testing
+}  // namespace testing::cache_types_tests

@@ -9,7 +9,7 @@
 #include "support/catch.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::calls_tests {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -255,4 +255,4 @@ TEST_CASE("full_softmax takes pieces of one buffer that do not overlap", "[full_
   CHECK(fused(0, 0, 8, 31) == 0.5f);
 }
 
-}  // namespace testing
+}  // namespace testing::calls_tests

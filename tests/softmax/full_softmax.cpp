@@ -7,7 +7,7 @@
 #include "support/pairwise.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::full_softmax_tests {
 namespace {
 
 full_softmax_problem problem_of(const problem_shape& shape, std::uint64_t seed = 1) {
@@ -255,4 +255,4 @@ TEST_CASE("full_softmax: the position queries have anyway changes no bit", "[ful
   }
 }
 
-}  // namespace testing
+}  // namespace testing::full_softmax_tests

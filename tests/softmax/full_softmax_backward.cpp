@@ -5,7 +5,7 @@
 #include "support/pairwise.hpp"
 #include "support/run_backward.hpp"
 
-namespace testing {
+namespace testing::full_softmax_backward_tests {
 namespace {
 
 full_softmax_problem problem_of(const problem_shape& shape, std::uint64_t seed = 1) {
@@ -189,4 +189,4 @@ TEMPLATE_LIST_TEST_CASE("full_softmax_backward: queries at any position", "[full
     }
 }
 
-}  // namespace testing
+}  // namespace testing::full_softmax_backward_tests

@@ -5,7 +5,7 @@
 #include "support/pairwise.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::kv_cache_tests {
 namespace {
 
 // How 100 tokens may arrive.
@@ -222,4 +222,4 @@ TEST_CASE("full_softmax_step: queries that lie in the cache are refused", "[kv_c
   CHECK(cache.tokens() == 16);
 }
 
-}  // namespace testing
+}  // namespace testing::kv_cache_tests

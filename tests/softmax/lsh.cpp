@@ -7,7 +7,7 @@
 #include "support/refusals.hpp"
 #include "support/run_pattern.hpp"
 
-namespace testing {
+namespace testing::lsh_tests {
 namespace {
 
 struct lsh_problem {
@@ -313,4 +313,4 @@ TEST_CASE("lsh refuses what does not fit", "[refusals]") {
   check_refused<form, 6>("lsh", list);
 }
 
-}  // namespace testing
+}  // namespace testing::lsh_tests

@@ -2,7 +2,7 @@
 #include "support/pairwise.hpp"
 #include "support/run_pattern_backward.hpp"
 
-namespace testing {
+namespace testing::lsh_backward_tests {
 namespace {
 
 using lsh_problem = problem<reference::lsh_options>;
@@ -131,4 +131,4 @@ TEMPLATE_LIST_TEST_CASE("lsh_backward: gradients added, and each alone", "[lsh_b
   }
 }
 
-}  // namespace testing
+}  // namespace testing::lsh_backward_tests

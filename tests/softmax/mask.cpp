@@ -8,7 +8,7 @@
 #include "support/refusal.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::mask_tests {
 namespace {
 
 struct masked_shape {
@@ -255,4 +255,4 @@ TEST_CASE("mask: of another shape, or where results go, is refused", "[mask]") {
   CHECK(well_formed(backward, "full_softmax_backward"));
 }
 
-}  // namespace testing
+}  // namespace testing::mask_tests

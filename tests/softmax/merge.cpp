@@ -6,7 +6,7 @@
 #include "support/catch.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::merge_tests {
 namespace {
 
 template <class S>
@@ -130,4 +130,4 @@ TEST_CASE("merge_softmax: Eigen matrices and vectors", "[merge]") {
   CHECK((lse.array() - std::log(3.0)).abs().maxCoeff() <= 1e-15);
 }
 
-}  // namespace testing
+}  // namespace testing::merge_tests

@@ -5,7 +5,7 @@
 #include "support/refusal.hpp"
 #include "support/run_backward.hpp"
 
-namespace testing {
+namespace testing::merge_backward_tests {
 namespace {
 
 // out and lse of two parts merge by the weights of their denominators; a lse of -infinity has none.
@@ -158,4 +158,4 @@ TEST_CASE("merge_softmax_backward: bad input is refused before anything is writt
   CHECK(message([&](auto&, auto&, auto&, auto& g) { g.lse = row_view(lb); }).find("overlap") != std::string::npos);
 }
 
-}  // namespace testing
+}  // namespace testing::merge_backward_tests

@@ -2,7 +2,7 @@
 #include "support/call_patterns.hpp"
 #include "support/refusals.hpp"
 
-namespace testing {
+namespace testing::pattern_refusals_tests {
 
 TEST_CASE("block refuses what does not fit", "[refusals]") {
   using here = call_inputs<attn::block_options<float>>;
@@ -84,4 +84,4 @@ TEST_CASE("pattern_softmax refuses what does not fit", "[refusals]") {
   check_refused<everything>("pattern_softmax", common_refusals<call_inputs<everything::options>>());
 }
 
-}  // namespace testing
+}  // namespace testing::pattern_refusals_tests

@@ -1,41 +1,14 @@
 // Users' patterns against the reference, what is refused of them, and patterns as text.
-#include <map>
-
 #include "support/catch.hpp"
+#include "support/listed_pattern.hpp"
 #include "support/refusal.hpp"
 #include "support/run_pattern.hpp"
 
-// The reference of a user's pattern: its pairs, listed one by one.
-namespace reference {
-struct listed_options : softmax_options {
-  std::map<std::pair<index, index>, index> seen;  // (position of the query, key) -> how often
-};
-inline bool sees(const listed_options& o, index, index position, index key, index) {
-  return o.seen.count({position, key}) != 0;
-}
-}  // namespace reference
-
-namespace testing {
+namespace testing::pattern_softmax_tests {
 namespace {
 
 using piece = listed_pattern::piece;
 using listed_problem = problem<reference::listed_options>;
-
-void note(const listed_pattern& pattern, index first, index keys, reference::listed_options& to) {
-  for (const auto& set : pattern.all)
-    for (index p = set.queries.begin; p < std::min(set.queries.end, keys); p += set.queries.step) {
-      if (p < first) continue;
-      for (const piece& given : set.pieces) {
-        std::vector<index> list = given.list;
-        if (list.empty())
-          for (index j = given.range.begin; j < given.range.end; j += given.range.step) list.push_back(j);
-        for (index j : list)
-          if (j >= 0 && j < keys && !(given.except_self && j == p) &&
-              (given.left == attn::unlimited || (p - given.left <= j && j <= p + given.right)))
-            ++to.seen[{p, j}];
-      }
-    }
-}
 
 // A pattern of odd pieces over positions from `first` on: ranges with and without a step, lists, windows.
 listed_pattern odd_pattern(index first, index keys) {
@@ -294,4 +267,4 @@ TEST_CASE("patterns as text show what is seen", "[pattern_softmax]") {
       }
 }
 
-}  // namespace testing
+}  // namespace testing::pattern_softmax_tests

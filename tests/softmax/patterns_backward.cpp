@@ -1,28 +1,8 @@
 // The gradients of block, strided, bigbird and pattern_softmax against the reverse pass of their references: options in
 // all pairs, odd lengths, all types.
-#include <map>
-
+#include "support/listed_pattern.hpp"
 #include "support/pairwise.hpp"
 #include "support/run_pattern_backward.hpp"
-
-// A user's pattern, and its pairs listed one by one.
-namespace reference {
-template <class N>
-struct basic_listed_options : basic_softmax_options<N> {
-  testing::listed_pattern pattern, joined_to;    // the second empty: none
-  std::map<std::pair<index, index>, bool> seen;  // (position of the query, key)
-};
-using listed_options = basic_listed_options<double>;
-template <class N>
-void copy_choices(const listed_options& from, basic_listed_options<N>& to) {
-  copy_choices(static_cast<const softmax_options&>(from), static_cast<basic_softmax_options<N>&>(to));
-  to.seen = from.seen;
-}
-template <class N>
-bool sees(const basic_listed_options<N>& o, index, index position, index key, index) {
-  return o.seen.count({position, key}) != 0;
-}
-}  // namespace reference
 
 namespace testing {
 
@@ -53,6 +33,9 @@ struct library_operator<S, reference::listed_options> : common_softmax_options<S
   }
 };
 
+}  // namespace testing
+
+namespace testing::patterns_backward_tests {
 namespace {
 
 // What the options of all of them have in common; every two values of two options meet.
@@ -100,21 +83,6 @@ void set(reference::bigbird_options& o, int pattern, index, index keys) {
   if (pattern != 1) o.random = block_table(0, pattern == 2 ? 1 : 4, (keys + o.size - 1) / o.size, 1 + pattern % 2);
 }
 
-void note(const listed_pattern& pattern, index first, index keys, reference::listed_options& to) {
-  for (const auto& set : pattern.all)
-    for (index p = set.queries.begin; p < std::min(set.queries.end, keys); p += set.queries.step) {
-      if (p < first) continue;
-      for (const auto& given : set.pieces) {
-        std::vector<index> list = given.list;
-        if (list.empty())
-          for (index j = given.range.begin; j < given.range.end; j += given.range.step) list.push_back(j);
-        for (index j : list)
-          if (j >= 0 && j < keys && !(given.except_self && j == p) &&
-              (given.left == attn::unlimited || (p - given.left <= j && j <= p + given.right)))
-            to.seen[{p, j}] = true;
-      }
-    }
-}
 void set(reference::listed_options& o, int pattern, index queries, index keys) {
   const index first = -1000;  // lengths of items differ, and so do the positions of their first queries
   const std::vector<index> some = {0, 3, 11, 30, 90, 1000000};
@@ -242,4 +210,4 @@ TEMPLATE_LIST_TEST_CASE("patterns_backward: gradients added, and each alone", "[
   check_each<typename TestType::type, typename TestType::options>();
 }
 
-}  // namespace testing
+}  // namespace testing::patterns_backward_tests

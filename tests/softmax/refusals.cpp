@@ -3,7 +3,7 @@
 
 #include "support/refusals.hpp"
 
-namespace testing {
+namespace testing::refusals_tests {
 
 TEST_CASE("full_softmax refuses what does not fit", "[refusals]") {
   using options = attn::full_softmax_options<float>;
@@ -90,4 +90,4 @@ TEST_CASE("merge_softmax refuses what does not fit", "[refusals]") {
   check([&] { attn::merge_softmax(view(out), rows, view(other), rows); });
 }
 
-}  // namespace testing
+}  // namespace testing::refusals_tests

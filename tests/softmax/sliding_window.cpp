@@ -6,7 +6,7 @@
 #include "support/pairwise.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::sliding_window_tests {
 namespace {
 
 sliding_window_problem problem_of(const problem_shape& shape, index left, index right, std::uint64_t seed = 1) {
@@ -233,4 +233,4 @@ TEST_CASE("sliding_window: the position queries have anyway changes no bit", "[s
   CHECK(plain.lse == placed.lse);
 }
 
-}  // namespace testing
+}  // namespace testing::sliding_window_tests

@@ -5,7 +5,7 @@
 #include "support/pairwise.hpp"
 #include "support/run_backward.hpp"
 
-namespace testing {
+namespace testing::sliding_window_backward_tests {
 namespace {
 
 sliding_window_problem problem_of(const problem_shape& shape, std::uint64_t seed = 1) {
@@ -199,4 +199,4 @@ TEST_CASE("sliding_window_backward: several parts and queries beyond the keys", 
   }
 }
 
-}  // namespace testing
+}  // namespace testing::sliding_window_backward_tests

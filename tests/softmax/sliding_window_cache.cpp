@@ -5,7 +5,7 @@
 #include "support/pairwise.hpp"
 #include "support/run.hpp"
 
-namespace testing {
+namespace testing::sliding_window_cache_tests {
 namespace {
 
 const std::vector<std::vector<index>> feedings = {
@@ -178,4 +178,4 @@ TEST_CASE("sliding_window_step: what a score function throws resets the stream",
   CHECK(cache.tokens() == 0);
 }
 
-}  // namespace testing
+}  // namespace testing::sliding_window_cache_tests

@@ -2,7 +2,7 @@
 #include "support/catch.hpp"
 #include "support/run_pattern.hpp"
 
-namespace testing {
+namespace testing::strided_tests {
 namespace {
 
 using strided_problem = problem<reference::strided_options>;
@@ -100,4 +100,4 @@ TEMPLATE_LIST_TEST_CASE("strided: the promised accuracy at length 4096", "[strid
   check<TestType>(problem_of(shape, 64, not_fixed));
 }
 
-}  // namespace testing
+}  // namespace testing::strided_tests

@@ -7,7 +7,7 @@
 #include "support/refusals.hpp"
 #include "support/run_topk_blocks.hpp"
 
-namespace testing {
+namespace testing::topk_blocks_tests {
 namespace {
 
 constexpr index huge = index(1) << 62, most = std::numeric_limits<index>::max();
@@ -327,4 +327,4 @@ TEST_CASE("topk_blocks refuses what does not fit", "[refusals]") {
   check_refused<compiled_topk_blocks<float>>("topk_blocks", list);
 }
 
-}  // namespace testing
+}  // namespace testing::topk_blocks_tests

@@ -4,7 +4,7 @@
 #include "support/run_pattern_backward.hpp"
 #include "support/run_topk_blocks.hpp"
 
-namespace testing {
+namespace testing::topk_blocks_backward_tests {
 namespace {
 
 constexpr index huge = index(1) << 62;
@@ -152,4 +152,4 @@ TEMPLATE_LIST_TEST_CASE("topk_blocks_backward: gradients added, and each alone",
   }
 }
 
-}  // namespace testing
+}  // namespace testing::topk_blocks_backward_tests

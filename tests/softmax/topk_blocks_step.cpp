@@ -4,7 +4,7 @@
 #include "support/pairwise.hpp"
 #include "support/run_topk_blocks.hpp"
 
-namespace testing {
+namespace testing::topk_blocks_step_tests {
 namespace {
 
 using chunks = std::vector<index>;
@@ -289,4 +289,4 @@ TEST_CASE("topk_blocks_step: options, score and execution may each be left out",
   CHECK(cache.tokens() == 42);
 }
 
-}  // namespace testing
+}  // namespace testing::topk_blocks_step_tests

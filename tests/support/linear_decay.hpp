@@ -173,7 +173,7 @@ struct linear_decay_asked {
 
 // d_results: of out, and of the final sums or empty.
 template <class S>
-tensors gradients_by(const linear_decay_problem& p, const tensors& d_results, attn::execution& execution,
+tensors decay_gradients_by(const linear_decay_problem& p, const tensors& d_results, attn::execution& execution,
                      const linear_decay_asked& a = {}) {
   using T = real<S>;
   const linear_decay_memory<S> m(p);
@@ -210,9 +210,9 @@ tensors gradients_by(const linear_decay_problem& p, const tensors& d_results, at
   return all;
 }
 template <class S>
-tensors gradients_by(const linear_decay_problem& p, const tensors& d_results, const linear_decay_asked& a = {}) {
+tensors decay_gradients_by(const linear_decay_problem& p, const tensors& d_results, const linear_decay_asked& a = {}) {
   attn::execution serial;
-  return gradients_by<S>(p, d_results, serial, a);
+  return decay_gradients_by<S>(p, d_results, serial, a);
 }
 
 }  // namespace testing

@@ -9,7 +9,7 @@ namespace testing {
 using long_short_problem = problem<reference::long_short_options>;
 
 template <class S>
-long_short_problem rounded_long_short(long_short_problem p) {
+long_short_problem rounded(long_short_problem p) {
   auto& o = p.options;
   p.q = rounded<S>(p.q), p.k = rounded<S>(p.k), p.v = rounded<S>(p.v), o.logits = rounded<S>(o.logits);
   for (auto* list : {&o.local_gamma, &o.local_beta, &o.global_gamma, &o.global_beta})
@@ -45,7 +45,7 @@ reference::result run_long_short(const long_short_problem& p) {
 // Against the reference on the same rounded inputs.
 template <class S>
 errors long_short_errors(const long_short_problem& given) {
-  const long_short_problem p = rounded_long_short<S>(given);
+  const long_short_problem p = rounded<S>(given);
   const reference::result actual = run_long_short<S>(p), wanted = reference::long_short(p.q, p.k, p.v, p.options);
   return {relative_error(actual.out, wanted.out), relative_error(actual.lse, wanted.lse)};
 }

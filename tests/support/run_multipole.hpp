@@ -58,7 +58,7 @@ inline void choose_multipole(reference::multipole_options& o, int choice) {
 }
 
 template <class S>
-multipole_problem rounded_multipole(multipole_problem p) {
+multipole_problem rounded(multipole_problem p) {
   p.q = rounded<S>(p.q), p.k = rounded<S>(p.k), p.v = rounded<S>(p.v);
   round_options<S>(p.options);
   return p;
@@ -101,7 +101,7 @@ reference::result run_multipole(const multipole_problem& p) {
 // Against the reference on the same rounded inputs.
 template <class S>
 errors multipole_errors(const multipole_problem& given) {
-  const multipole_problem p = rounded_multipole<S>(given);
+  const multipole_problem p = rounded<S>(given);
   const reference::result actual = run_multipole<S>(p), wanted = reference::multipole(p.q, p.k, p.v, p.options);
   return {relative_error(actual.out, wanted.out), relative_error(actual.lse, wanted.lse)};
 }

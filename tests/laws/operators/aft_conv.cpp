@@ -1,6 +1,6 @@
 #include "laws/operators/aft.hpp"
 
-namespace testing {
+namespace testing::aft_conv_law {
 namespace {
 
 struct aft_conv_entry {
@@ -92,8 +92,6 @@ backward_binder<T> aft_conv_backward(const aft_conv_entry& entry) {
   };
 }
 
-}  // namespace
-
 template <class T>
 void add_aft_conv(std::vector<law_operator<T>>& all) {
   for (const aft_conv_entry& entry : {aft_conv_entry{"aft_conv", 1, 9},
@@ -137,9 +135,7 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
     all.push_back(op);
   }
 }
-template void add_aft_conv(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_aft_conv(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("aft_conv", [](auto& all) { add_aft_conv(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::aft_conv_law

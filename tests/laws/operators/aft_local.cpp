@@ -1,6 +1,6 @@
 #include "laws/operators/aft.hpp"
 
-namespace testing {
+namespace testing::aft_local_law {
 namespace {
 
 struct aft_local_entry {
@@ -41,8 +41,6 @@ bound<T> bind_aft_local(const aft_local_entry& entry, const law_shape& s, bool z
                                 *call.execution);
   };
 }
-
-}  // namespace
 
 template <class T>
 void add_aft_local(std::vector<law_operator<T>>& all) {
@@ -94,9 +92,7 @@ void add_aft_local(std::vector<law_operator<T>>& all) {
     all.push_back(op);
   }
 }
-template void add_aft_local(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_aft_local(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("aft_local", [](auto& all) { add_aft_local(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::aft_local_law

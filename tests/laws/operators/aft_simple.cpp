@@ -1,6 +1,7 @@
 #include "laws/operators/aft.hpp"
 
-namespace testing {
+namespace testing::aft_simple_law {
+namespace {
 
 template <class T>
 void add_aft_simple(std::vector<law_operator<T>>& all) {
@@ -29,9 +30,7 @@ void add_aft_simple(std::vector<law_operator<T>>& all) {
       all.push_back(op);
     }
 }
-template void add_aft_simple(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_aft_simple(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("aft_simple", [](auto& all) { add_aft_simple(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::aft_simple_law

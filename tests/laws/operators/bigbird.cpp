@@ -1,6 +1,7 @@
 #include "laws/operators/patterns.hpp"
 
-namespace testing {
+namespace testing::bigbird_law {
+namespace {
 
 template <class T>
 void add_bigbird(std::vector<law_operator<T>>& all) {
@@ -23,9 +24,7 @@ void add_bigbird(std::vector<law_operator<T>>& all) {
   all.push_back(pattern_operator<T>("bigbird causal", sized(16, 1, 3, true)));
   all.push_back(pattern_operator<T>("bigbird of everything", sized(5, 0, 2, true, true)));
 }
-template void add_bigbird(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_bigbird(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("bigbird", [](auto& all) { add_bigbird(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::bigbird_law

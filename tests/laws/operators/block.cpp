@@ -1,6 +1,7 @@
 #include "laws/operators/patterns.hpp"
 
-namespace testing {
+namespace testing::block_law {
+namespace {
 
 template <class T>
 void add_block(std::vector<law_operator<T>>& all) {
@@ -32,9 +33,7 @@ void add_block(std::vector<law_operator<T>>& all) {
   all.push_back(pattern_operator<T>("block permuted", permuted(false)));
   all.push_back(pattern_operator<T>("block of everything", permuted(true)));
 }
-template void add_block(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_block(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("block", [](auto& all) { add_block(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::block_law

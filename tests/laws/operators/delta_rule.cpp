@@ -1,7 +1,7 @@
 #include "laws/law.hpp"
 #include "support/call_delta_rule.hpp"
 
-namespace testing {
+namespace testing::delta_rule_law {
 namespace {
 
 struct delta_rule_entry {
@@ -86,8 +86,6 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
   return op;
 }
 
-}  // namespace
-
 template <class T>
 void add_delta_rule(std::vector<law_operator<T>>& all) {
   for (const delta_rule_entry& entry : {delta_rule_entry{.name = "delta_rule", .beta = false},
@@ -95,9 +93,7 @@ void add_delta_rule(std::vector<law_operator<T>>& all) {
                                         {.name = "delta_rule with decays per channel", .decays = 2}})
     all.push_back(operator_of<T>(entry));
 }
-template void add_delta_rule(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_delta_rule(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("delta_rule", [](auto& all) { add_delta_rule(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::delta_rule_law

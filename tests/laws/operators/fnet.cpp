@@ -1,7 +1,8 @@
 #include "laws/law.hpp"
 #include "support/call_fourier.hpp"
 
-namespace testing {
+namespace testing::fnet_law {
+namespace {
 
 // q is x; k and v are not looked at. Every token sees every other, and nothing is a mean.
 template <class T>
@@ -23,9 +24,7 @@ void add_fnet(std::vector<law_operator<T>>& all) {
   };
   all.push_back(op);
 }
-template void add_fnet(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_fnet(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("fnet", [](auto& all) { add_fnet(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::fnet_law

@@ -1,6 +1,6 @@
 #include "laws/law.hpp"
 
-namespace testing {
+namespace testing::full_softmax_law {
 namespace {
 
 struct full_softmax_entry {
@@ -107,8 +107,6 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
   return op;
 }
 
-}  // namespace
-
 template <class T>
 void add_full_softmax(std::vector<law_operator<T>>& all) {
   for (const full_softmax_entry& entry : {full_softmax_entry{"full_softmax"},
@@ -124,9 +122,7 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
                                           {.name = "full_softmax with sinks", .sinks = true}})
     all.push_back(operator_of<T>(entry));
 }
-template void add_full_softmax(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_full_softmax(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("full_softmax", [](auto& all) { add_full_softmax(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::full_softmax_law

@@ -1,7 +1,7 @@
 #include "laws/law.hpp"
 #include "support/call_kernel.hpp"
 
-namespace testing {
+namespace testing::linear_law {
 namespace {
 
 struct linear_entry {
@@ -100,8 +100,6 @@ law_operator<T> operator_of(const linear_entry& entry) {
   return op;
 }
 
-}  // namespace
-
 template <class T>
 void add_linear(std::vector<law_operator<T>>& all) {
   for (const linear_entry& entry :
@@ -114,9 +112,7 @@ void add_linear(std::vector<law_operator<T>>& all) {
         {.name = "linear of token features, causal", .causal = true, .feature = reference::linear_feature::pairs}})
     all.push_back(operator_of<T>(entry));
 }
-template void add_linear(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_linear(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("linear", [](auto& all) { add_linear(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::linear_law

@@ -1,7 +1,7 @@
 #include "laws/law.hpp"
 #include "support/call_low_rank.hpp"
 
-namespace testing {
+namespace testing::linformer_law {
 namespace {
 
 struct linformer_entry {
@@ -93,8 +93,6 @@ law_limit<T> identity_is_full() {
           }};
 }
 
-}  // namespace
-
 template <class T>
 void add_linformer(std::vector<law_operator<T>>& all) {
   for (const linformer_entry& entry : {linformer_entry{"linformer", 40},
@@ -104,9 +102,7 @@ void add_linformer(std::vector<law_operator<T>>& all) {
     all.push_back(operator_of<T>(entry));
   all[all.size() - 4].limits = {identity_is_full<T>()};
 }
-template void add_linformer(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_linformer(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("linformer", [](auto& all) { add_linformer(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::linformer_law

@@ -3,7 +3,7 @@
 #include "laws/operators/patterns.hpp"
 #include "support/call_long_short.hpp"
 
-namespace testing {
+namespace testing::long_short_law {
 namespace {
 
 struct long_short_entry {
@@ -89,8 +89,6 @@ law_operator<T> operator_of(const long_short_entry& entry) {
   return op;
 }
 
-}  // namespace
-
 template <class T>
 void add_long_short(std::vector<law_operator<T>>& all) {
   law_operator<T> op = operator_of<T>({.name = "long_short", .left = 10, .right = 4, .rank = 5});
@@ -107,9 +105,7 @@ void add_long_short(std::vector<law_operator<T>>& all) {
   all.push_back(operator_of<T>(
       {.name = "long_short of everything", .left = 5, .right = 0, .rank = 3, .segment = 7, .softcap_and_sinks = true}));
 }
-template void add_long_short(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_long_short(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("long_short", [](auto& all) { add_long_short(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::long_short_law

@@ -3,7 +3,7 @@
 #include "laws/operators/patterns.hpp"
 #include "support/call_lsh.hpp"
 
-namespace testing {
+namespace testing::lsh_law {
 namespace {
 
 struct lsh_entry {
@@ -107,8 +107,6 @@ law_operator<T> operator_of(const lsh_entry& entry) {
   return op;
 }
 
-}  // namespace
-
 template <class T>
 void add_lsh(std::vector<law_operator<T>>& all) {
   law_operator<T> op = operator_of<T>({.name = "lsh", .rounds = 2, .buckets = 8, .chunk = 16});
@@ -137,9 +135,7 @@ void add_lsh(std::vector<law_operator<T>>& all) {
                                 .scaled = false,
                                 .norm_eps = 1e-3}));
 }
-template void add_lsh(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_lsh(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("lsh", [](auto& all) { add_lsh(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::lsh_law

@@ -1,7 +1,7 @@
 #include "laws/operators/patterns.hpp"
 #include "support/call_multipole.hpp"
 
-namespace testing {
+namespace testing::multipole_law {
 namespace {
 
 struct multipole_entry {
@@ -77,8 +77,6 @@ law_operator<T> operator_of(const multipole_entry& entry) {
   return op;
 }
 
-}  // namespace
-
 template <class T>
 void add_multipole(std::vector<law_operator<T>>& all) {
   const auto limit = [](const multipole_entry& entry) {
@@ -120,9 +118,7 @@ void add_multipole(std::vector<law_operator<T>>& all) {
   };
   all.push_back(stream);
 }
-template void add_multipole(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_multipole(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("multipole", [](auto& all) { add_multipole(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::multipole_law

@@ -1,7 +1,7 @@
 #include "laws/law.hpp"
 #include "support/call_low_rank.hpp"
 
-namespace testing {
+namespace testing::nystrom_law {
 namespace {
 
 struct nystrom_entry {
@@ -79,8 +79,6 @@ law_limit<T> landmarks_for_all(std::string name, index more) {
           }};
 }
 
-}  // namespace
-
 template <class T>
 void add_nystrom(std::vector<law_operator<T>>& all) {
   const auto exact = attn::pseudo_inverse::exact;
@@ -93,9 +91,7 @@ void add_nystrom(std::vector<law_operator<T>>& all) {
   all[all.size() - 5].limits = {landmarks_for_all<T>("as many landmarks as tokens", 0),
                                 landmarks_for_all<T>("more landmarks than tokens", 1000000)};
 }
-template void add_nystrom(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_nystrom(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("nystrom", [](auto& all) { add_nystrom(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::nystrom_law

@@ -1,7 +1,7 @@
 // A user's pattern: query sets of every second query, windows, lists and steps.
 #include "laws/operators/patterns.hpp"
 
-namespace testing {
+namespace testing::pattern_softmax_law {
 namespace {
 
 // Queries at even positions see a window, those at odd ones every 9th key but their own; all see keys 0, 64 and 101.
@@ -69,8 +69,6 @@ backward_binder<T> own_backward(bool causal) {
   };
 }
 
-}  // namespace
-
 template <class T>
 void add_pattern_softmax(std::vector<law_operator<T>>& all) {
   for (bool causal : {false, true}) {
@@ -90,9 +88,7 @@ void add_pattern_softmax(std::vector<law_operator<T>>& all) {
     all.push_back(op);
   }
 }
-template void add_pattern_softmax(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_pattern_softmax(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("pattern_softmax", [](auto& all) { add_pattern_softmax(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::pattern_softmax_law

@@ -1,7 +1,7 @@
 #include "laws/law.hpp"
 #include "support/call_kernel.hpp"
 
-namespace testing {
+namespace testing::performer_law {
 namespace {
 
 struct performer_entry {
@@ -102,8 +102,6 @@ law_operator<T> operator_of(const performer_entry& entry) {
   return op;
 }
 
-}  // namespace
-
 template <class T>
 void add_performer(std::vector<law_operator<T>>& all) {
   using attn::performer_kernel;
@@ -125,9 +123,7 @@ void add_performer(std::vector<law_operator<T>>& all) {
         {.name = "performer with feature_eps", .feature_eps = 1e-3}})
     all.push_back(operator_of<T>(entry));
 }
-template void add_performer(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_performer(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("performer", [](auto& all) { add_performer(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::performer_law

@@ -1,7 +1,7 @@
 #include "laws/law.hpp"
 #include "support/call_kernel.hpp"
 
-namespace testing {
+namespace testing::rfa_law {
 namespace {
 
 struct rfa_entry {
@@ -85,16 +85,12 @@ law_operator<T> operator_of(const rfa_entry& entry) {
   return op;
 }
 
-}  // namespace
-
 template <class T>
 void add_rfa(std::vector<law_operator<T>>& all) {
   for (const rfa_entry& entry : {rfa_entry{"rfa"}, {"rfa causal", true}, {"rfa causal with gate", true, true}})
     all.push_back(operator_of<T>(entry));
 }
-template void add_rfa(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_rfa(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("rfa", [](auto& all) { add_rfa(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::rfa_law

@@ -1,7 +1,7 @@
 #include "reference/sliding_window.hpp"
 #include "laws/law.hpp"
 
-namespace testing {
+namespace testing::sliding_window_law {
 namespace {
 
 struct sliding_window_entry {
@@ -175,8 +175,6 @@ std::vector<law_limit<T>> window_limits() {
   return limits;
 }
 
-}  // namespace
-
 template <class T>
 void add_sliding_window(std::vector<law_operator<T>>& all) {
   const std::vector<index> some = {0, 5, 64, 200};
@@ -207,9 +205,7 @@ void add_sliding_window(std::vector<law_operator<T>>& all) {
   for (const auto& entry : entries) all.push_back(operator_of<T>(entry));
   all[all.size() - std::size(entries)].limits = window_limits<T>();
 }
-template void add_sliding_window(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_sliding_window(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("sliding_window", [](auto& all) { add_sliding_window(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::sliding_window_law

@@ -1,6 +1,7 @@
 #include "laws/operators/patterns.hpp"
 
-namespace testing {
+namespace testing::strided_law {
+namespace {
 
 template <class T>
 void add_strided(std::vector<law_operator<T>>& all) {
@@ -31,9 +32,7 @@ void add_strided(std::vector<law_operator<T>>& all) {
   all.back().limits.push_back(full_limit<T>("nothing but summaries", fixed(9, 9, false)));
   all.push_back(pattern_operator<T>("fixed causal", fixed(12, 1, true)));
 }
-template void add_strided(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_strided(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("strided", [](auto& all) { add_strided(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::strided_law

@@ -1,7 +1,7 @@
 #include "laws/operators/patterns.hpp"
 #include "support/call_topk_blocks.hpp"
 
-namespace testing {
+namespace testing::topk_blocks_law {
 namespace {
 
 struct topk_entry {
@@ -89,8 +89,6 @@ law_operator<T> operator_of(const topk_entry& entry) {
   return op;
 }
 
-}  // namespace
-
 template <class T>
 void add_topk_blocks(std::vector<law_operator<T>>& all) {
   const auto limit = [](const topk_entry& entry) {
@@ -106,9 +104,7 @@ void add_topk_blocks(std::vector<law_operator<T>>& all) {
   all.push_back(operator_of<T>({.name = "topk_blocks, own blocks alone", .block = 24, .topk = 1}));
   all.push_back(operator_of<T>({.name = "topk_blocks, all blocks", .block = 7, .topk = 300}));
 }
-template void add_topk_blocks(std::vector<law_operator<float>>&);
-#if !defined(ATTN_TEST_FEW_TYPES)
-template void add_topk_blocks(std::vector<law_operator<double>>&);
-#endif
+const law_entries entries("topk_blocks", [](auto& all) { add_topk_blocks(all); });
 
-}  // namespace testing
+}  // namespace
+}  // namespace testing::topk_blocks_law
