@@ -3,7 +3,7 @@
 
 #include "mpi/spread.hpp"
 
-namespace testing {
+namespace testing::aft_simple_tests {
 namespace {
 
 constexpr index segment = 512;
@@ -112,4 +112,4 @@ TEST_CASE("mpi aft_simple: what is refused, is refused by all", "[aft_simple]") 
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::aft_simple_tests

@@ -3,7 +3,7 @@
 
 #include "mpi/spread.hpp"
 
-namespace testing {
+namespace testing::aft_simple_backward_tests {
 namespace {
 
 constexpr index segment = 512;
@@ -109,4 +109,4 @@ TEST_CASE("mpi aft_simple_backward: what is refused, is refused by all", "[aft_s
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::aft_simple_backward_tests

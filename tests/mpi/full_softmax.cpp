@@ -3,7 +3,7 @@
 
 #include "softmax_problem.hpp"
 
-namespace testing {
+namespace testing::full_softmax_tests {
 namespace {
 
 template <class S>
@@ -208,4 +208,4 @@ TEST_CASE("mpi::full_softmax: all processes refuse what does not fit one", "[ful
   }
 }
 
-}  // namespace testing
+}  // namespace testing::full_softmax_tests

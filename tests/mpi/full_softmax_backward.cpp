@@ -3,7 +3,7 @@
 
 #include "softmax_problem.hpp"
 
-namespace testing {
+namespace testing::full_softmax_backward_tests {
 namespace {
 
 template <class S>
@@ -194,4 +194,4 @@ TEST_CASE("mpi::full_softmax_backward: all processes refuse what does not fit on
   check("softcap", {}, {.softcap = last ? 0.0f : 1.0f}, out);
 }
 
-}  // namespace testing
+}  // namespace testing::full_softmax_backward_tests

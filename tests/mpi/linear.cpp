@@ -3,7 +3,7 @@
 
 #include "mpi/spread.hpp"
 
-namespace testing {
+namespace testing::linear_tests {
 namespace {
 
 constexpr index segment = 1024;
@@ -231,4 +231,4 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::linear_tests

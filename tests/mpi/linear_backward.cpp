@@ -3,7 +3,7 @@
 
 #include "mpi/spread.hpp"
 
-namespace testing {
+namespace testing::linear_backward_tests {
 namespace {
 
 constexpr index segment = 1024;
@@ -178,4 +178,4 @@ TEST_CASE("mpi linear_backward: what is refused, is refused by all", "[linear_ba
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::linear_backward_tests

@@ -3,7 +3,7 @@
 
 #include "mpi/spread.hpp"
 
-namespace testing {
+namespace testing::performer_tests {
 namespace {
 
 constexpr index segment = 1024;
@@ -138,4 +138,4 @@ TEST_CASE("mpi performer: what is refused, is refused by all", "[performer]") {
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::performer_tests

@@ -3,7 +3,7 @@
 
 #include "mpi/features_backward.hpp"
 
-namespace testing {
+namespace testing::performer_backward_tests {
 namespace {
 
 using kernel = attn::performer_kernel;
@@ -73,4 +73,4 @@ TEST_CASE("mpi performer_backward: what is refused, is refused by all", "[perfor
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::performer_backward_tests

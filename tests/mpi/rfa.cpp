@@ -3,7 +3,7 @@
 
 #include "mpi/spread.hpp"
 
-namespace testing {
+namespace testing::rfa_tests {
 namespace {
 
 constexpr index segment = 1024;
@@ -91,4 +91,4 @@ TEST_CASE("mpi rfa: what is refused, is refused by all", "[rfa]") {
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::rfa_tests

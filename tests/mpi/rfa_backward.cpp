@@ -3,7 +3,7 @@
 
 #include "mpi/features_backward.hpp"
 
-namespace testing {
+namespace testing::rfa_backward_tests {
 namespace {
 
 // Weights of either sign: denominators are smaller than the sum of their terms, and gradients divide by their squares.
@@ -71,4 +71,4 @@ TEST_CASE("mpi rfa_backward: what is refused, is refused by all", "[rfa_backward
 }
 
 }  // namespace
-}  // namespace testing
+}  // namespace testing::rfa_backward_tests

@@ -3,7 +3,7 @@
 
 #include "softmax_problem.hpp"
 
-namespace testing {
+namespace testing::sliding_window_tests {
 namespace {
 
 enum class globals { none, some, own_projections };
@@ -243,4 +243,4 @@ TEST_CASE("mpi::sliding_window: all processes refuse what does not fit one", "[s
   check("key heads", {});
 }
 
-}  // namespace testing
+}  // namespace testing::sliding_window_tests

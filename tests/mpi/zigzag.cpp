@@ -1,7 +1,7 @@
 // Tokens in zigzag order: which a process has, and their way from process 0 and back.
 #include "parts.hpp"
 
-namespace testing {
+namespace testing::zigzag_tests {
 
 TEST_CASE("zigzag: every token is on one process, one early and one late range on each", "[zigzag]") {
   CHECK(attn::mpi::zigzag_positions(8, 0, 2) == std::vector<index>{0, 1, 6, 7});
@@ -57,4 +57,4 @@ TEST_CASE("zigzag: all processes refuse what does not fit one", "[zigzag]") {
                    [&] { attn::mpi::zigzag_scatter(view(all), view(part), MPI_COMM_NULL); });
 }
 
-}  // namespace testing
+}  // namespace testing::zigzag_tests
