@@ -8,9 +8,7 @@ delta_rule_problem read_delta_rule(const golden_case& golden) {
   delta_rule_problem p;
   p.x.q = golden.array("q"), p.x.k = golden.array("k"), p.x.v = golden.array("v");
   if (golden.has_array("beta")) p.x.beta = golden.row_array("beta");
-  p.x.log_decay = golden.optional_array("log_decay");
-  if (p.x.log_decay.size() == p.x.v.batch() * p.x.v.heads() * p.x.v.length())  // one per token
-    p.x.log_decay = golden.row_array("log_decay");
+  p.x.log_decay = golden.optional_rows_or_array("log_decay");
   p.x.initial_state = golden.optional_array("initial_state");
   if (golden.has("scale")) p.options.scale = golden.number("scale");
   if (golden.has("unit_norm_eps")) p.options.unit_norm_eps = golden.number("unit_norm_eps");

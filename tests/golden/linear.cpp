@@ -21,9 +21,7 @@ linear_decay_problem read_linear(const golden_case& golden) {
   p.options.feature = read_feature(golden);
   if (golden.has("scale")) p.options.scale = golden.number("scale");
   if (golden.has_array("decay")) p.x.decay = golden.row_array("decay");
-  p.x.log_decay = golden.optional_array("log_decay");
-  if (p.x.log_decay.size() == p.x.q.batch() * p.x.q.heads() * p.x.k.length())  // one per token
-    p.x.log_decay = golden.row_array("log_decay");
+  p.x.log_decay = golden.optional_rows_or_array("log_decay");
   p.x.bonus = golden.optional_array("bonus");
   if (!p.x.bonus.empty()) p.x.bonus.extents = {1, p.x.q.heads(), 1, p.x.q.dim()};
   p.x.initial_state = golden.optional_array("initial_state");

@@ -18,8 +18,9 @@ struct golden_operator {
   std::string name;
   std::set<std::string> keys, arrays;  // what its cases may hold; anything else fails
   std::function<reference::result(const golden_case&)> by_reference, in_double, in_float;
-  // None: the operator has no backward pass yet.
   golden_gradients gradients_by_reference{}, gradients_in_double{}, gradients_in_float{};
+  // Times what gradients in float may err by; none: 1.
+  std::function<double(const golden_case&)> float_gradient_factor{};
 };
 
 // The table: each file NAME.cpp registers its operator by one object of this type.

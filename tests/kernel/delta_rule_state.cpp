@@ -41,7 +41,7 @@ std::string bytes_of(const attn::delta_rule_state<S>& state) {
 
 }  // namespace
 
-TEMPLATE_LIST_TEST_CASE("delta_rule_state: its numbers are those of the final state", "[delta_rule]", all_types) {
+TEMPLATE_LIST_TEST_CASE("delta_rule_state: its numbers are those of the final state", "[delta_rule_state]", all_types) {
   delta_rule_stream<TestType> x;
   attn::delta_rule_state<TestType> state(extents);
   CHECK(state.tokens() == 0);
@@ -57,7 +57,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_state: its numbers are those of the final st
   CHECK(relative_error(actual, wanted) <= tolerance<real<TestType>>::out);
 }
 
-TEMPLATE_LIST_TEST_CASE("delta_rule_state: append feeds as a step does, without queries", "[delta_rule]", all_types) {
+TEMPLATE_LIST_TEST_CASE("delta_rule_state: append feeds as a step does, without queries", "[delta_rule_state]", all_types) {
   delta_rule_stream<TestType> x;
   attn::delta_rule_state<TestType> asked(extents), fed(extents);
   for (const auto& [begin, count] : {std::pair<index, index>{0, 1}, {1, 70}, {71, 3}, {74, 0}, {74, 6}}) {
@@ -67,7 +67,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_state: append feeds as a step does, without 
   }
 }
 
-TEST_CASE("delta_rule_state: a copy goes its own way, a reset starts anew", "[delta_rule]") {
+TEST_CASE("delta_rule_state: a copy goes its own way, a reset starts anew", "[delta_rule_state]") {
   delta_rule_stream<float> x;
   attn::delta_rule_state<float> state(extents);
   const std::string empty = bytes_of(state);
@@ -86,7 +86,7 @@ TEST_CASE("delta_rule_state: a copy goes its own way, a reset starts anew", "[de
 }
 
 TEST_CASE("delta_rule_state: what was written is read again, to the last bit; what does not fit is refused",
-          "[delta_rule]") {
+          "[delta_rule_state]") {
   delta_rule_stream<float> x;
   attn::delta_rule_state<float> state(extents), reader(extents);
   x.step(state, 0, 50);
@@ -110,7 +110,7 @@ TEST_CASE("delta_rule_state: what was written is read again, to the last bit; wh
   }
 }
 
-TEST_CASE("delta_rule_state refuses extents that no state has", "[refusals][delta_rule]") {
+TEST_CASE("delta_rule_state refuses extents that no state has", "[refusals][delta_rule_state]") {
   using extents_type = attn::delta_rule_state_extents;
   for (const extents_type& wrong :
        {extents_type{.batch = -1, .dim = 4, .value_dim = 4}, extents_type{.heads = -1, .dim = 4, .value_dim = 4},
@@ -137,7 +137,7 @@ struct delta_rule_step_inputs {
 
 }  // namespace
 
-TEST_CASE("delta_rule_step refuses what does not fit, and changes nothing", "[refusals][delta_rule]") {
+TEST_CASE("delta_rule_step refuses what does not fit, and changes nothing", "[refusals][delta_rule_state]") {
   using inputs = delta_rule_step_inputs;
   struct refused {
     const char* what;

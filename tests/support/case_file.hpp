@@ -54,6 +54,11 @@ class golden_case {
   tensor<double> optional_array(const std::string& name) const {
     return has_array(name) ? array(name) : tensor<double>{};
   }
+  // [batch, head, length] or [batch, head, length, channel], by the extents the file has; the first as [.., length, 1].
+  tensor<double> optional_rows_or_array(const std::string& name) const {
+    if (!has_array(name)) return {};
+    return load(name).shape.size() == 3 ? row_array(name) : array(name);
+  }
   // lse and its like: [batch, head, length].
   tensor<double> row_array(const std::string& name) const {
     tensor<double> x = array(name);
