@@ -2,7 +2,7 @@
 #include "support/cache_items.hpp"
 #include "support/call_aft.hpp"
 
-namespace testing::state_items_tests {
+namespace testing::aft_state_items_tests {
 namespace {
 
 constexpr cache_shape shape{.heads = 2, .kv_heads = 2, .dim = 9, .value_dim = 9, .chunk = 21};
@@ -93,4 +93,4 @@ TEST_CASE("what the longest item needs of the biases is needed, no more", "[stat
   CHECK((state.tokens(0) == 6 && state.tokens(1) == 6 && cache.tokens(0) == 6 && cache.tokens(1) == 6));
 }
 
-}  // namespace testing::state_items_tests
+}  // namespace testing::aft_state_items_tests

@@ -6,6 +6,7 @@
 #include "support/refusal.hpp"
 
 namespace testing::kernel_state_tests {
+using namespace kernel_machines;
 
 TEST_CASE("a sequence in two parts, states merged, equals one pass", "[kernel_state]") {
   for (auto& [name, one] : machines()) {

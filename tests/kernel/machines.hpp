@@ -5,7 +5,7 @@
 
 #include "support/call_kernel.hpp"
 
-namespace testing {
+namespace testing::kernel_machines {
 
 inline constexpr index batch = 2, heads = 4, kv_heads = 2, length = 150, dim = 9, value_dim = 12, count = 20;
 
@@ -110,4 +110,4 @@ inline std::string written(machine& m) {
   return stream.str();
 }
 
-}  // namespace testing
+}  // namespace testing::kernel_machines

@@ -6,6 +6,7 @@
 #include "support/refusal.hpp"
 
 namespace testing::state_stream_tests {
+using namespace kernel_machines;
 namespace {
 
 // What reading these bytes throws: "invalid" (shape or kind), "runtime" (the stream), or nothing.

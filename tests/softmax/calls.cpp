@@ -80,7 +80,7 @@ TEST_CASE("full_softmax: in a score function i and j are positions", "[full_soft
     }
 }
 
-TEST_CASE("full_softmax_step: in a score function i and j are positions since the start", "[kv_cache]") {
+TEST_CASE("full_softmax_step: in a score function i and j are positions since the start", "[full_softmax]") {
   const auto p = rounded<float>(problem_of({.queries = 50, .keys = 50}));
   tensor<float> whole(2, 4, 50, 16), windowed = whole;
   const tensor<float> q = cast<float>(p.q), k = cast<float>(p.k), v = cast<float>(p.v);
@@ -101,7 +101,7 @@ TEST_CASE("full_softmax_step: in a score function i and j are positions since th
   }
 }
 
-TEST_CASE("full_softmax_step: no tokens are a chunk too, with a bias of their shape", "[kv_cache]") {
+TEST_CASE("full_softmax_step: no tokens are a chunk too, with a bias of their shape", "[full_softmax]") {
   attn::kv_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5});
   const tensor<float> k(2, 2, 3, 8, 0.5f), v(2, 2, 3, 5, 1), none(2, 4, 0, 8), none_k(2, 2, 0, 8), none_v(2, 2, 0, 5),
       bias(2, 4, 0, 3), one_row(1, 1, 1, 3);
