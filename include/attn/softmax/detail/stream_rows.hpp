@@ -306,7 +306,7 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
   static_assert(code_most_of(quantised_tile::most_rows) == code_most);  // sums of a tile fit in integers of 32 bits
   const quantised_tile tile(v);
   const index count = tile.blocks * quantised_block;
-  alignas(64) code_pair pairs[R][quantised_tile::most_rows / 2];  // of whole blocks: rows outside the tile have weight 0
+  alignas(64) code_pair pairs[R][quantised_tile::most_rows / 2];  // of whole blocks: rows not in the tile have weight 0
   float factors[R];
   for (int r = 0; r < R; ++r) {
     const T* of_blocks = weights + r * stream_tile;
