@@ -110,7 +110,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ATTN_SANITIZE)
   endforeach()
 endif()
 
-# The C++ blocks of README.md compile.
+# README.md is short; the C++ blocks of all README files compile, and their links lead somewhere.
 find_package(Python3 COMPONENTS Interpreter QUIET)
 set(with_mpi OFF)
 set(mpi_include)
@@ -121,7 +121,7 @@ endif()
 if(Python3_FOUND)
   add_test(NAME ${ATTN_TESTS_PREFIX}house.readme
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/compile/readme.py ${CMAKE_CXX_COMPILER}
-      ${PROJECT_SOURCE_DIR}/README.md ${CMAKE_CURRENT_BINARY_DIR}/readme -I ${PROJECT_SOURCE_DIR}/include
+      ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}/readme -I ${PROJECT_SOURCE_DIR}/include
       -isystem "$<JOIN:$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>;${mpi_include},;-isystem;>"
     COMMAND_EXPAND_LISTS)
 endif()

@@ -1,4 +1,4 @@
-// What the fragments of README.md use without declaring it. Nothing here is run.
+// What the fragments of the README files use without declaring it. Nothing here is run.
 #pragma once
 
 #include <attn/attn.hpp>
@@ -28,5 +28,11 @@ attn::kv_cache<float> cache({.dim = 64});
 attn::linear_state<float> sums({.features = 64, .value_dim = 64, .keep = 2});
 attn::rotary_options<float> rope;
 attn::execution threads;
+
+struct pattern_of_readme {
+  attn::index query_sets(const attn::pattern_shape&) const { return 1; }
+  attn::position_range queries(const attn::pattern_shape& s, attn::index) const { return {s.first_position(), s.keys}; }
+  void keys(const attn::pattern_shape& s, attn::index set, auto&& see) const { see(queries(s, set)); }
+} my_pattern;
 
 }  // namespace

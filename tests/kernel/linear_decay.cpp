@@ -181,7 +181,7 @@ TEMPLATE_LIST_TEST_CASE("linear_decay: token by token, in chunks and at once", "
     }
 }
 
-// The models of README.md, each by its own recurrence.
+// The models of include/attn/README.md, each by its own recurrence.
 TEST_CASE("linear_decay: RetNet, Lightning, Mamba-2, GLA, HGRN2 and RWKV-6", "[linear_decay]") {
   constexpr index heads = 2, length = 100, dim = 8, dim_v = 6;
   linear_decay_shape shape{.batch = 1, .queries = length, .keys = length, .dim = dim, .value_dim = dim_v};

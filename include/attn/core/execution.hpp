@@ -9,8 +9,8 @@
 //
 // An operator called without an execution makes a serial one for the call. One execution serves one call at a time;
 // separate executions are independent. Results do not depend on the number of threads, to the last bit: work is split
-// at fixed places and threads only choose who does which piece. Calls whose work is smaller than waking a thread stay on
-// the caller's thread.
+// at fixed places, and threads only decide which of them does which task. Calls whose work is smaller than waking a
+// thread stay on the caller's thread.
 //
 //   threads.set_precision(attn::precision::fast);   // from here on; see precision
 #pragma once
@@ -40,12 +40,12 @@
 namespace attn::inline ATTN_ISA {
 namespace detail {
 
-/// Aligned memory that only grows, and forgets its content when it does.
+/// Aligned memory that only grows; growing loses its content.
 class scratch_buffer {
  public:
   std::byte* grow(std::size_t bytes) {
     if (bytes > size()) {
-      memory_.reset();  // never both at a time
+      memory_.reset();  // so that old and new never exist together
       memory_ = allocate_block(bytes);
     }
     return memory_.get();
@@ -56,7 +56,7 @@ class scratch_buffer {
   memory_block memory_;
 };
 
-/// Hands out aligned pieces of a scratch buffer one after the other. Over a null base it only counts.
+/// Allocates aligned parts of a scratch buffer one after the other. With a null base it only counts bytes.
 class arena {
  public:
   explicit arena(std::byte* base = nullptr) : base_(base) {}
@@ -85,7 +85,7 @@ class arena {
   std::size_t used_ = 0;
 };
 
-/// What a call takes on one core, roughly.
+/// The work of a call, roughly, from which the number of threads follows.
 struct work_estimate {
   double operations = 0;  // multiplications and additions
   double bytes = 0;       // moved from or to memory
@@ -95,16 +95,17 @@ struct work_estimate {
 
 }  // namespace detail
 
-/// What products may lose for speed. `fast` changes those of forward passes, of the softmax and low-rank families (all but
-/// multipole) and of the layers. Steps of up to four tokens stay as they are, and so do gradients, at the `out` that is
-/// given: the softmax family then computes lse anew; of layers only the operators they call again are `fast`.
+/// How accurate products are. `fast` trades accuracy for speed in forward passes of the softmax and low-rank families
+/// (except multipole) and of the layers. It does not change steps of up to four tokens, nor gradients, which are those
+/// at the `out` that is given: backward passes of the softmax family then compute lse again. In the backward passes of
+/// layers only the forward operators they call again are `fast`.
 ///
 ///   elements   become                               relative error   where
 ///   float      two bf16 numbers, three products     1e-5             the processor has AMX and the build its code
 ///   half       bf16                                 4e-3             the build has products of bf16 numbers
 ///
-/// Sums and all else stay float. Elsewhere, and for other elements, `fast` is `standard`. Of floats beyond 3.38e38 and
-/// of infinite ones `fast` makes NaN.
+/// Sums and everything else stay float. Elsewhere, and for other elements, `fast` is `standard`. With `fast`, floats
+/// beyond 3.38e38 and infinities give NaN.
 enum class precision { standard, fast };
 
 class execution {
@@ -112,8 +113,8 @@ class execution {
   /// Serial: everything on the caller's thread.
   execution() : buffers_(2) {}
 
-  /// `threads` threads, the caller's included. Calls of less than about `least_seconds` of work for one thread stay on
-  /// the caller's: waking the others takes some 30 us. Throws std::invalid_argument for fewer than 1 thread.
+  /// `threads` threads, the caller's included. Calls that take one thread less than about `least_seconds` stay on the
+  /// caller's thread: waking the others takes some 30 us. Throws std::invalid_argument for fewer than 1 thread.
   explicit execution(int threads, double least_seconds = 60e-6)
       : buffers_(static_cast<std::size_t>(threads > 0 ? threads : 0) + 1), least_seconds_(least_seconds) {
     if (threads < 1)
@@ -121,7 +122,7 @@ class execution {
     if (threads > 1) pool_ = std::make_unique<Eigen::ThreadPool>(threads - 1);
   }
 
-  /// One that was moved from may only be assigned to or destroyed.
+  /// A moved-from execution may only be assigned to or destroyed.
   execution(execution&&) noexcept = default;
   execution& operator=(execution&&) noexcept = default;
 
@@ -130,7 +131,7 @@ class execution {
   attn::precision precision() const { return precision_; }
   void set_precision(attn::precision p) { precision_ = p; }
 
-  /// Scratch memory held now; it grows to the largest call so far.
+  /// Bytes of scratch memory allocated now; they grow to the largest call so far.
   std::size_t scratch_bytes() const {
     std::size_t bytes = 0;
     for (const auto& buffer : buffers_) bytes += buffer.size();
@@ -139,7 +140,7 @@ class execution {
     return bytes;
   }
 
-  /// Gives the scratch memory back.
+  /// Frees the scratch memory.
   void release() {
     for (auto& buffer : buffers_) buffer = {};
     for (auto& buffer : kept_) buffer = {};
@@ -157,7 +158,7 @@ class execution {
                 }});
   }
 
-  /// Scratch memory of one worker, laid out by layout(arena&); its content is lost at the next call of scratch().
+  /// Scratch memory of one worker, laid out by layout(arena&); it is valid until the next call of scratch().
   template <class Layout>
   auto scratch(int worker, Layout&& layout) {
     return lay_out(buffers_[static_cast<std::size_t>(worker)], layout);
@@ -169,8 +170,9 @@ class execution {
     return lay_out(buffers_.back(), layout);
   }
 
-  /// Scratch memory that keeps its content while the returned object lives, through calls of operators by this execution
-  /// too: for what is composed of operators. Call it outside for_each; the last one made goes first.
+  /// A persistent workspace: scratch memory that keeps its content while the returned object lives, also through calls
+  /// of operators by this execution. For layers, which are composed of operators. Call it outside for_each; workspaces
+  /// are released in reverse order.
   template <class Layout>
   auto workspace(Layout&& layout) {
     if (workspaces_ == kept_.size()) kept_.emplace_back();
@@ -197,8 +199,8 @@ class execution {
     Pieces pieces_;
   };
 
-  /// While the returned object lives, the threads this much work is worth: all of them, or the caller's alone. Every
-  /// operator makes one on entry; it decides for what the operator calls, too.
+  /// While the returned object lives, the execution uses as many threads as this much work is worth: all of them, or
+  /// the caller's alone. Every operator makes one on entry; it also decides for the operators that are called within.
   [[nodiscard]] auto limit_threads(const detail::work_estimate& work) {
     return thread_limit(*this, work.seconds() < least_seconds_ ? 1 : threads());
   }
@@ -217,7 +219,7 @@ class execution {
     [[maybe_unused]] detail::matrix_unit_use unit_;
   };
 
-  /// A serial execution for every worker, for operators that are called from within for_each. Call it outside.
+  /// A serial execution for every worker, for operators that are called from within for_each. Call it outside for_each.
   std::span<execution> serial_executions() {
     if (serial_.empty()) serial_ = std::vector<execution>(static_cast<std::size_t>(threads()));
     for (execution& serial : serial_) serial.set_precision(precision_);
@@ -236,7 +238,7 @@ class execution {
     return layout(pieces);
   }
 
-  /// A body without its type: tasks are coarse, and the threading is compiled once.
+  /// A body with its type erased: tasks are long, and the threading is compiled once.
   struct any_body {
     void* body;
     void (*call)(void*, index, int);
@@ -271,7 +273,7 @@ class execution {
           }
           barrier.Notify();
         });
-    } catch (...) {  // no memory to start one: those that run share the work
+    } catch (...) {  // a thread could not be started: those that run share the work
       for (int missing = started; missing < helpers; ++missing) barrier.Notify();
     }
     work(0);
@@ -280,7 +282,7 @@ class execution {
   }
 
   std::vector<detail::scratch_buffer> buffers_;  // one a worker, then the shared one
-  std::vector<detail::scratch_buffer> kept_;     // one for each workspace alive, at most so far
+  std::vector<detail::scratch_buffer> kept_;     // one for each workspace that ever existed at the same time
   std::vector<execution> serial_;
   std::size_t workspaces_ = 0;
   int active_threads_ = 0;  // 0: all
@@ -289,7 +291,7 @@ class execution {
   std::unique_ptr<Eigen::ThreadPool> pool_;
 };
 
-/// The execution of a call: one of the caller's, which may be a temporary, or none: then serial, for this call.
+/// The execution of a call: one of the caller's, which may be a temporary, or a serial one for this call.
 class execution_ref {
  public:
   execution_ref() = default;

@@ -1,26 +1,26 @@
 // attn: keys and values of the tokens so far, for operators that decode with a cache.
 //
 //   attn::kv_cache<float> cache({.batch = 2, .heads = 8, .dim = 64});           // grows as tokens come
-//   attn::kv_cache<float> cache(keys, values);                                  // in memory of the caller's
-//   attn::kv_cache<std::int8_t> cache({.heads = 8, .dim = 64});                 // a quarter of the memory of float
-//   cache.append(k, v);                                                         // or by the step of an operator
-//   cache.append(k, v, {.lengths = n});                                       // n[0] tokens for item 0, n[1] for item 1
-//   cache.reset(1), cache.truncate(0, 3), cache.copy_item(0, 1), cache.reorder(beams);
+//   attn::kv_cache<float> cache(keys, values); // in the caller's memory attn::kv_cache<std::int8_t> cache({.heads = 8,
+//   .dim = 64}); // a quarter of the memory of float cache.append(k, v); // or by the step of an operator
+//   cache.append(k, v, {.lengths = n}); // n[0] tokens for item 0, n[1] for item 1 cache.reset(1), cache.truncate(0,
+//   3), cache.copy_item(0, 1), cache.reorder(beams);
 //
-// Batch items are sequences of their own: each has its number of tokens, and may begin anew. Where they come and go and
-// share beginnings, paged_cache.hpp takes less memory.
+// Batch items are sequences of their own: each has its number of tokens, and may begin anew. Where sequences come and
+// go and share beginnings, paged_cache.hpp takes less memory.
 //
-// Elements are those of the tokens; of float tokens also Eigen::half or Eigen::bfloat16, rounded to the nearest; of all
-// but double std::int8_t, in eight bits: a scale for each token and head, and for every 16 keys the first of them, as
-// bf16, from which the others are differences (formula in core/detail/quantised.hpp). Dims are even, numbers finite and no
-// larger than 1e38; tokens all of whose numbers are below 1e-30 may become 0. On attention of a trained model (bench/data,
-// two layers) int8 errs by 0.47 and 0.25 % of the result's norm, bfloat16 by 0.28 and 0.09. Where the processor multiplies
-// bf16, a step of up to 4 float tokens rounds the queries for keys of bf16, and one of more bf16 tokens those of int8.
+// Elements have the type of the tokens. A cache of float tokens may also have Eigen::half or Eigen::bfloat16, rounded
+// to nearest; one of any tokens but double may have std::int8_t, that is, eight bits, with a scale for each token and
+// head and, for every 16 keys, the first of them as bf16, from which the others are differences (formula in
+// core/detail/quantised.hpp). In eight bits dims must be even, and numbers finite and no larger than 1e38; tokens all
+// of whose numbers are below 1e-30 may become 0. On attention of a trained model (bench/data, two layers) int8 errs by
+// 0.47 and 0.25 % of the result's norm, bfloat16 by 0.28 and 0.09 %. Where the processor multiplies bf16, a step of up
+// to 4 float tokens rounds the queries for keys of bf16, and one of more bf16 tokens those of int8.
 //
-// Memory   batch * heads * capacity * (dim + value_dim) elements; in eight bits 1.125 bytes for each of a key, 1 of a
-//          value, and 8 for each token and head.
-//          It grows as tokens come, doubling; reserve() allocates once; the caller's is as large as it is. Where values
-//          are the first dims of the keys, as in multi-head latent attention (DeepSeek-AI 2024), without value_dim.
+// Memory   batch * heads * capacity * (dim + value_dim) elements; in eight bits 1.125 bytes for each number of a key, 1
+//          for each of a value, and 8 for each token and head. It grows as tokens come, by doubling; reserve()
+//          allocates once; memory of the caller's does not grow. Where values are the first dims of the keys, as in
+//          multi-head latent attention (DeepSeek-AI 2024), without value_dim.
 #pragma once
 
 #include <attn/core/detail/kv_memory.hpp>
@@ -32,9 +32,9 @@ struct kv_cache_options {
   bool values_in_keys = false;
 };
 
-/// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv], each head contiguous unless the memory is the caller's. Of
-/// std::int8_t they are blocks of 16 tokens, [B, Hkv, blocks, 64 + 18 D] and [B, Hkv, blocks, 64 + 16 Dv] bytes. One that
-/// was moved from may only be assigned to or destroyed.
+/// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv], each head contiguous unless the memory is the caller's.
+/// With std::int8_t they are blocks of 16 tokens, [B, Hkv, blocks, 64 + 18 D] and [B, Hkv, blocks, 64 + 16 Dv] bytes. A
+/// moved-from cache may only be assigned to or destroyed.
 template <class S>
 class kv_cache : public detail::token_state {
   static_assert(detail::cache_element<S>, ATTN_CACHE_ELEMENTS);
@@ -56,7 +56,7 @@ class kv_cache : public detail::token_state {
     std::copy(lengths.begin(), lengths.end(), lengths_.begin());
   }
 
-  /// Tokens of an item there is room for.
+  /// Number of tokens of an item that there is room for.
   index capacity() const { return memory_.rows(); }
   /// Of memory of its own.
   std::size_t bytes() const { return memory_.bytes(); }
@@ -88,7 +88,7 @@ class kv_cache : public detail::token_state {
     if (check_item(from) != check_item(to)) memory_.copy(from, to, length(to) = length(from));
   }
   /// Item n becomes what item order[n] was, for all n: the survivors of a beam search. Throws std::invalid_argument for
-  /// a list of another size, or items there are not.
+  /// a list of another size, or for items that do not exist.
   void reorder(list_view<index> order) {
     const auto exchange = [&](index a, index b) {
       memory_.exchange(a, b, std::max(length(a), length(b)));
@@ -98,9 +98,10 @@ class kv_cache : public detail::token_state {
         detail::validator(name_), order, batch(), [&](index from, index to) { copy_item(from, to); }, exchange);
   }
 
-  /// Adds the tokens of k [B, Hkv, n, D] and v [B, Hkv, n, Dv]: a copy, and now and then a move of what is there.
-  /// Throws std::invalid_argument for shapes that do not fit, views of the cache itself, more tokens than the caller's
-  /// memory has room for, or numbers that have no finite scale in eight bits, before anything changes.
+  /// Appends copies of the tokens k [B, Hkv, n, D] and v [B, Hkv, n, Dv]; where memory must grow, the earlier tokens
+  /// are copied too. Throws std::invalid_argument for shapes that do not fit, views of the cache itself, more tokens
+  /// than the caller's memory has room for, or numbers that have no finite scale in eight bits, before anything
+  /// changes.
   template <viewable K, viewable V>
   void append(const K& k, const V& v, const append_options& options = {}) {
     using E = element_of<const K&>;
@@ -110,14 +111,14 @@ class kv_cache : public detail::token_state {
     append_checked(keys, values, options.lengths);
   }
 
-  /// [B, Hkv, tokens(), D]; of item b the first tokens(b) rows. Of std::int8_t blocks, as above; where values are in
-  /// keys, the blocks of the keys.
+  /// [B, Hkv, tokens(), D]; of item b the first tokens(b) rows are valid. With std::int8_t blocks, as above; where
+  /// values are part of the keys, the blocks of the keys.
   tensor_view<const S> keys() const { return memory_.keys(tokens()); }
   tensor_view<const S> values() const { return memory_.values(tokens()); }
 
   // For the step ------------------------------------------------------------------------------------------------------
 
-  /// Checks what append() would, and nothing else.
+  /// The checks of append() alone.
   template <class E>
   void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const index> lengths) const {
@@ -125,7 +126,7 @@ class kv_cache : public detail::token_state {
     check_room(check, tokens_after(k.extent(2), lengths));
     memory_.check_tokens(check, k, v, lengths);
   }
-  /// append() of tokens that were checked.
+  /// append() of tokens that were already checked.
   template <class E>
   void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const index> lengths) {
     const index count = k.extent(2), most = tokens_after(count, lengths);
@@ -148,7 +149,7 @@ class kv_cache : public detail::token_state {
   bool values_in_keys() const { return memory_.values_in_keys(); }
 
  protected:
-  /// For caches that keep more than this: messages are theirs.
+  /// For caches derived from this one, whose name error messages have.
   kv_cache(const char* name, const state_extents& extents, const kv_cache_options& options = {})
       : token_state(name, extents), memory_(detail::validator(name), extents_, options.values_in_keys) {}
 

@@ -3,9 +3,9 @@
 //   std::vector<std::uint8_t> seen(queries * keys);
 //   attn::full_softmax(q, k, v, out, {.mask = attn::tensor_view<std::uint8_t>(seen.data(), {1, 1, queries, keys})});
 //
-// [B or 1, H or 1, Lq or 1, Lk], of bool or of bytes, where 0 and false hide a key, on top of whatever else does. A tile
-// of queries and keys in which every key is hidden costs nothing but looking, one in which every key is seen little more
-// than without a mask.
+// [B or 1, H or 1, Lq or 1, Lk], of bool or of bytes, where 0 and false hide a key, in addition to causal, lengths and
+// pattern. For a tile of queries and keys in which every key is hidden only the mask is read; one in which every key is
+// seen costs little more than without a mask.
 #pragma once
 
 #include <attn/core/tensor_view.hpp>

@@ -4,21 +4,21 @@
 //   attn::for_each_sequence({.offsets = offsets}, threads, [&](const auto& s, attn::execution& exec) {
 //     attn::full_softmax(s.queries(q), s.queries(k), s.queries(v), s.queries(out), {.causal = true}, exec);
 //   });
-//   // queries and keys of other lengths:
-//   attn::for_each_sequence({.query_offsets = of_q, .key_offsets = of_k}, threads, [&](const auto& s, auto& exec) {
+//   // queries and keys of different lengths: attn::for_each_sequence({.query_offsets = of_q, .key_offsets = of_k},
+//   threads, [&](const auto& s, auto& exec) {
 //     attn::full_softmax(s.queries(q), s.keys(k), s.keys(v), s.queries(out), {}, exec);
 //   });
 //
-// The body is called once for every sequence and calls what it likes, an operator, its backward pass, a layer, with
-// slices of the views: each sequence gives what it gives alone, to the last bit. Views of [total, heads, dim] memory are
-// blhd_view(data, 1, total, heads, dim).
+// The body is called once for every sequence and may call anything (an operator, its backward pass, a layer) with
+// slices of the views: each sequence gives what it gives alone, to the last bit. Views of [total, heads, dim] memory
+// are blhd_view(data, 1, total, heads, dim).
 //
 // Threads  Long sequences are computed by all threads, one after another; the others by one thread each, the longest
-//          first. What the body writes for one sequence must be apart from the others' then. Gradients of parameters
-//          are not: with in_order, sequences come in their order, each by all threads, and `.accumulate` adds up.
-// Cost     that of the calls; scratch is theirs, for every thread, and 8 bytes per sequence.
-// Throws   std::invalid_argument for offsets that fall, before the first call; for offsets beyond the end of a view where
-//          it is first sliced, before its operator is called. What the body throws passes through, and no further
+//          first. Then the body must write to different memory for each sequence. Gradients of shared parameters need
+//          in_order: sequences are computed in order, each by all threads, and `.accumulate` adds their gradients up.
+// Cost     that of the calls; scratch memory of the calls for every thread, and 8 bytes per sequence.
+// Throws   std::invalid_argument for offsets that decrease, before the first call; for offsets beyond the end of a view
+//          where it is first sliced, before its operator is called. What the body throws passes through, and no further
 //          sequence begins.
 #pragma once
 
@@ -29,13 +29,14 @@ namespace attn::inline ATTN_ISA {
 
 /// Where packed sequences lie: sequence n has the tokens from offsets[n] to offsets[n + 1].
 struct packed_offsets {
-  /// Of queries and keys alike, or of each: one more than there are sequences, from 0 on, not falling.
+  /// For queries and keys alike, or separately: one more entry than there are sequences, beginning with 0, never
+  /// decreasing.
   list_view<index> offsets{}, query_offsets{}, key_offsets{};
   /// One sequence after another, each by all threads.
   bool in_order = false;
 };
 
-/// One of them.
+/// One of the packed sequences.
 class packed_sequence {
  public:
   packed_sequence(index number, std::span<const index> queries, std::span<const index> keys)
@@ -45,8 +46,9 @@ class packed_sequence {
   index query_length() const { return length(queries_); }
   index key_length() const { return length(keys_); }
 
-  /// The sequence's part of a view of all: along the length, which is the third axis, of matrices the rows of Eigen's and
-  /// the second axis of views; other axes, as of layers' [batch, length, dim], are to be named.
+  /// The sequence's part of a view of all: along the length, which is the third axis; of Eigen matrices the rows, of
+  /// views of rank 2 or 1 the last axis. Other axes, such as that of the layers' [batch, length, dim], have to be
+  /// named.
   template <viewable X>
   auto queries(const X& x) const {
     return part(as_view(x), length_axis<decltype(as_view(x))>, queries_);
@@ -118,8 +120,8 @@ void for_each_sequence(const packed_offsets& options, execution_ref threads, Bod
       if (tokens(n) > 0) body(sequence(n), exec);
     return;
   }
-  // The longest first; one that is more than its share of what is left, even if work grows with the square of the length,
-  // is left to all threads.
+  // The longest first. A sequence that is more than one thread's share of the remaining work, assuming that work grows
+  // with the square of the length, is computed by all threads.
   const auto order = exec.workspace([&](arena& memory) { return memory.allocate<index>(count); });
   std::iota(*order, *order + count, index(0));
   std::sort(*order, *order + count,

@@ -1,16 +1,16 @@
 // attn: pages of keys and values, for sequences that come and go: paged_cache.hpp.
 //
 //   attn::page_pool<float> pool({.pages = 1024, .page_tokens = 64, .heads = 8, .dim = 64});
-//   attn::page_pool<float> pool(keys, values);                     // [pages, Hkv, page tokens, D] of the caller's
+//   attn::page_pool<float> pool(keys, values); // the caller's [pages, Hkv, page tokens, D]
 //
-// A page has the keys and values of page_tokens tokens in all heads, and is used by any number of sequences; the last
-// one to release it gives it back. Caches point to their pool, which must outlive them. A pool and its caches belong to
-// one thread at a time.
+// A page has the keys and values of page_tokens tokens in all heads, and is used by any number of sequences; when the
+// last of them releases it, it is free. Caches point to their pool, which must outlive them. A pool and its caches may
+// be used by one thread at a time.
 //
 // Memory   pages * heads * page_tokens * (dim + value_dim) elements, as of a kv_cache, or the caller's, and a few bytes
 //          per page.
-//          Pages of a multiple of 64 tokens are as fast as contiguous memory. Those of a multiple of 64 float or double,
-//          128 16-bit or 256 eight-bit tokens also give the same bits.
+//          Pages of a multiple of 64 tokens are as fast as contiguous memory. Pages of a multiple of 64 tokens in float
+//          or double, 128 in 16 bits or 256 in eight bits also give the same results to the last bit.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>
@@ -19,7 +19,7 @@ namespace attn::inline ATTN_ISA {
 
 struct page_pool_extents {
   index pages = 0;
-  /// Of std::int8_t rounded up to a multiple of 16.
+  /// With std::int8_t rounded up to a multiple of 16.
   index page_tokens = 64;
   /// Key heads.
   index heads = 1;
@@ -33,15 +33,15 @@ struct page_pool_extents {
 class page_allocator {
  public:
   virtual ~page_allocator() = default;
-  /// Pages that allocate() can give.
+  /// Number of pages that allocate() can still return.
   virtual index available() const = 0;
-  /// A page that is in nobody's use; called only while there are some.
+  /// Returns a page that is not in use; called only while there is one.
   virtual index allocate() = 0;
-  /// Takes a page back.
+  /// Marks a page as free.
   virtual void free(index page) = 0;
 };
 
-/// The pages that were given back last go first.
+/// The page that was freed last is used first.
 class page_free_list : public page_allocator {
  public:
   explicit page_free_list(index pages) : free_(static_cast<std::size_t>(pages)) {
@@ -91,7 +91,7 @@ class page_pool {
 
   /// How many sequences use a page.
   index users(index page) const { return users_[check_page(page)]; }
-  /// A free page, with one user. Throws std::invalid_argument if there is none.
+  /// Allocates a free page, which then has one user. Throws std::invalid_argument if there is none.
   index allocate() {
     const detail::validator check("page_pool");
     check.at_least("free pages", 1, free_pages());
@@ -100,7 +100,7 @@ class page_pool {
     users_[static_cast<std::size_t>(page)] = 1;
     return page;
   }
-  /// One user more of a page that has some, or one less. Throws std::invalid_argument for one that has none.
+  /// Adds or removes one user of a page that has users. Throws std::invalid_argument for a page without users.
   void retain(index page) { ++users_[check_used(page)]; }
   void release(index page) {
     if (--users_[check_used(page)] == 0) allocator_->free(page);

@@ -5,10 +5,10 @@
 //   attn::paged_cache<float> cache(pool, 16);                      // 16 sequences, its batch items
 //   attn::full_softmax_step(cache, q, k, v, out, {.lengths = n}, threads);
 //   cache.copy_item(0, 1);                                         // item 1 goes on from item 0 and shares its pages
-//   cache.reset(0);                                                // its pages are free, but for those that are shared
+//   cache.reset(0); // frees its pages, except those that are shared
 //
-// A sequence takes pages as it grows. Pages of a common beginning are shared: one that is shared and not full is copied
-// before a sequence writes to it.
+// A sequence takes pages as it grows. Sequences with a common beginning share its pages; a shared page that is not full
+// is copied before a sequence writes to it.
 //
 // Throws   std::invalid_argument where an append needs more pages than are free; what an allocator throws is passed on.
 //          Either way all sequences are as they were.
@@ -20,7 +20,7 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Sequences in pages of a pool. A copy shares all pages. One that was moved from may only be assigned to or destroyed.
+/// Sequences in pages of a pool. A copy shares all pages. A moved-from cache may only be assigned to or destroyed.
 template <class S>
 class paged_cache : public detail::token_state {
   static_assert(detail::cache_element<S>, ATTN_CACHE_ELEMENTS);
@@ -52,7 +52,7 @@ class paged_cache : public detail::token_state {
   /// The pages of a sequence: token t is token t % page_tokens of page table(item)[t / page_tokens].
   std::span<const index> table(index item) const { return table_of(check_item(item)); }
 
-  /// Forgets all but the first `tokens` tokens of every item, or of one; pages nobody else uses are free then.
+  /// Forgets all but the first `tokens` tokens of every item, or of one; pages that no other sequence uses become free.
   void truncate(index tokens) {
     check_kept(tokens, this->tokens());
     for (index b = 0; b < batch(); ++b) cut(b, std::min(length(b), tokens));
@@ -65,7 +65,7 @@ class paged_cache : public detail::token_state {
   void reset() { truncate(0); }
   void reset(index item) { truncate(item, 0); }
 
-  /// Item `to` becomes what item `from` is, in the same pages; or begins with its first `tokens` tokens.
+  /// Item `to` becomes what item `from` is, sharing its pages; or it gets the first `tokens` tokens of `from`.
   void copy_item(index from, index to) { copy_item(from, to, tokens(from)); }
   void copy_item(index from, index to, index tokens) {
     check_kept(tokens, this->tokens(from));
@@ -73,8 +73,8 @@ class paged_cache : public detail::token_state {
     std::vector<index> shared(table_of(from).begin(), table_of(from).begin() + pages_for(tokens));
     adopt(to, std::move(shared), tokens);
   }
-  /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or items
-  /// there are not.
+  /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or for
+  /// items that do not exist.
   void reorder(list_view<index> order) {
     const auto exchange = [&](index a, index b) {
       table_of(a).swap(table_of(b));
@@ -83,9 +83,9 @@ class paged_cache : public detail::token_state {
     detail::reorder_items(
         detail::validator(name_), order, batch(), [&](index from, index to) { copy_item(from, to); }, exchange);
   }
-  /// An item becomes the `tokens` tokens that lie in pages of the pool, which have users already, such as one who keeps
-  /// beginnings for later. Throws std::invalid_argument for pages there are not, that are not in use or named twice, or
-  /// of another number than the tokens take.
+  /// An item becomes the `tokens` tokens that lie in the given pages of the pool. The pages must have users already,
+  /// such as code that keeps common beginnings for later. Throws std::invalid_argument for pages that do not exist, are
+  /// not in use or are listed twice, and for a number of pages that does not fit the number of tokens.
   void assign(index item, list_view<index> pages, index tokens) {
     const detail::validator check(name_);
     check_item(item);
@@ -113,12 +113,12 @@ class paged_cache : public detail::token_state {
 
   // For the step ------------------------------------------------------------------------------------------------------
 
-  /// append() of tokens that were checked.
+  /// append() of tokens that were already checked.
   template <class E>
   void append_checked(const tensor_view<const E>& k, const tensor_view<const E>& v, std::span<const index> lengths) {
     try {
       for (index b = 0; b < batch(); ++b) grow(b, taken_of(b, k.extent(2), lengths));
-    } catch (...) {  // no memory, or what the caller's allocator throws
+    } catch (...) {  // out of memory, or an exception of the caller's allocator
       for (index b = 0; b < batch(); ++b) cut(b, length(b));
       throw;
     }
@@ -133,7 +133,7 @@ class paged_cache : public detail::token_state {
     }
   }
 
-  /// Checks what append() would, and nothing else.
+  /// The checks of append() alone.
   template <class E>
   void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const index> lengths) const {
@@ -145,7 +145,7 @@ class paged_cache : public detail::token_state {
       if (taken == 0) continue;
       needed += pages_for(length(b) + taken) - std::ssize(table_of(b));
       if (!writes_shared(b)) continue;
-      index users = pool_->users(table_of(b).back());  // one of several that write to it need not copy it
+      index users = pool_->users(table_of(b).back());  // of sequences that write to it the last need not copy it
       for (index other = 0; other < b; ++other)
         users -= taken_of(other, k.extent(2), lengths) > 0 && writes_shared(other) &&
                  table_of(other).back() == table_of(b).back();
@@ -175,7 +175,7 @@ class paged_cache : public detail::token_state {
     return tokens / pool_->page_tokens() + (tokens % pool_->page_tokens() != 0);
   }
 
-  /// Does the next token of an item go to a page others use?
+  /// Whether the next token of an item goes to a page that other sequences use.
   bool writes_shared(index b) const {
     return length(b) % pool_->page_tokens() != 0 && pool_->users(table_of(b).back()) > 1;
   }
@@ -184,7 +184,7 @@ class paged_cache : public detail::token_state {
     pool_->memory().copy(table_of(b).back(), page, length(b) % pool_->page_tokens());
     pool_->release(std::exchange(table_of(b).back(), page));
   }
-  /// Pages for so many tokens more, of the item's own where these begin.
+  /// Allocates pages for so many more tokens; the page where they begin becomes the item's own.
   void grow(index b, index taken) {
     if (taken == 0) return;
     if (writes_shared(b)) own_last_page(b);

@@ -1,12 +1,12 @@
-// attn: random numbers whose definition is ours.
+// attn: random numbers that are the same on every machine.
 //
 //   attn::random_numbers numbers(seed);
 //   numbers.normal();      // unit normal, double
-//   numbers.below(n);      // 0 ... n - 1, each as likely
+//   numbers.below(n); // 0 ... n - 1, uniformly
 //
 // The numbers of std::normal_distribution differ between standard libraries, and those of any formula with a * b + c
-// between compilers that fuse it and those that do not. Here a seed gives the same bits everywhere: what is not integer
-// arithmetic is single products, quotients and square roots, which IEEE 754 rounds in one way.
+// between compilers that fuse it and those that do not. Here a seed gives the same bits everywhere: apart from integer
+// arithmetic only single products, quotients and square roots are used, whose rounding IEEE 754 defines.
 #pragma once
 
 #include <attn/core/tensor_view.hpp>
@@ -17,7 +17,8 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// SplitMix64 (Steele, Lea & Flood 2014): a counter, mixed. Sources of one seed and different streams are independent.
+/// SplitMix64 (Steele, Lea & Flood 2014): a hashed counter. Generators of one seed and different streams are
+/// independent.
 class random_numbers {
  public:
   explicit random_numbers(std::uint64_t seed, std::uint64_t stream = 0) : state_(mixed(seed + step) ^ mixed(~stream)) {}
@@ -42,7 +43,7 @@ class random_numbers {
     for (;;) {
       const std::uint64_t point = bits();
       const std::int64_t x = static_cast<std::int32_t>(point >> 32), y = static_cast<std::int32_t>(point);
-      // of the radius, in units of 2^-62; 2^63 at the corner -1, -1
+      // the squared radius in units of 2^-62; 2^63 at the corner -1, -1
       const auto square = static_cast<std::uint64_t>(x * x) + static_cast<std::uint64_t>(y * y);
       if (square == 0 || square >> 62) continue;
       const double octaves = static_cast<double>((std::uint64_t(62) << 56) - log2_of(square)) * 0x1p-56;
@@ -65,7 +66,7 @@ class random_numbers {
     return z ^ (z >> 31);
   }
 
-  /// log2(n) with 56 binary places, for n >= 1: every squaring of the mantissa brings the next place forward.
+  /// log2(n) with 56 binary places, for n >= 1: every squaring of the mantissa gives the next binary place.
   static std::uint64_t log2_of(std::uint64_t n) {
     const int whole = 63 - std::countl_zero(n);
     std::uint64_t result = static_cast<std::uint64_t>(whole), mantissa = n << (63 - whole);  // 1.63

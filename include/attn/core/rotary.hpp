@@ -1,7 +1,7 @@
 // attn: rotary position embedding of queries or keys.
 //
-//   (out_a, out_b) = (x_a cos w - x_b sin w, x_b cos w + x_a sin w),  w = position * frequency of the pair (a, b)
-//                                       Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"
+//   (out_a, out_b) = (x_a cos w - x_b sin w, x_b cos w + x_a sin w), w = position * frequency of the dims (a, b) Su et
+//                                       al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"
 //
 //   attn::rotary(q, q);                                               // in place; positions 0, 1, ...
 //   attn::rotary(k, rotated, {.first_position = 100}, threads);
@@ -9,11 +9,11 @@
 //   attn::rotary(q, q, {.frequencies = scaled});
 //   attn::rotary_backward(d_out, {.x = dx}, {.first_position = 100});
 //
-// Pairs are halves, dims n and n + dims / 2, as in GPT-NeoX and Llama, or neighbours, 2 n and 2 n + 1, as in GPT-J. The
-// rotation of positions i and j leaves q_i . k_j a function of i - j.
+// Two dims are rotated together: n and n + dims / 2, as in GPT-NeoX and Llama, or 2 n and 2 n + 1, as in GPT-J. After
+// the rotation q_i . k_j depends on i and j through i - j only.
 //
 // Shapes   x and out [B, H, L, D]; out may be x. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
-//          arithmetic. Angles, sines and cosines are computed in double: an angle errs by 2^-53 of itself.
+//          arithmetic. Angles, sines and cosines are computed in double: the relative error of an angle is 2^-53.
 // Cost     one pass over x; sines and cosines once for all heads, and for all batch items where they share positions.
 //          Scratch: 32 dims numbers per thread.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
@@ -31,19 +31,19 @@ struct rotary_options {
 
   /// Position of the first token.
   index first_position = 0;
-  /// In place of first_position + i: [B or 1, L].
+  /// Positions of the tokens, in place of first_position + i: [B or 1, L].
   tensor_view<const index, 2> positions{};
-  /// Are pairs neighbours, not halves?
+  /// Whether dims 2 n and 2 n + 1 are rotated together, instead of n and n + dims / 2.
   bool interleaved = false;
-  /// The first so many dims are rotated, an even number, the others copied; all of them unless given.
+  /// How many dims, the first ones, are rotated, an even number; the others are copied. All of them unless given.
   std::optional<index> dims{};
-  /// Frequencies base^(-2 n / dims) of pairs n = 0, 1, ...
+  /// Base of the frequencies base^(-2 n / dims), n = 0, 1, ... dims / 2 - 1.
   double base = 10000;
-  /// In place of those of the base: one for each of the dims / 2 pairs, as the helpers below give them.
+  /// dims / 2 frequencies in place of those of the base, as the functions below return them.
   list_view<double> frequencies{};
-  /// Factor of what is rotated: YaRN's.
+  /// Factor of the rotated dims, as in YaRN.
   double magnitude = 1;
-  /// In place of all this, with magnitude 1, a table of your own, [positions, dims / 2].
+  /// Tables of cosines and sines, [positions, dims / 2], in place of base, frequencies and magnitude.
   tensor_view<const real, 2> cos{}, sin{};
 };
 
@@ -65,8 +65,8 @@ void rotary(const X& x, O&& out, Options&& options = {}, execution_ref exec = {}
                         detail::execution_of(exec, options));
 }
 
-/// The gradient of rotary, which is the rotation back: of d_out, with the forward call's options. It may lie where
-/// d_out does.
+/// The gradient of rotary, which is the inverse rotation of d_out, with the forward call's options. It may be written
+/// over d_out.
 template <viewable D, class Options = rotary_options<element_of<const D&>>>
 void rotary_backward(const D& d_out, const rotary_gradients<element_of<const D&>>& gradients, Options&& options = {},
                      execution_ref exec = {}) {
@@ -90,8 +90,8 @@ struct rotary_scaling {
   double slow_turns = 1;
 };
 
-/// base^(-2 n / dims), n < dims / 2. Throws std::invalid_argument for dims that are odd or negative, bases and factors
-/// that are not greater than 0, and, as those below, settings that make no sense.
+/// base^(-2 n / dims), n < dims / 2. Throws std::invalid_argument for dims that are odd or negative, for bases and
+/// factors that are not greater than 0, and, like the functions below, for settings that do not fit.
 inline std::vector<double> rotary_frequencies(index dims, double base = 10000) {
   return detail::frequencies_of("rotary_frequencies", dims, {base}, [](index, double f) { return f; });
 }
@@ -102,8 +102,8 @@ inline std::vector<double> rotary_linear(index dims, const rotary_scaling& s) {
                                 [&](index, double f) { return f / s.factor; });
 }
 
-/// NTK-aware scaling (bloc97 2023): the base times factor^(dims / (dims - 2)), which leaves the highest frequency and
-/// divides the lowest by the factor.
+/// NTK-aware scaling (bloc97 2023): the base times factor^(dims / (dims - 2)), which keeps the highest frequency and
+/// divides the lowest one by the factor.
 inline std::vector<double> rotary_ntk(index dims, const rotary_scaling& s) {
   const double power = dims > 2 ? static_cast<double>(dims) / static_cast<double>(dims - 2) : 0;
   return detail::frequencies_of("rotary_ntk", dims, {s.base * std::pow(s.factor, power), s.factor},
@@ -116,7 +116,7 @@ inline std::vector<double> rotary_yarn(index dims, const rotary_scaling& s) {
   const double fast_turns =
       detail::checked_turns("rotary_yarn", s.original_length, s.fast_turns.value_or(32), s.slow_turns);
   if (!(s.base > 1)) detail::validator("rotary_yarn").fail("a base > 1", s.base);
-  const auto pair_of = [&](double turns) {  // whose frequency makes so many turns
+  const auto pair_of = [&](double turns) {  // the pair of dims whose frequency makes so many turns
     return static_cast<double>(dims) * std::log(static_cast<double>(s.original_length) / (turns * detail::two_pi)) /
            (2 * std::log(s.base));
   };

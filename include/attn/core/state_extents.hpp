@@ -20,7 +20,7 @@ struct state_extents {
   index value_dim = -1;
 };
 
-/// How much of a chunk a cache or state takes: item b its first lengths[b] tokens; all of them unless given.
+/// How many tokens of a chunk a cache or state takes: of item b the first lengths[b]; all unless given.
 struct append_options {
   list_view<index> lengths{};
 };
@@ -30,7 +30,7 @@ struct kernel_state_extents {
   index batch = 1;
   /// Key heads; query heads where features, decay or gate differ between those.
   index heads = 1;
-  /// Of a token: those of linear's map, or the rows of W of performer and rfa.
+  /// Features of a token: those of the map of linear, or the rows of W of performer and rfa.
   index features = 0;
   index value_dim = 0;
   /// Tokens that rollback can undo.
@@ -50,7 +50,7 @@ inline state_extents check_state_extents(const validator& check, state_extents e
 }
 
 /// Reorders what batch items have: item n becomes what item order[n] was. copy(from, to) overwrites an item, exchange(a,
-/// b) swaps two; items whose content is still needed are overwritten last, and cycles are swapped round.
+/// b) swaps two; items whose content is still needed are overwritten last, and cycles are resolved by swaps.
 template <class Copy, class Exchange>
 void reorder_items(const validator& check, std::span<const index> order, index batch, const Copy& copy,
                    const Exchange& exchange) {
@@ -78,17 +78,17 @@ void reorder_items(const validator& check, std::span<const index> order, index b
     }
 }
 
-/// Batch items that are sequences of their own, of any number of tokens each.
+/// Batch items as independent sequences, of any number of tokens each.
 class sequence_items {
  public:
-  /// Tokens so far: of the longest item, or of one.
+  /// Number of tokens so far: of the longest item, or of one.
   index tokens() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }
   index tokens(index item) const { return length(check_item(item)); }
   /// tokens(b) of every item.
   std::span<const index> lengths() const { return lengths_; }
   index batch() const { return static_cast<index>(lengths_.size()); }
 
-  /// For the step: tokens of the longest item when it has taken those of a chunk of `count`, item b given[b] or all.
+  /// For the step: tokens of the longest item after a chunk of `count`, of which item b takes given[b] or all.
   index tokens_after(index count, std::span<const index> given) const {
     index most = 0;
     for (index b = 0; b < batch(); ++b) most = std::max(most, length(b) + taken_of(b, count, given));
@@ -112,7 +112,7 @@ class sequence_items {
   std::vector<index> lengths_;
 };
 
-/// What every cache of tokens tells of itself.
+/// The extents of a cache of tokens.
 class token_state : public sequence_items {
  public:
   /// Key heads.
@@ -120,7 +120,7 @@ class token_state : public sequence_items {
   index dim() const { return extents_.dim; }
   index value_dim() const { return extents_.value_dim; }
 
-  /// For the step: k and v of a call fit, of which item b takes the first given[b] tokens, or all.
+  /// For the step: checks k and v of a call, of which item b takes the first given[b] tokens, or all.
   void check_tokens(const validator& check, const memory_layout& k, const memory_layout& v,
                     std::span<const index> given) const {
     detail::check_tokens(check, batch(), heads(), dim(), value_dim(), k, v);

@@ -1,14 +1,13 @@
 // attn: the one view type of the library.
 //
-// A tensor_view<T> is a non-owning, strided window on the caller's memory with the axes [batch, head, length, dim];
-// tensor_view<T, 3> drops dim and carries one number a query (the log-sum-exp), or is a sequence [batch, length, dim];
+// A tensor_view<T> is a non-owning, strided view of the caller's memory with the axes [batch, head, length, dim].
+// tensor_view<T, 3> has no dim and one number per query (the log-sum-exp), or is a sequence [batch, length, dim];
 // tensor_view<T, 2> is a matrix, tensor_view<T, 1> a vector. Nothing is copied, any stride is accepted; unit stride in
-// the last axis is the fast path. It is made, implicitly where no information is missing, from
-//   - a pointer with extents (contiguous, last axis fastest), or with extents and strides (in elements),
-//   - an Eigen matrix, map, block or ref with direct access, row- or column-major: [length, dim], batch 1, head 1,
-//   - [batch, length, head, dim] memory: blhd_view; an Eigen matrix [length, heads * dim] or a sequence: split_heads,
-//   - std::mdspan of rank 2 to 4, where the standard library has it,
-//   - for a vector: an Eigen vector, std::vector, std::array or std::span.
+// the last axis is the fast path. It converts, implicitly where no information is missing, from - a pointer with
+//   extents (contiguous, last axis fastest), or with extents and strides (in elements), - an Eigen matrix, map, block
+//   or ref with direct access, row- or column-major: [length, dim], batch 1, head 1, - [batch, length, head, dim]
+//   memory: blhd_view; an Eigen matrix [length, heads * dim] or a sequence: split_heads, - std::mdspan of rank 2 to 4,
+//   where the standard library has it, - for a vector: an Eigen vector, std::vector, std::array or std::span.
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>
@@ -32,13 +31,13 @@ namespace attn::inline ATTN_ISA {
 
 using index = std::ptrdiff_t;
 
-/// Element types: float and double compute in themselves; the 16-bit ones are storage types that compute in float.
+/// Element types. Arithmetic on float and double is done in these types, that on 16-bit types in float.
 template <class T>
 concept element = std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, Eigen::half> ||
                   std::same_as<T, Eigen::bfloat16>;
 
-/// The type arithmetic on elements of type S is done in; but for products of bf16 numbers, which the processor may have
-/// instructions for, it is the type of sums.
+/// The type in which arithmetic on elements of type S is done. (Products of bf16 numbers may use the processor's
+/// instructions; it is then the type of their sums.)
 template <class S>
 using compute_type = std::conditional_t<std::same_as<S, double>, double, float>;
 
@@ -47,7 +46,7 @@ class tensor_view;
 
 namespace detail {
 
-/// Eigen expressions that own or refer to memory: a pointer and two strides.
+/// Eigen expressions with direct access to memory: a pointer and two strides.
 template <class M>
 concept eigen_memory = requires(std::remove_reference_t<M>& m) {
   { m.rows() } -> std::convertible_to<index>;
@@ -77,7 +76,7 @@ inline constexpr bool is_view = false;
 template <class T, int Rank>
 inline constexpr bool is_view<tensor_view<T, Rank>> = true;
 
-/// Objects that own what an operator reads, such as drawn parameters, give a view of themselves.
+/// Objects that own memory, such as drawn parameters, and return a view of it.
 template <class X>
 concept gives_view = requires(const std::remove_cvref_t<X>& x) { x.view(); } &&
                      is_view<std::remove_cvref_t<decltype(std::declval<const std::remove_cvref_t<X>&>().view())>>;
@@ -122,7 +121,7 @@ class tensor_view {
   constexpr tensor_view(const tensor_view<U, Rank>& other)
       : data_(other.data()), extents_(other.extents()), strides_(other.strides()) {}
 
-  /// A matrix fills the last two axes; with Rank 1 and 3 a vector fills the last one.
+  /// A matrix becomes the last two axes; with Rank 1 and 3 a vector becomes the last one.
   template <detail::eigen_memory M>
     requires(std::convertible_to<detail::eigen_element<M>*, T*> &&
              (Rank > 1 || bool(std::remove_reference_t<M>::IsVectorAtCompileTime)))
@@ -165,7 +164,7 @@ class tensor_view {
   constexpr index stride(int axis) const { return strides_[static_cast<std::size_t>(axis)]; }
   constexpr const extents_type& extents() const { return extents_; }
   constexpr const extents_type& strides() const { return strides_; }
-  /// Given at all? Only the null view is not; a view of shape [1, 2, 0, 64] without memory is.
+  /// Whether the view was given. Only the null view was not; a view of shape [1, 2, 0, 64] without memory was.
   constexpr explicit operator bool() const { return data_ != nullptr || extents_ != extents_type{}; }
 
   constexpr index size() const {
@@ -218,7 +217,7 @@ concept eigen_expression = std::derived_from<std::remove_cvref_t<X>, Eigen::Eige
 template <class X>
 concept is_viewable = has_view<X>;
 
-/// Says in one sentence why an argument is none.
+/// Says in one sentence why an argument is not viewable.
 template <class X>
 constexpr bool check_viewable() {
   if constexpr (has_view<X>) return true;
@@ -235,7 +234,7 @@ constexpr bool check_viewable() {
 
 }  // namespace detail
 
-/// What every operator takes: a view or anything a view can be made of. Other types are refused by a static_assert.
+/// What every operator takes: a view or anything a view can be made of. Other types are rejected by a static_assert.
 template <class X>
 concept viewable = detail::check_viewable<X>();
 
@@ -312,7 +311,7 @@ constexpr auto split_heads(M&& m, index heads) {
 
 namespace detail {
 
-/// One head, or any other plain 2-D piece: what kernels see.
+/// One head, or any other matrix: the form in which kernels see data.
 template <class T>
 struct matrix_view {
   T* data = nullptr;

@@ -4,7 +4,7 @@
 //                                     Katharopoulos et al. 2020, "Transformers are RNNs", phi = elu + 1
 //   causal: the sums run over j <= i (+ Lk - Lq); with decay g: S_t = g_t S_(t-1) + phi(k_t) v_t^T, z likewise; with
 //   log_decay, S_t = Diag(e^g_t) S_(t-1) + phi(k_t) v_t^T; with bonus u, out_t reads S_(t-1) + Diag(u) phi(k_t) v_t^T
-//       RetNet, Sun 2023; GLA, Yang 2023; RWKV-6, Peng 2024; Mamba-2, Dao 2024: see the README on how each is written
+//       RetNet, Sun 2023; GLA, Yang 2023; RWKV-6, Peng 2024; Mamba-2, Dao 2024: written as include/attn/README.md says
 //
 //   attn::linear(q, k, v, out);                                 // Eigen matrices [length, dim]: one head
 //   attn::linear(q, k, v, out, {.causal = true}, threads);

@@ -9,7 +9,7 @@
 //   attn::performer(q, k, v, out, features, {.causal = true}, threads);
 //
 // What to expect: the mean is right, the spread grows like exp of the size of queries and keys. Attention close to
-// uniform is approximated well; of the peaky attention of trained models little is left. See README.md.
+// uniform is approximated well; of the peaky attention of trained models little is left: see bench/README.md.
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
 //          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16

@@ -1,4 +1,4 @@
-// attn: drawing projections along the sequence, as the training of Linformer begins with.
+// attn: drawing random projections along the sequence, with which the training of Linformer begins.
 //
 //   const attn::tensor<float, 3> e = attn::draw_projection<float>(256, length, {.seed = 7});  // [1, 256, length]
 //   const auto f = attn::draw_projection<float>(256, length, {.seed = 8, .heads = 12});

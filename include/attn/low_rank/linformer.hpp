@@ -12,7 +12,7 @@
 // Cost     2 rank (Lq + Lk) (D + Dv) operations per head. Scratch: the projected keys and values, rank (D + Dv) numbers
 //          per head, twice, of one batch item at a time, or of several with 32 heads together; and E and F packed for
 //          some tokens at a time: 2^20 numbers, or 256 tokens of every head's E and F, if that is more.
-// Lengths  A sequence of n keys is projected by the first n columns of E and F. One of no keys gives zeros.
+// Lengths  A sequence of n keys is projected by the first n columns of E and F. A sequence without keys gives zeros.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written. There is no causal
 //          form, and no such option: every projected key mixes all tokens, also those after a query.
 #pragma once
@@ -31,7 +31,7 @@ struct linformer_options {
 
   /// Factor of q.(E k); 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Written if given: the natural logarithm of the denominator, [B, H, Lq].
   tensor_view<real, 3> lse{};
@@ -39,7 +39,7 @@ struct linformer_options {
 
 namespace detail {
 
-/// Projected keys and values of one batch item, as project() leaves them and as the kernel takes them.
+/// Projected keys and values of one batch item, as project() computes them and packed for the kernel.
 template <class P>
 struct linformer_item {
   sum_type<P> *keys = nullptr, *values = nullptr;
@@ -73,7 +73,7 @@ struct linformer_call {
                                .values = memory.allocate<T>(values.heads * values.result_size()),
                                .packed = memory.allocate_list(heads, packed_head)};
     };
-    // 32 heads together share the packing of E and F.
+    // 32 heads share the packing of E and F.
     for_each_wave(exec, shape.batch, std::max<index>(1, 32 / shape.heads), layout,
                   [&](const wave<linformer_item<P>>& w) { run_wave(w, heads); });
   }
@@ -85,7 +85,7 @@ struct linformer_call {
       item.packed[h].pack(keys.result(item.keys, h * keys.heads / heads),
                           values.result(item.values, h * values.heads / heads), 0, keys.rank());
     });
-    // Rows of one head follow one another: its packed keys stay in the cache.
+    // All rows of one head are computed before the next: its packed keys stay in the cache.
     const index all = views.shape.heads, row_blocks = ceil_div(views.shape.queries, max_rows);
     w.exec.for_each(w.count * all * row_blocks, [&](index task, int worker) {
       const index n = task / row_blocks / all, h = task / row_blocks % all, b = w.first + n;

@@ -6,12 +6,13 @@
 //
 // With K' = E K, V' = F V: q, K' and V' have the gradients of softmax attention over rank keys, and
 //   dk = E^T dK',  dE = dK' k^T,  dv = F^T dV',  dF = dV' v^T.
-// out and lse are not read: the softmax runs over few keys and is computed again. Where E and F are one and the same,
-// the gradient of it is the sum of .e and .f, each of which is its own part.
+// out and lse are not read: the softmax runs over few keys and is computed again. Where E and F are the same matrix,
+// its gradient is the sum of .e and .f.
 //
 // Shapes   as the forward call's, d_out as out, d_lse as lse. Gradients have the shapes of what they are of; dk and dv
-//          are summed over the query heads of a group, those of projections over the batch, in order, and, where they
-//          are for all heads, over these. An item of n keys adds nothing to columns of E and F from n on.
+//          are summed over the query heads of a group, those of projections over the batch, in order, and over the
+//          heads where one projection serves all. A batch item with n keys adds nothing to columns n, n + 1, ... of E
+//          and F.
 // Cost     2 rank Lq (3 D + 2 Dv) + 6 rank Lk (D + Dv) operations per head. Scratch: what the forward call takes, the
 //          gradients of E and F in the compute type, and, per head, 3 + n times rank (D + Dv) numbers, n = Lq / 2048
 //          from 1 to 16.

@@ -4,7 +4,7 @@
 //   r compressed ones that stand for the whole sequence, K' = P^T K, V' = P^T V with P = softmax over tokens of given
 //   logits, per head. Each set may have a layer norm, of keys and values alike, after compression.
 //                                                                    Zhu et al. 2021, "Long-Short Transformer"
-//   Causal, every finished segment of a given size is compressed for itself, to r keys; they are visible from the
+//   With causal, every finished segment of a given size is compressed separately, to r keys, which are visible from the
 //   segment's last token on.
 //
 //   attn::long_short(q, k, v, out, logits, {.left = 128, .right = 128});
@@ -30,13 +30,13 @@ struct long_short_options {
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Nothing after the query's own position; compressed keys of finished segments only.
+  /// A query sees no key after its own position, and compressed keys of finished segments only.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Keys of the window before and after the query, >= 0.
   index left = 128, right = 128;
-  /// If given: they are counted from the ends of the query's own block of this size, which is seen whole.
+  /// If > 0, `left` and `right` are counted from the ends of the query's own block of this size, which is seen whole.
   index block = 0;
   /// Tokens of a segment, >= 1: causal only.
   index segment = 0;

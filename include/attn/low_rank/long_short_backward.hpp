@@ -14,9 +14,9 @@
 // Shapes   as the forward call's; out and options.lse are what it wrote, d_out as out, d_lse as lse. Gradients have the
 //          shapes of what they are of; dk and dv are summed over the query heads of a group, those of the layer norms
 //          over batch, heads and tokens, of sinks over the batch.
-// Cost     B H (6 D + 4 Dv) operations for every pair of query and key it sees, 6 B H (D + Dv) for every token and
-//          compressed key it goes into; without lse, 2 B H D for every pair more. Scratch, per key head under way:
-//          about 3 Lk (D + Dv) numbers, and in every query head for n compressed keys (4 + 1 to 8) n (D + Dv).
+// Cost     B H (6 D + 4 Dv) operations for every visible key of a query, 6 B H (D + Dv) for every token and compressed
+//          key it goes into; without lse, 2 B H D for every pair more. Scratch, per key head in progress: about 3 Lk (D
+//          + Dv) numbers, and in every query head for n compressed keys (4 + 1 to 8) n (D + Dv).
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 #pragma once

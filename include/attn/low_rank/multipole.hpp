@@ -2,23 +2,23 @@
 //
 //   Keys are grouped into clusters. A block of queries takes the `exact` keys j with the largest
 //     max over g of x_g.(k_j - mean of the keys),   x_g: means of `probe` of its queries each, times the scale's sign
-//   (ties: the earlier; NaN: the lowest) as they are; every cluster, less those of its members that were taken, is one
-//   key: the mean of the rest with the mean of their values, log(how many) added to its score. One softmax over all of
-//   these. Every query head chooses for itself.
+//   (of equal ones the earlier; NaN is the lowest) exactly. The members of every cluster that were not taken become one
+//   key: the mean of their keys with the mean of their values, the logarithm of their number being added to its score.
+//   One softmax runs over all of these. Every query head chooses separately.
 //                                 after Hooper et al. 2025, "Multipole Attention for Efficient Long Context Reasoning",
 //                                 and Vyas et al. 2020, "Fast transformers with clustered attention"
-//   Clusters are those of k-means, from keys drawn by a seed, or the caller's. Causal, keys come in segments: the own
-//   one is seen exactly, earlier ones are clustered each for itself, and `exact` keys, less their mean, are taken from
-//   these. Nothing depends on what comes later: a block chooses by the `lookback` queries up to its first one. With
-//   block = 1, and the same settings otherwise, it is what multipole_step gives.
+//   Clusters are those of k-means, from keys drawn by a seed, or the caller's. With causal, keys are divided into
+//   segments: a query sees the keys of its own segment exactly; earlier segments are clustered separately, and `exact`
+//   keys are taken from these. Nothing depends on later tokens: a block chooses by the `lookback` queries up to its
+//   first one. With block = 1, and the same settings otherwise, the result is that of multipole_step.
 //
 //   attn::multipole(q, k, v, out);
 //   attn::multipole(q, k, v, out, {.exact = 384, .probe = 16});   // half the error
 //   attn::multipole(q, k, v, out, {.causal = true});
 //
 // Shapes   as full_softmax.
-// Result   zeros and lse -infinity where a query sees no key. An infinite key or value, once taken, leaves NaN in its
-//          cluster: keys and values have to be finite.
+// Result   zeros and lse -infinity where a query sees no key. Keys and values must be finite: taking an infinite one
+//          out of its cluster leaves NaN there.
 // Cost     per head 2 (D + Dv) operations for each of Lq (exact + clusters) pairs, causal Lq (exact + segment / 2 +
 //          clusters Lk / (2 segment)); 2 D for each of Lq Lk / probe pairs, causal Lq Lk lookback / (2 block probe),
 //          and, per key head, for each of Lk clusters (iterations + 1). Scratch per key head, one at a time or as many
@@ -39,30 +39,32 @@ struct multipole_options {
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Nothing after the query's own position.
+  /// A query sees no key after its own position.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
-  /// Keys a block of queries takes exactly, >= 0: all of them where there are no more.
+  /// Keys a block of queries takes exactly, >= 0; all keys where there are fewer.
   index exact = 192;
-  /// Clusters, causal of every segment, >= 0; 64 unless given, causal 8. Without clusters the other keys are not seen.
+  /// Number of clusters, >= 0, with causal of every segment; 64 unless given, with causal 8. With 0 the other keys are
+  /// not seen.
   std::optional<index> clusters{};
-  /// Queries that choose together, >= 1; 96 unless given, causal 128. Fewer choose better, and cost more.
+  /// Queries that choose together, >= 1; 96 unless given, with causal 128. A smaller block has smaller errors and costs
+  /// more.
   std::optional<index> block{};
-  /// Queries of a mean by which a block chooses, >= 1. Few where queries differ much.
+  /// Number of queries in each mean by which a block chooses, >= 1. Use fewer where queries differ much.
   index probe = 32;
-  /// Causal only: how many queries up to the block's first one it chooses by, >= 1; min(32, block) unless given.
+  /// Causal only: by how many queries, up to its first one, a block chooses, >= 1; min(32, block) unless given.
   std::optional<index> lookback{};
-  /// If not 0: only the keys of so many clusters are chosen from, those with the largest max over g of x_g.(mean of the
-  /// cluster - mean of the keys). Without clusters, all keys are candidates.
+  /// If not 0, keys are chosen only from so many clusters, those with the largest max over g of x_g.(mean of the
+  /// cluster - mean of the keys). If 0, or without clusters, all keys are candidates.
   index candidate_clusters = 0;
   /// Causal only: tokens of a segment, >= 1; 256 unless given.
   std::optional<index> segment{};
   /// Steps of k-means, >= 0, and the seed of the keys it starts from.
   index iterations = 1;
   std::uint64_t seed = 0;
-  /// In place of k-means: the cluster of every key, 0 ... clusters - 1, causal within its segment, [B, Hkv, Lk]. Not
-  /// read in padding.
+  /// In place of k-means: the cluster of every key, 0 ... clusters - 1, with causal within its segment, [B, Hkv, Lk].
+  /// Padding is not read.
   tensor_view<const index, 3> assignment{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
@@ -116,7 +118,7 @@ multipole_call<S> checked_multipole(const validator& check, const attention_view
   if (!causal && given.lookback) check.fail("a lookback with causal only", *given.lookback);
   if (!causal && given.segment) check.fail("a segment with causal only", *given.segment);
   check_assignment(check, s, views.lengths, given.assignment, o.clusters, out, given.lse);
-  // Numbers beyond what can occur have the same results, and are cut down to it.
+  // Settings beyond what can occur have the same result as the largest that can, and are clamped.
   o.lookback = std::min(o.lookback, std::max<index>(1, s.queries));
   o.probe = std::min(o.probe, causal ? o.lookback : o.block);
   o.exact = std::min(o.exact, std::numeric_limits<index>::max() / 4);

@@ -3,17 +3,17 @@
 //   attn::multipole(q, k, v, out, {.lse = lse}, threads);
 //   attn::multipole_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.lse = lse}, threads);
 //
-// Clusters and the keys taken are constants: they are found again, as forward. Queries, the keys taken, those of the
-// own segment and the means of what is left of clusters have the gradients of softmax attention
-// (full_softmax_backward.hpp); each of the n members that are left of a cluster receives 1 / n of its mean's, in keys
-// and in values.
+// Clusters and the keys taken are constants: they are computed again as in the forward pass. Queries, the keys taken,
+// those of the own segment and the means of what is left of clusters have the gradients of softmax attention
+// (full_softmax_backward.hpp); each of the n members that are left of a cluster gets 1 / n of the gradient of its mean,
+// in keys and in values.
 //
 // Shapes   as the forward call's; out and options.lse are what it wrote, d_out as out, d_lse as lse. Gradients have the
 //          shapes of what they are of; dk and dv are summed over the query heads of a group, that of sinks over the
 //          batch.
-// Cost     B H (6 D + 4 Dv) operations for every pair of query and key or cluster it sees, and what the forward call
-//          takes to cluster and choose; without lse, that and 2 B H D for every pair more. Scratch: that of the forward
-//          call, and per key head under way (Lk + clusters) (D + Dv) numbers for every 2048 queries, up to eight times.
+// Cost     B H (6 D + 4 Dv) operations for every visible key or cluster of a query, and what the forward call takes to
+//          cluster and choose; without lse, that and 2 B H D for every pair more. Scratch: that of the forward call,
+//          and per key head in progress (Lk + clusters) (D + Dv) numbers for every 2048 queries, up to eight times.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 #pragma once
@@ -39,7 +39,7 @@ struct multipole_gradients {
 
 namespace detail {
 
-/// What the assignment, which the other softmax operators do not have, may not overlap.
+/// The views that the assignment, which other softmax operators do not have, must not overlap.
 template <class S>
 void check_multipole_backward(const validator& check, const multipole_gradients<S>& g,
                               const multipole_options<S>& given) {
@@ -84,7 +84,7 @@ void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const 
                             .terms = again.terms}
               .run(forward.exec);
         };
-        const standard_products standard(call.forward.exec);  // as multipole's always are
+        const standard_products standard(call.forward.exec);  // multipole always uses these
         call.run(2.7 * again.operations(), recompute, [&](const auto& in) {
           multipole_backward_call<S, std::remove_cvref_t<decltype(in)>>{.in = in, .forward = again}.run(
               in.forward.exec);

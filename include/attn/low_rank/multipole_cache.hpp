@@ -5,8 +5,8 @@
 //   cache.append(k, v);                                             // or by the step
 //
 // Memory   that of kv_cache; for every segment, per batch item and key head, clusters * (dim + value_dim + 2) numbers
-//          of the compute type, dims rounded up to vectors, and segment + clusters of 4 bytes. It grows as tokens
-//          come, doubling; reserve() allocates once.
+//          of the compute type, dims rounded up to vectors, and segment + clusters of 4 bytes. It grows as tokens come,
+//          by doubling; reserve() allocates once.
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
@@ -15,13 +15,13 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// What a decoder keeps and reads: see multipole_options.
+/// Settings of the clusters and of the choice: see multipole_options.
 struct multipole_cache_options {
   /// Keys a query takes exactly, >= 0.
   index exact = 128;
   /// Clusters of a segment, >= 0.
   index clusters = 16;
-  /// If not 0: only the keys of so many clusters are read and chosen from, else, and without clusters, all of them.
+  /// If not 0, keys are read and chosen only from so many clusters; if 0, or without clusters, from all keys.
   index candidate_clusters = 32;
   /// Tokens of a segment, >= 1.
   index segment = 256;
@@ -30,7 +30,7 @@ struct multipole_cache_options {
   std::uint64_t seed = 0;
 };
 
-/// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv] with their clusters. One that was moved from may only be
+/// Keys [B, Hkv, tokens, D] and values [B, Hkv, tokens, Dv] with their clusters. A moved-from cache may only be
 /// assigned to or destroyed.
 template <class S>
 class multipole_cache : public detail::token_state {
@@ -92,8 +92,8 @@ class multipole_cache : public detail::token_state {
     });
     segments(to) = segments(from);
   }
-  /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or items
-  /// there are not.
+  /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or for
+  /// items that do not exist.
   void reorder(list_view<index> order) {
     const auto exchange = [&](index a, index b) {
       each_list([&](auto* list, index each) {
@@ -129,7 +129,7 @@ class multipole_cache : public detail::token_state {
                     std::span<const index> given) const {
     keys_and_values_.check_tokens(check, k, v, given);
   }
-  /// append() of tokens that were checked.
+  /// append() of tokens that were already checked.
   void append_checked(const tensor_view<const S>& k, const tensor_view<const S>& v, std::span<const index> given,
                       execution& exec) {
     keys_and_values_.append_checked(k, v, given);
@@ -183,7 +183,7 @@ class multipole_cache : public detail::token_state {
     const std::span<const index> now = keys_and_values_.lengths();
     std::copy(now.begin(), now.end(), lengths_.begin());
   }
-  /// visit(list, numbers of an item) for all that is kept of clusters.
+  /// visit(list, numbers of an item) for all lists of cluster data.
   template <class Visit>
   void each_list(const Visit& visit) {
     const index m = settings_.clusters, rows = heads() * room_ * m;

@@ -4,14 +4,14 @@
 //   attn::multipole_step(cache, q_t, k_t, v_t, out_t);          // one token, or a chunk
 //
 // Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], each of which
-// chooses for itself: the last n rows of a causal multipole over the whole sequence with block = 1 and the cache's
-// exact, clusters, candidate_clusters, segment, iterations and seed. (Of keys of equal rank, in several clusters of a
-// segment, the first cluster's come first.)
+// chooses separately. The result is the last n rows of a causal multipole over the whole sequence with block = 1 and
+// the cache's exact, clusters, candidate_clusters, segment, iterations and seed. (Of keys of equal rank in several
+// clusters of a segment, those of the first cluster are taken first.)
 //
 // Cost     per token and query head: 2 (D + Dv) operations for every cluster and for every key of the own segment and
 //          of those taken, 2 D for every key of the candidate clusters. Clusters are read once for the query heads of a
-//          key head. Every `segment` tokens their k-means. Scratch per thread: about 7 numbers for a token so far, 1
-//          for a cluster and query head.
+//          key head. In addition, k-means once every `segment` tokens. Scratch per thread: about 7 numbers per token so
+//          far, and 1 per cluster and query head.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
 #pragma once
 
@@ -20,14 +20,14 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Options of a step; what is chosen is the cache's to say.
+/// Options of a step; the settings of the choice are the cache's.
 template <class S>
 struct multipole_step_options {
   using real = compute_type<S>;
 
   /// As in multipole_options; lse is [B, H, n].
   std::optional<real> scale{};
-  /// Of the chunk item b has its first lengths[b] tokens, the rest is padding; all of them unless given.
+  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
   list_view<index> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};

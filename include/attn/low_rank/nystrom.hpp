@@ -9,7 +9,8 @@
 //   attn::nystrom(q, k, v, out, {.landmarks = 64});
 //   attn::nystrom(q, k, v, out, {.inverse = attn::pseudo_inverse::exact, .convolution = kernel}, threads);
 //
-// Where no more than m queries or keys are real, the result is that of full softmax: every token is a landmark.
+// Where there are no more than m queries or no more than m keys, the result is that of full softmax: every token is a
+// landmark.
 //
 // Shapes   as full_softmax.
 // Cost     2 m (Lq + Lk) (D + Dv) operations per head, and 8 iterations m^3 for the inverse; the exact one takes 8 to 20
@@ -38,9 +39,9 @@ struct nystrom_options {
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// True lengths, one per batch item: for queries and keys alike, or apart. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
-  /// m.
+  /// The number m of landmarks.
   index landmarks = 64;
   pseudo_inverse inverse = pseudo_inverse::per_head;
   /// Steps of the iterative inverse.
@@ -48,7 +49,8 @@ struct nystrom_options {
   /// Exact inverse: singular values well below this times the largest hardly count (see detail/pseudo_inverse.hpp).
   real cutoff = real(0.03);
   /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel per head,
-  /// [H, width], width odd. Weight p meets the token p - width / 2 after the query's own; outside is 0.
+  /// [H, width], width odd. Weight p multiplies the value p - width / 2 tokens after the query's own; values outside
+  /// the sequence are 0.
   tensor_view<const real, 2> convolution{};
 };
 

@@ -4,18 +4,19 @@
 //   attn::nystrom_backward(q, k, v, d_out, {.q = dq, .k = dk, .v = dv}, {.landmarks = 64}, threads);
 //
 // With F = softmax(scale Q K'^T), W = softmax(scale Q' K^T) V, U = A^+ W (nystrom.hpp), dU = F^T d_out:
-//   Q, K' and U have the gradients of softmax attention, and so have Q', K and V, from dW = (A^+)^T dU; A's comes from
-//   dU W^T through the inverse, and goes on to Q' and K'; a landmark's is shared among the tokens it is the mean of.
-// Through the iteration every step is differentiated, and its start: the largest column sum at the first column that
-// has it; row sums are 1, and have no gradient. With the start of the whole batch it goes to the head that has it. The
-// exact inverse is differentiated as a function of A, cutoff included; where A is singular and the cutoff 0, at
-// constant rank.
+//   Q, K' and U have the gradients of softmax attention, and so have Q', K and V, from dW = (A^+)^T dU; that of A comes
+//   from dU W^T through the inverse, and continues to Q' and K'; that of a landmark is shared among the tokens whose
+//   mean it is.
+// Of the iteration every step is differentiated, and its start: the largest column sum has its gradient at the first
+// column where it occurs; row sums are 1, and have no gradient. With pseudo_inverse::whole_batch this gradient goes to
+// the head with the largest sum. The exact inverse is differentiated as a function of A, cutoff included; where A is
+// singular and the cutoff 0, at constant rank.
 //
 // Shapes   as the forward call's, d_out as out; nothing but the inputs is needed. Gradients have the shapes of what
 //          they are of; dk and dv are summed over the query heads of a group, that of the convolution over the batch.
 // Cost     2 m Lq (3 D + 2 Dv) + 2 m Lk (4 D + 3 Dv) operations per head, and 15 iterations 2 m^3 for the inverse; the
-//          exact one as forward and 12 m^3. Scratch, per key head under way: in all its query heads Lq D numbers if dq
-//          is asked for, (12 + iterations) m^2, and up to 16 partial results of 2 m (D + Dv).
+//          exact one as forward and 12 m^3. Scratch, per key head in progress: in all its query heads Lq D numbers if
+//          dq is asked for, (12 + iterations) m^2, and up to 16 partial results of 2 m (D + Dv).
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 #pragma once

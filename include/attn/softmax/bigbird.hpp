@@ -1,18 +1,17 @@
 // attn: BigBird attention: a window of blocks, global blocks and random ones.
 //
-//   out_i = softmax attention (full_softmax.hpp) over the keys of the blocks of b the query's own block sees:
-//     window   its own and the blocks beside it,
-//     global   the first g and the last g blocks of the true length; their own queries see every key,
-//     random   those a table lists for it.
-//   A block in two of these counts once. With causal, only keys up to the query, of global blocks too.
-//                                                                 Zaheer et al. 2020, "Big Bird"
+//   out_i = softmax attention (full_softmax.hpp) over the keys of those blocks of b keys that the query's own block
+//     sees: window its own and the blocks beside it, global the first g and the last g blocks of the true length; their
+//     own queries see every key, random those a table lists for it.
+//   A block in two of these sets counts once. With causal, a query sees only keys up to its position, also of global
+//                                                                 blocks. Zaheer et al. 2020, "Big Bird"
 //
 //   const auto random = attn::draw_random_blocks(length / 64, 3, {.seed = 7, .heads = heads});
 //   attn::bigbird(q, k, v, out, {.size = 64, .random = random});
 //
 // Shapes   as full_softmax; random [H or 1, blocks, r], blocks = Lk / b rounded up.
-// Cost     2 B H (D + Dv) operations for every pair of query and key it sees, about (3 + 2 g + r) b keys per query.
-//          Scratch as pattern_softmax: about Lk (D + Dv) numbers.
+// Cost     2 B H (D + Dv) operations for every visible key of a query, about (3 + 2 g + r) b keys per query. Scratch as
+//          pattern_softmax: about Lk (D + Dv) numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -27,7 +26,7 @@ struct bigbird_pattern {
   index size = 64, window_blocks = 3, global_blocks = 1;
   tensor_view<const index, 3> random{};
 
-  /// Query sets are blocks, from both ends in turns: the global ones, which see most, go first.
+  /// Query sets are blocks, taken alternately from both ends: the global ones, which see most keys, go first.
   index query_sets(const pattern_shape& s) const { return s.blocks(s.clamped(size)) - s.first_block(s.clamped(size)); }
   static index block_of(const pattern_shape& s, index b, index set) {
     return set % 2 == 0 ? s.first_block(b) + set / 2 : s.blocks(b) - 1 - set / 2;
@@ -88,7 +87,7 @@ inline void check_bigbird(const validator& check, const attention_shape& shape, 
 struct random_blocks_options {
   std::uint64_t seed = 0;
   index heads = 1;
-  /// Those of bigbird: blocks that are seen anyway are not drawn.
+  /// As in bigbird_options: blocks that are seen in any case are not drawn.
   index window_blocks = 3, global_blocks = 1;
   /// Only blocks before the query's.
   bool causal = false;
@@ -135,13 +134,13 @@ struct bigbird_options {
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// b, >= 1: positions [0, b) are the first block, and so on.
   index size = 64;
-  /// Odd: the query's own block, and as many on each side of it.
+  /// Odd: the query's own block, and equally many on each side of it.
   index window_blocks = 3;
-  /// g, >= 0: so many first and so many last blocks.
+  /// g, >= 0: the first g and the last g blocks are global.
   index global_blocks = 1;
   /// Random blocks of each query block, [H or 1, blocks, r], -1 for none; those that begin beyond the length are empty.
   tensor_view<const index, 3> random{};
-  /// Keys a query sees of the pattern's: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
+  /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};

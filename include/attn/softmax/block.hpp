@@ -1,14 +1,14 @@
 // attn: block attention.
 //
 //   out_i = softmax attention (full_softmax.hpp) over the keys whose block is near the query's: positions p and j with
-//   |floor(p / b) - floor(j / b)| <= n; or, per head, over the one block that a table names for the query's.
+//   |floor(p / b) - floor(j / b)| <= n; or, per head, over the one key block that a table assigns to the query's block.
 //                  Qiu et al. 2019, "Blockwise Self-Attention"; banded blocks from Parmar 2018 and Roy 2020 on
 //
 //   attn::block(q, k, v, out, {.size = 128, .neighbours = 1});
 //   attn::block(q, k, v, out, {.size = 128, .permutation = key_block_of});
 //
 // Shapes   as full_softmax; permutation [H or 1, blocks], blocks = Lk / b rounded up.
-// Cost     2 B H (D + Dv) operations for every pair of query and key it sees, (2 n + 1) b keys per query. Scratch as
+// Cost     2 B H (D + Dv) operations for every visible key of a query, (2 n + 1) b keys per query. Scratch as
 //          pattern_softmax: about Lk (D + Dv) numbers, less where blocks see only themselves.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
@@ -62,10 +62,10 @@ struct block_options {
   index size = 128;
   /// n, >= 0: blocks seen on each side of the query's own.
   index neighbours = 1;
-  /// Instead of them: the one key block each query block sees, [H or 1, blocks], -1 for none. One that begins beyond
-  /// the length is empty.
+  /// In place of neighbours: the one key block that each query block sees, [H or 1, blocks], -1 for none. One that
+  /// begins beyond the length is empty.
   tensor_view<const index, 2> permutation{};
-  /// Keys a query sees of the pattern's: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
+  /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};

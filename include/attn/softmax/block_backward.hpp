@@ -3,14 +3,14 @@
 //   attn::block(q, k, v, out, {.size = 128, .lse = lse});
 //   attn::block_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.size = 128, .lse = lse});
 //
-// The formulas of full_softmax_backward.hpp, over the pairs of query and key block.hpp names.
+// The formulas of full_softmax_backward.hpp, over the visible keys of block.hpp.
 //
 // Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
 //          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
 //          group.
-// Cost     2 (3 D + 2 Dv) operations for every pair of query and key it sees; without lse, one product more. Scratch,
-//          per key head in progress: about Lk (3 D + 2 Dv) numbers, up to Lk (6 D + 5 Dv) for long sequences; per
-//          thread the keys of a query set, as forward; never Lq x Lk.
+// Cost     2 (3 D + 2 Dv) operations for every visible key of a query; without lse, one product more. Scratch, per key
+//          head in progress: about Lk (3 D + 2 Dv) numbers, up to Lk (6 D + 5 Dv) for long sequences; per thread the
+//          keys of a query set, as forward; never Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //

@@ -9,8 +9,8 @@
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv]; Hkv divides H. float, double, or
 //          Eigen::half / Eigen::bfloat16 in memory with float sums; where the processor multiplies bf16 numbers, weights
-//          of bf16 values are rounded to bf16. Query i is at position p_i = i + Lk - Lq, with true lengths: the last
-//          query at the last key; or at i + first_position.
+//          of bf16 values are rounded to bf16. Query i is at position p_i = i + Lk - Lq (true lengths), so that the
+//          last query is at the last key; or at i + first_position.
 // Cost     2 B H Lq Lk (D + Dv) operations, half of it when causal. Scratch: the packed keys and values of one key head
 //          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to four queries, as
 //          in decoding, the keys are read in place and scratch does not depend on Lk.
@@ -19,9 +19,9 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A score function score(s, batch, head, i, j) may replace the score s after every other term; -infinity masks the key.
-// i is the position of the query (which may be negative or beyond the keys), j that of the key. It is inlined,
-// called in no particular order and from all threads of the execution at once, not for keys that causal or lengths hide,
-// and what it throws passes through, leaving out partly written.
+// i is the position of the query (which may be negative or beyond the keys), j that of the key. It is inlined. It is
+// called in no particular order, from all threads of the execution at once, and not for keys that causal or lengths
+// hide. Its exceptions are passed on and leave out partly written.
 #pragma once
 
 #include <attn/core/detail/waves.hpp>
@@ -41,12 +41,13 @@ struct full_softmax_options {
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
-  /// Position of the first query of every batch item among its keys, which may be negative or beyond them; Lk - Lq, with
-  /// true lengths, unless given. What a chunk of queries attends to a block of keys, merge_softmax() adds up.
+  /// Position of the first query of every batch item among its keys, which may be negative or beyond them; Lk - Lq
+  /// (true lengths) unless given. merge_softmax() combines the results over several sets of keys.
   std::optional<index> first_position{};
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
   tensor_view<const real> bias{};
-  /// Keys a query sees, on top of everything else: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes (mask_view.hpp).
+  /// Which keys a query sees, in addition to causal and lengths: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes
+  /// (mask_view.hpp).
   mask_view mask{};
   /// c tanh(s / c) on scale q.k, before bias and ALiBi.
   std::optional<real> softcap{};
@@ -60,7 +61,8 @@ struct full_softmax_options {
 
 namespace detail {
 
-/// Up to this many queries per head are attended where the keys lie (streaming.hpp); more are worth packing the keys.
+/// Up to this many queries per head are attended with the keys in place (streaming.hpp); for more, packing the keys
+/// pays.
 inline constexpr index few_queries = 4;
 
 template <class S, class Score, class C = S, class P = product_type<S>>
@@ -77,7 +79,7 @@ struct full_call {
     return {in.v, b, kv, shape.dim_v, in.v.data() == in.k.data(), in.pages};
   }
 
-  /// Rows [begin, end) of a head, of which those in eight bits become numbers first, some at a time.
+  /// Packs rows [begin, end) of a head; rows in eight bits are first converted to numbers, some at a time.
   void pack(packed_keys<P>& keys, const cache_rows<const C>& k, const cache_rows<const C>& v, index begin, index end,
             int worker) const {
     if constexpr (!std::same_as<C, std::int8_t>) {
@@ -106,7 +108,7 @@ struct full_call {
     }
   }
 
-  /// A wave of pairs of batch item and key head, by the blockwise kernel: packed, then attended.
+  /// A wave of key heads, by the blockwise kernel: keys are packed, then attended.
   void attend_pairs(const wave<packed_keys<P>>& pairs) const {
     constexpr index pack_step = 512;
     const index group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
@@ -140,7 +142,7 @@ struct full_call {
     const index tasks = shape.batch * shape.kv_heads * chunks, threads = in.exec.active_threads();
     const auto layout = [&](arena& memory) { return online_softmax<T>::layout(memory, most_rows, shape.dim_v); };
     const auto workspace = in.exec.workspace(layout);
-    online_softmax<T> total = *workspace;  // of the key head under way, which may go on in the next wave
+    online_softmax<T> total = *workspace;  // of the key head in progress, which may continue in the next wave
     for_each_wave(in.exec, tasks, threads == 1 ? 1 : 4 * threads, layout, [&](const wave<online_softmax<T>>& some) {
       some.for_each(1, [&](index task, online_softmax<T>& state, index, int worker) {
         attend_chunk(task / chunks, task % chunks, most_rows, state, worker);
@@ -160,7 +162,7 @@ struct full_call {
     });
   }
 
-  /// The few queries of one pair and one chunk of its keys.
+  /// The few queries of one key head and one chunk of its keys.
   void attend_chunk(index pair, index chunk, index most_rows, online_softmax<T>& state, int worker) const {
     const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * shape.group();
     if (!few(b)) return;

@@ -46,16 +46,15 @@ struct full_softmax_gradients {
 
 namespace detail {
 
-/// Keys of a segment, whose part of dq is summed apart: an eighth of the keys, at least 512. Depends on the shape only,
-/// so that threads do not change the sums.
+/// Keys of a segment, which has a separate sum of dq: an eighth of the keys, at least 512. It depends on the shape
+/// only, so that threads do not change the sums.
 inline index backward_segment(index keys) {
   return round_up(std::max<index>(512, ceil_div(keys, 8)), backward_key_block);
 }
 
-/// The driver. Waves of pairs of batch item and key head; for each:
-///   1. keys and values are packed once
-///   2. for every query head of the group: rows are packed, segments of keys attended by all rows; dK and dV stay with
-///      their segment, the segments' parts of dQ are added in order
+/// The driver. Waves of key heads; for each: 1. keys and values are packed once 2. for every query head of the group:
+///   rows are packed, all rows attend to one segment of keys after another; dK and dV belong to their segment, the
+///      segments' sums of dQ are added in order
 template <class S, class Score, class ScoreBackward, class G>
 struct full_backward {
   using T = compute_type<S>;
@@ -66,7 +65,7 @@ struct full_backward {
   const attention_shape& shape = in.shape;
   const sequence_lengths& lengths = in.forward.lengths;
 
-  /// What the threads share of one pair.
+  /// Memory that the threads share for one key head.
   struct pair_scratch {
     backward_keys<P> keys;
     backward_rows<P> rows;  // of the query head in progress
@@ -87,7 +86,7 @@ struct full_backward {
             .slopes = memory.allocate<T>(segments())};
   }
 
-  /// One segment of keys with all rows of a head; dq takes its part.
+  /// One segment of keys with all rows of a head; its sum of dq goes to `dq`.
   void add_segment(index b, index h, index number, const pair_scratch& s, T* dq, int worker) const {
     const index begin = number * segment(), keys = lengths.keys(b), queries = lengths.queries(b),
                 end = std::min(begin + segment(), keys), shift = in.forward.shift(b);
@@ -108,7 +107,7 @@ struct full_backward {
     s.slopes[number] = back.d_slope;
   }
 
-  /// Head `member` of every pair's group.
+  /// Query head `member` of the group of every key head.
   void attend_heads(const wave<pair_scratch>& pairs, index member, index parts) const {
     const auto batch_of = [&](index pair) { return pair / shape.kv_heads; };
     const auto head_of_pair = [&](index pair) { return pair % shape.kv_heads * shape.group() + member; };
@@ -163,11 +162,12 @@ struct full_backward {
   void run() const {
     execution& exec = in.forward.exec;
     const index pairs = shape.batch * shape.kv_heads, threads = exec.active_threads();
-    // A gradient of the bias that sums over heads or batch items takes them one by one, in order.
+    // A bias that is broadcast over heads or batch items gets their gradients one by one, in order.
     const bool in_order = in.d_bias && ((in.d_bias.extent(0) == 1 && shape.batch > 1) ||
                                         (in.d_bias.extent(1) == 1 && shape.kv_heads > 1));
     const index bytes = static_cast<index>(sizeof(T)) * 3 * (shape.keys + shape.queries) * (shape.dim + shape.dim_v);
-    // Threads share the segments of a pair rather than take a pair each: fewer packed keys compete for the caches.
+    // Threads share the segments of a key head rather than take a key head each: fewer packed keys compete for the
+    // caches.
     const index enough = ceil_div(4 * threads, std::max<index>(1, segments()));
     const index size = in_order ? std::min<index>(1, pairs) : std::min({wave_size(exec, pairs, bytes), enough, pairs});
     const auto parts_of = [&](index count) {
@@ -182,7 +182,7 @@ struct full_backward {
 template <class S, class Score, class ScoreBackward, class G>
 full_backward(const softmax_backward_call<S, Score, ScoreBackward, G>&) -> full_backward<S, Score, ScoreBackward, G>;
 
-/// What full_softmax_backward does with a call after the checks that all operators share.
+/// The rest of full_softmax_backward after the checks that all operators share.
 template <class Call, class Options, class Gradients>
 void differentiate_full(Call& call, const Options& given, const Gradients& gradients) {
   check_bias(call.forward, given.bias);

@@ -2,23 +2,23 @@
 //
 //   attn::kv_cache<float> cache({.batch = batch, .heads = kv_heads, .dim = 64});
 //   attn::full_softmax_step(cache, q_t, k_t, v_t, out_t);      // one token, or a chunk: what causal full_softmax gives
-//   attn::full_softmax_step(cache, q, k, v, out, {.lengths = n});            // a chunk of another length for each item
-//   attn::paged_cache<float> cache(pool, batch);               // pages of one pool in its place: paged_cache.hpp
+//   attn::full_softmax_step(cache, q, k, v, out, {.lengths = n}); // a different number of tokens for each item
+//   attn::paged_cache<float> cache(pool, batch); // or in pages of one pool: paged_cache.hpp
 //
 // Appends k [B, Hkv, n, D] and v [B, Hkv, n, Dv] to the cache, then attends the n queries q [B, H, n, D], which are at
-// the last n positions, to all tokens up to their own: the last n rows of one causal full_softmax over the whole
-// sequence; of the chunk item b may have its first lengths[b] tokens alone. In `score` i and j are positions since the
-// start.
+// the last n positions, to all tokens up to their own. The result is the last n rows of one causal full_softmax over
+// the whole sequence. With `lengths`, item b has only the first lengths[b] tokens of the chunk. In `score` i and j are
+// positions since the start.
 //
-// The elements of a cache may have fewer bits than the tokens (kv_cache.hpp); queries and weights are then rounded too,
-// as kernels for few queries need it: to bf16 for a cache of bf16, where the processor multiplies such numbers, to 16-bit
-// whole numbers for one of std::int8_t.
+// The elements of a cache may have fewer bits than the tokens (kv_cache.hpp); where there are few queries, queries and
+// weights are then rounded too: to bf16 for a cache of bf16 if the processor multiplies such numbers, to 16-bit
+// integers for a cache of std::int8_t.
 //
 // Cost     up to four tokens: one reading of the cache, and scratch memory that does not depend on its size. Longer
 //          chunks are attended as full_softmax does.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
-//          What `score` throws passes through, and leaves the tokens of the cache as they were; a shared page that was
-//          copied to be written to stays the item's own.
+//          Exceptions of `score` are passed on and leave the tokens of the cache as they were; a shared page that was
+//          copied before writing to it stays the item's own.
 #pragma once
 
 #include <attn/core/detail/rotary_step.hpp>
@@ -34,7 +34,7 @@ struct full_softmax_step_options {
 
   /// As in full_softmax_options.
   std::optional<real> scale{};
-  /// Of the chunk item b has its first lengths[b] tokens, the rest is padding; all of them unless given.
+  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
   list_view<index> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
@@ -72,14 +72,14 @@ void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out
           return detail::rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
         });
         rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
-        if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated ones may be larger
+        if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated they may be larger
         cache.append_checked(call.k, call.v, given.lengths);
         call.lengths.given_queries = given.lengths, call.lengths.given_keys = cache.lengths();
         call.causal = true;
         try {
           const auto over_all = call.over(cache.keys(), cache.values(), cache.pages());
           detail::attend_full(over_all);
-        } catch (...) {  // of the score function, or no memory
+        } catch (...) {  // of the score function, or out of memory
           cache.forget(count, given.lengths);
           throw;
         }

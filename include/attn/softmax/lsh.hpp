@@ -3,8 +3,8 @@
 //   Queries are keys: k_j = q_j / |q_j|. In each of several rounds a random rotation R puts every token into a bucket,
 //   argmax [q R; -q R]; tokens are sorted by (bucket, position) and cut into chunks; a chunk's queries see the keys of
 //   their own chunk and of the one before it. out_i is the softmax attention (full_softmax.hpp) over the keys of all
-//   rounds, one seen in several rounds counted in each, and over itself only if there is no other.
-//                                                         Kitaev, Kaiser, Levskaya 2020, "Reformer"
+//   rounds, one seen in several rounds counted in each, and over the query's own key only if there is no other. Kitaev,
+//                                                         Kaiser, Levskaya 2020, "Reformer"
 //
 //   attn::lsh(q, v, out, {.rounds = 4, .buckets = 64, .chunk = 64, .seed = 7});
 //   const auto rotations = attn::draw_rotations<float>(4, dim, 64, {.seed = 7, .heads = heads});   // for many calls
@@ -35,8 +35,8 @@ struct rotations_options {
 };
 
 /// Draws rotations for lsh, [heads, rounds, dim, buckets / 2] unit normal numbers: a seed gives the same numbers on
-/// every machine, and head 0 those that lsh itself draws from it. T is float or double, the compute type. Throws
-/// std::invalid_argument for sizes that do not fit.
+/// every machine, and head 0 has the numbers that lsh itself draws from the seed. T is float or double, the compute
+/// type. Throws std::invalid_argument for sizes that do not fit.
 template <class T>
 tensor<T> draw_rotations(index rounds, index dim, index buckets, const rotations_options& options = {}) {
   static_assert(std::same_as<T, float> || std::same_as<T, double>, "attn: rotations are float or double");
@@ -63,20 +63,21 @@ struct lsh_options {
   std::optional<real> scale{};
   bool causal = false;
   list_view<index> lengths{};
-  /// Hashes of every token, >= 1: more find more of the keys that matter.
+  /// Hashes of every token, >= 1: with more rounds more of the important keys are found.
   index rounds = 4;
-  /// Even, from 2 to 2^24.
+  /// Buckets of a hash, even, from 2 to 2^24.
   index buckets = 64;
   /// Tokens of a chunk, >= 1.
   index chunk = 64;
-  /// Chunks seen before and after the own one; each once at most, those before first.
+  /// Chunks seen before and after the own one. No chunk is seen twice: where there are too few, `lookback` counts
+  /// first.
   index lookback = 1, lookahead = 0;
   /// The chunks of all rounds form one ring, as published: the first of a round sees the last of the round before.
   bool wrap = false;
   bool scaled = true;
   /// k = q / sqrt(|q|^2 + D norm_eps), >= 0.
   real norm_eps = 0;
-  /// Random numbers of this seed, the same for all heads, unless rotations are given.
+  /// Seed of the rotations, which are the same for all heads, unless rotations are given.
   std::uint64_t seed = 0;
   tensor_view<const real, 4> rotations{};
   std::optional<real> softcap{};
@@ -86,7 +87,7 @@ struct lsh_options {
 
 namespace detail {
 
-/// The checks of what is lsh's own, and what a call takes from it.
+/// The checks of the options that only lsh has, and the settings of a call.
 template <class S, class Score>
 void take_lsh_options(softmax_call<S, Score>& call, const lsh_options<S>& options) {
   const validator& check = call.check;
@@ -113,7 +114,7 @@ void take_lsh_options(softmax_call<S, Score>& call, const lsh_options<S>& option
   call.terms.scale = scale_or_default(options.scale, options.scaled ? shape.dim : 1);
 }
 
-/// The keys are the queries', but not their heads: as many as the values'.
+/// The keys are the queries, but the number of key heads is that of the values.
 template <class S>
 tensor_view<const S> lsh_keys(const validator& check, const tensor_view<const S>& q, const tensor_view<const S>& v) {
   check.readable("v", v);

@@ -3,9 +3,9 @@
 //   attn::lsh(q, v, out, {.rounds = 4, .buckets = 64, .seed = 7, .lse = lse});
 //   attn::lsh_backward(q, v, out, d_out, {.q = dq, .v = dv}, {.rounds = 4, .buckets = 64, .seed = 7, .lse = lse});
 //
-// The formulas of full_softmax_backward.hpp over the pairs of query and key lsh.hpp names, a key seen in several rounds
-// in each; buckets and order are constants, found again as the forward call found them. k = f q, f = 1 / |q| (or
-// 1 / sqrt(|q|^2 + D norm_eps)):
+// The formulas of full_softmax_backward.hpp over the visible keys of lsh.hpp; a key seen in several rounds counts in
+// each. Buckets and order are constants, computed again as in the forward call. k = f q, f = 1 / |q| (or 1 / sqrt(|q|^2
+// + D norm_eps)):
 //   dq_i = scale (sum_j ds'_ij k_j + f_i (g_i - k_i (k_i . g_i))),   g_j = sum_i ds'_ij q_i
 //
 // Shapes   q, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out, d_lse as
@@ -16,7 +16,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //
-// Where |q| counts as 0 the key is 0 and passes nothing on. score_backward(s, d, batch, head, i, j) gives d times the
+// Where |q| counts as 0 the key is 0 and has no gradient. score_backward(s, d, batch, head, i, j) gives d times the
 // derivative of score(s, batch, head, i, j) by s.
 #pragma once
 

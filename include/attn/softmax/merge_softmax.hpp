@@ -10,8 +10,8 @@ namespace attn::inline ATTN_ISA {
 /// (out, lse) becomes the attention over the union of the two key sets:
 ///   lse' = log(e^lse + e^other_lse),   out' = e^(lse - lse') out + e^(other_lse - lse') other_out
 /// Associative; (0, -infinity) is neutral. out, other_out [B, H, L, Dv]; lse, other_lse [B, H, L] as the operators
-/// write them; a sink belongs to one part only. Cost O(B H L Dv), no scratch. Throws std::invalid_argument where shapes
-/// differ or a view written shares memory with another.
+/// write them; a sink must be in one of the two only. Cost O(B H L Dv), no scratch. Throws std::invalid_argument where
+/// shapes differ or a view written shares memory with another.
 template <viewable O, viewable P>
 void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<element_of<O>>, 3>> lse, const P& other_out,
                    std::type_identity_t<tensor_view<const compute_type<element_of<O>>, 3>> other_lse) {

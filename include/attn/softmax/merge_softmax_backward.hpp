@@ -34,7 +34,7 @@ struct merge_softmax_gradients {
   tensor_view<real, 3> lse{};
   tensor_view<S> other_out{};
   tensor_view<real, 3> other_lse{};
-  /// Read, not written: the gradient of the merged lse; none is 0.
+  /// Read, not written: the gradient of the merged lse; 0 unless given.
   tensor_view<const real, 3> d_lse{};
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
@@ -77,7 +77,7 @@ void merge_softmax_backward(const O& out, std::type_identity_t<Rows> lse, const 
   const merge_softmax_gradients<S>& g = gradients;
   detail::check_merge_backward<S>(mine, lse, theirs, other_lse, d, g);
 
-  const auto times = [](T weight, T x) { return weight == T(0) ? T(0) : weight * x; };  // 0 for NaN too
+  const auto times = [](T weight, T x) { return weight == T(0) ? T(0) : weight * x; };  // 0 even if x is NaN
   constexpr T unseen = -std::numeric_limits<T>::infinity();
   for (index b = 0; b < mine.extent(0); ++b)
     for (index h = 0; h < mine.extent(1); ++h)
@@ -87,7 +87,7 @@ void merge_softmax_backward(const O& out, std::type_identity_t<Rows> lse, const 
         const T other_part = y == unseen ? T(0) : std::exp(y - highest);
         const T sum = part + other_part, normal = sum == T(0) ? T(0) : T(1) / sum;
         const T w = part * normal, other_w = other_part * normal, d_row = g.d_lse ? g.d_lse(b, h, i) : T(0);
-        T change = 0;  // d_out . (out - other_out), where both count
+        T change = 0;  // d_out . (out - other_out), where both have seen keys
         for (index e = 0; e < mine.extent(3); ++e) {
           const T d_e = static_cast<T>(d(b, h, i, e));
           if (w != T(0) && other_w != T(0))

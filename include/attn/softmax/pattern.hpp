@@ -1,4 +1,4 @@
-// attn: patterns. A pattern is a small value that says which query sees which keys; pattern_softmax.hpp attends by it.
+// attn: patterns. A pattern is a small value that says which query sees which keys; pattern_softmax.hpp uses it.
 //
 //   struct paragraphs {                                      // every query sees the paragraph it is in
 //     std::vector<attn::index> starts;                       // 0, ..., the end of the last one
@@ -16,12 +16,12 @@
 //   see(range or list, of_query)     of which the query at position p sees those in the range of_query(p), whose step
 //                                    is 1
 //   see.except_self(range or list)   without the key at the query's own position
-// Keys outside the sequence are ignored, and with `causal` those after the query: a pattern need not care. A key given
-// twice counts twice. The work is proportional to the keys given. Where several query sets see the same ranges of step
-// 1, keys are packed once for all of them; all other keys are gathered per query set.
+// Keys outside the sequence are ignored, and with `causal` also those after the query, so a pattern need not exclude
+// them. A key given twice counts twice. The work is proportional to the keys given. Where several query sets see the
+// same ranges of step 1, keys are packed once for all of them; all other keys are gathered per query set.
 //
-// Positions are those of keys: query i is at position i + Lk - Lq, the last one at the last key, the first possibly
-// below 0. Both lengths are true ones.
+// Positions are those of keys: query i is at position i + Lk - Lq, the last one at the last key; the first may be below
+// 0. Lk and Lq are true lengths.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -42,10 +42,10 @@ struct pattern_shape {
   /// The position of the first query.
   index first_position() const { return keys - queries; }
 
-  /// For patterns of blocks: a size clamped to the sequence, beyond which it means the same and might overflow.
+  /// For patterns of blocks: a size clamped to the sequence; a larger size means the same and might overflow.
   index clamped(index size) const { return std::clamp<index>(size, 1, std::max<index>(1, queries + keys)); }
   index first_block(index size) const { return detail::floor_div(first_position(), size); }
-  /// Blocks of keys.
+  /// Number of blocks of keys.
   index blocks(index size) const { return detail::ceil_div(keys, size); }
 };
 
@@ -54,7 +54,7 @@ struct position_range {
   index begin = 0, end = 0, step = 1;
 };
 
-/// Two patterns as one; no query may see a key by both.
+/// Two patterns as one; no query may see a key in both.
 template <class First, class Second>
 struct joined_patterns {
   First first;
@@ -63,7 +63,8 @@ struct joined_patterns {
 
 namespace detail {
 
-/// A callable without its type, which must outlive it: what is called through it is compiled once. Null unless given.
+/// A reference to a callable with its type erased, so that code that calls through it is compiled once. The callable
+/// must outlive it. Null unless given.
 template <class Signature>
 class function_ref;
 template <class Result, class... Args>
@@ -84,7 +85,7 @@ class function_ref<Result(Args...)> {
   Result (*call_)(const void*, Args...) = nullptr;
 };
 
-/// Those of the positions that lie in [low, high).
+/// The positions of a range that lie in [low, high).
 inline position_range clip(position_range r, index low, index high) {
   if (r.step < 1) validator("pattern").fail("ranges of a step >= 1", r.step);
   if (r.begin < low) {
@@ -105,19 +106,19 @@ using query_range = function_ref<position_range(index)>;
 struct key_set {
   index_map positions;
   index count = 0;
-  bool self = true;                 // does a query see the key at its own position?
+  bool self = true;                 // whether a query sees the key at its own position
   std::span<const index> listed{};  // the list as the pattern gave it
 
   bool contiguous() const { return !positions.list && positions.step == 1; }
 
-  /// Slots whose keys lie before `position`.
+  /// Number of slots whose keys are before `position`.
   index slots_before(index position) const {
     if (positions.list) return std::lower_bound(positions.list, positions.list + count, position) - positions.list;
     if (position <= positions.first) return 0;
     return position > positions[count - 1] ? count : ceil_div(position - positions.first, positions.step);
   }
 
-  /// Lists must ascend and not begin below 0.
+  /// Checks that a list ascends and does not begin below 0.
   void check_list(const validator& check) const {
     if (listed.empty()) return;
     if (listed[0] < 0) check.fail("listed keys >= 0", listed[0]);
@@ -136,7 +137,7 @@ struct key_set {
 /// Called for every key set that is not empty.
 using visit_keys = function_ref<void(const key_set&, const query_range&)>;
 
-/// The `see` of a pattern.
+/// The argument `see` of a pattern's keys().
 struct key_visitor {
   index keys;
   const visit_keys& visit;
@@ -158,7 +159,7 @@ struct key_visitor {
   }
 };
 
-/// Patterns that are joined in one, a lone one being 1; 0: this is no pattern.
+/// Number of patterns that are joined in one: 1 for a single pattern, 0 for a type that is not a pattern.
 template <class P>
 inline constexpr int patterns_in = requires(const P& p, const pattern_shape& s, index set, const key_visitor& see) {
   { p.query_sets(s) } -> std::convertible_to<index>;
@@ -169,7 +170,7 @@ template <class A, class B>
 inline constexpr int patterns_in<joined_patterns<A, B>> =
     patterns_in<A> && patterns_in<B> ? patterns_in<A> + patterns_in<B> : 0;
 
-/// A pattern without its type: everything that attends by patterns is compiled once for all of them.
+/// A pattern with its type erased: drivers are compiled once for all patterns.
 class pattern_ref {
  public:
   pattern_ref() = default;
@@ -226,7 +227,7 @@ inline void for_each_query(std::span<const pattern_ref> patterns, const pattern_
 
 }  // namespace detail
 
-/// What says which query sees which keys.
+/// A type that says which query sees which keys.
 template <class P>
 concept key_pattern = (detail::patterns_in<P> > 0);
 
@@ -250,7 +251,7 @@ struct window_pattern {
   }
 };
 
-/// How many pairs of query and key the pattern contains. Throws std::invalid_argument for lists that do not ascend.
+/// How many keys all queries together see by the pattern. Throws std::invalid_argument for lists that do not ascend.
 template <key_pattern P>
 index count_pairs(const P& pattern, const pattern_shape& s) {
   index pairs = 0;

@@ -8,14 +8,14 @@
 //   attn::pattern_softmax(q, k, v, out, attn::joined_patterns{paragraphs{starts}, mine}, {.causal = true});
 //
 // Shapes   as full_softmax.
-// Cost     2 (D + Dv) operations for every pair of query and key the pattern contains, and one pass over the keys.
-//          Scratch: the packed keys and values of a query set, per thread; where query sets share most of their keys,
-//          those of one key head (or of as many as fill the threads), about Lk (D + Dv) numbers. For joined patterns,
-//          where rows of out cannot hold unfinished sums (16-bit types, strides, dims that are no multiple of a
-//          vector), Lq Dv more for every head in progress.
+// Cost     2 (D + Dv) operations for every key that a query sees, and one pass over the keys. Scratch: the packed keys
+//          and values of a query set, per thread; where query sets share most of their keys, those of one key head (or
+//          of as many as fill the threads), about Lk (D + Dv) numbers. For joined patterns, where rows of out cannot
+//          hold unfinished sums (16-bit types, strides, dims that are no multiple of a vector), Lq Dv more for every
+//          head in progress.
 // Throws   std::invalid_argument for shapes or options that do not fit, for a pattern whose query sets do not contain
-//          every query once, for lists that do not ascend from 0 on, and for queries' ranges of a step (evaluated for
-//          the first query of a set), before anything is written.
+//          every query exactly once, for lists that do not ascend or begin below 0, and for ranges of of_query() whose
+//          step is not 1 (evaluated for the first query of a set), before anything is written.
 #pragma once
 
 #include <attn/softmax/detail/pattern_driver.hpp>
@@ -30,11 +30,11 @@ struct pattern_softmax_options {
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Nothing after the query's own position.
+  /// A query sees no key after its own position.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or for each. Rows of padding are 0 in out.
+  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
-  /// Keys a query sees of the pattern's: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
+  /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};

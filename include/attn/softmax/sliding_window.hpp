@@ -9,8 +9,8 @@
 //   attn::sliding_window(q, k, v, out, {.left = 64, .right = 64, .dilation = per_head, .global_positions = first});
 //
 // Shapes   as full_softmax.
-// Cost     2 B H (D + Dv) operations for every pair of query and key it sees; keys that nobody sees are not touched.
-//          Scratch per thread: about (2 (left + right) + 500 + global positions) (D + Dv) numbers, whatever the length.
+// Cost     2 B H (D + Dv) operations for every visible key of a query; keys that no query sees are not read. Scratch
+//          per thread: about (2 (left + right) + 500 + global positions) (D + Dv) numbers, whatever the length.
 // Result   A row that sees no key is 0 and its lse -infinity, whatever its sink; so are rows of padding.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
@@ -22,7 +22,7 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// A window without an end on that side.
+/// No bound of the window on that side.
 inline constexpr index unlimited = std::numeric_limits<index>::max();
 
 /// Options of sliding_window for elements of type S.
@@ -32,20 +32,21 @@ struct sliding_window_options {
 
   /// Factor of q.k; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
-  /// Nothing after the query's own position, not even a global key.
+  /// A query sees no key after its own position, not even a global one.
   bool causal = false;
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// As in full_softmax_options.
   std::optional<index> first_position{};
-  /// Keys seen beside the query itself, >= 0, or `unlimited`; a window of 2 w + 1 keys is left = right = w.
+  /// Number of keys seen before and after the query's own, >= 0, or `unlimited`; a window of 2 w + 1 keys is left =
+  /// right = w.
   index left = 128, right = 128;
-  /// Every how manyth key the window takes, >= 1: none given (1), one for all heads, or one per head.
+  /// Stride between the keys of the window, >= 1: a list of one for all heads, or of one per head; 1 unless given.
   list_view<index> dilation{};
-  /// Positions seen by every query, and whose queries see every key. Any order; once is enough; those where there is
-  /// neither are ignored.
+  /// Positions whose keys are seen by every query, and whose queries see every key. In any order; duplicates and
+  /// positions without a query or key are ignored.
   list_view<index> global_positions{};
-  /// Own projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
+  /// Separate projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   tensor_view<const S> q_global{}, k_global{}, v_global{};
   /// As in full_softmax_options.
   mask_view mask{};
@@ -56,13 +57,13 @@ struct sliding_window_options {
 
 namespace detail {
 
-/// Scratch of one chunk: keys and queries of one residue class, without the global ones, which go their own way.
+/// Scratch of one chunk: keys and queries of one residue class, without the global ones, which are handled separately.
 template <class P>
 struct window_scratch {
   row_block<P> block;
   packed_keys<P> keys, global_keys;
   index* key_list = nullptr;  // rows of k that are packed
-  index* rank = nullptr;      // how many of them are before an entry of the class
+  index* rank = nullptr;      // how many packed keys are before an entry of the class
   index* row_list = nullptr;  // rows of q that are in the block
 
   static window_scratch layout(arena& memory, index chunk, index reach, index globals, index dim, index dim_v) {
@@ -75,21 +76,21 @@ struct window_scratch {
   }
 };
 
-/// Which keys a window names: keys and queries of a residue class of a head's dilation d are at positions r + d t, and in
-/// t the window has no dilation.
+/// Which keys a window has. Keys and queries of residue class r of a head's dilation d are at positions r + d t; in
+/// terms of t the window has no dilation.
 struct window_sets {
   list_view<index> dilations;
-  index left, right, most;           // the window in keys of a class, and all positions: cut to what can occur
+  index left, right, most;           // the window in keys of a class, and all positions, clamped
   std::span<const index> globals{};  // ascending, each once
 
   template <class Options>
   static window_sets of(const attention_shape& s, const Options& options) {
-    index all = s.queries + s.keys;  // no query is further from a key
+    index all = s.queries + s.keys;  // no query and key are further apart
     if (options.first_position) all += std::abs(*options.first_position);
     return {options.dilation, std::min(options.left, all), options.causal ? 0 : std::min(options.right, all), all};
   }
 
-  /// Of one head; cut to where a step leaves the sequence, so that there are no more classes than positions.
+  /// The dilation of one head, clamped so that there are no more classes than positions.
   index dilation(index h) const {
     const index given =
         dilations.empty() ? 1 : dilations[dilations.size() == 1 ? 0 : static_cast<std::size_t>(h)];
@@ -97,11 +98,11 @@ struct window_sets {
   }
   bool is_global(index position) const { return std::binary_search(globals.begin(), globals.end(), position); }
 
-  /// Global positions before `end`.
+  /// Number of global positions before `end`.
   index globals_before(index end) const {
     return std::lower_bound(globals.begin(), globals.end(), end) - globals.begin();
   }
-  /// The globals as given, into `list`, which has room for them.
+  /// Sorts the given global positions into `list`, which has room for them.
   void sort_globals(list_view<index> given, index* list) {
     std::copy(given.begin(), given.end(), list);
     std::sort(list, list + given.size());
@@ -119,14 +120,14 @@ struct window_call : window_sets {
 
   const softmax_call<S, Score>& in;
   const sliding_window_options<S>& options;
-  index chunk;  // queries a task takes
+  index chunk;  // queries of a task
   const attention_shape& shape = in.shape;
 
-  /// Chunks of one residue class of head h, for the longest query.
+  /// Number of chunks of one residue class of head h, for the longest batch item.
   index chunks(index h) const { return ceil_div(ceil_div(shape.queries, dilation(h)), chunk); }
 
   /// Attends one chunk of the queries of head h whose positions are r modulo its dilation d. In such a class positions
-  /// are r + d t, and the window is the undilated one in t.
+  /// are r + d t, and in terms of t the window has no dilation.
   void attend_chunk(index b, index h, index r, index piece, window_scratch<P>& s) const {
     const index d = dilation(h), n = in.lengths.keys(b), shift = in.shift(b);
     const index keys = n > r ? ceil_div(n - r, d) : 0;                          // of the class
@@ -216,7 +217,7 @@ struct window_call : window_sets {
     const auto layout = [&](arena& memory) {
       return window_scratch<P>::layout(memory, chunk, reach, listed, shape.dim, shape.dim_v);
     };
-    index pieces = 0;  // of the head that has most
+    index pieces = 0;  // of the head that has most of them
     for (index h = 0; h < shape.heads; ++h) pieces = std::max(pieces, chunks(h) * dilation(h));
     const index heads = shape.batch * shape.heads, global_blocks = ceil_div(listed, max_rows);
     // The global queries, whose work is the longest, go first; then the chunks; the rows of padding last.
@@ -236,7 +237,7 @@ struct window_call : window_sets {
   }
 };
 
-/// The options of sliding_window alone, for a call with this `out`.
+/// Checks the options that only sliding_window has, for a call with this `out`.
 template <class S>
 void check_window_options(const validator& check, const attention_shape& shape, const sliding_window_options<S>& options,
                           const memory_layout& out) {
@@ -255,8 +256,8 @@ void check_window_options(const validator& check, const attention_shape& shape, 
                  {"k_global length = key length", shape.keys, globals.keys}});
 }
 
-/// Queries of a chunk. Longer windows take longer chunks: what a chunk packs and its neighbours pack again stays below
-/// twice its own.
+/// Queries of a chunk. Longer windows have longer chunks: the keys that neighbouring chunks pack again stay fewer than
+/// a chunk's own.
 inline index window_chunk(index left, index right) {
   constexpr index most = 20 * max_rows;
   return round_up(std::clamp<index>(std::min(left, most) + std::min(right, most), 4 * max_rows, most), max_rows);

@@ -4,16 +4,17 @@
 //   attn::sliding_window_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv}, {.left = 128, .right = 0, .lse = lse},
 //                                 threads);
 //
-// The formulas are those of full_softmax_backward.hpp, the sums over the keys a query sees. With q_global, k_global and
-// v_global, rows of global queries belong to them: their rows of dq are 0, as are all others of the gradient of q_global.
+// The formulas are those of full_softmax_backward.hpp, with sums over the keys that a query sees. With q_global,
+// k_global and v_global the rows of global queries use these: their rows of dq are 0, and all other rows of the
+// gradient of q_global are 0.
 //
 // Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out, d_lse
 //          as lse. Gradients have the shapes of what they are of; those of keys and values are summed over the query
 //          heads of a group.
-// Cost     2 B H (3 D + 2 Dv) operations for every pair of query and key, and some w / 4096 of it more for windows of w
-//          keys on each side below 256, 1 / 32 above; without lse, one product more. Scratch, per thread: about (5 (2048
-//          + 2 w) + 800) max(D, Dv) numbers, whatever the length, for windows above 128 keys on each side (18 x 2 w)
-//          instead of 2048 + 2 w; for n global positions n (D + Dv) numbers for every 2048 positions and head in
+// Cost     2 B H (3 D + 2 Dv) operations for every visible key of a query, and some w / 4096 of it more for windows of
+//          w keys on each side below 256, 1 / 32 above; without lse, one product more. Scratch, per thread: about (5
+//          (2048 + 2 w) + 800) max(D, Dv) numbers, whatever the length, for windows above 128 keys on each side (18 x 2
+//          w) instead of 2048 + 2 w; for n global positions n (D + Dv) numbers for every 2048 positions and head in
 //          progress; where the heads of a group differ in dilation, Lk (D + Dv) for every key head in progress.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.

@@ -5,16 +5,17 @@
 //   attn::sliding_window_step(paged, {.left = 512}, q_t, k_t, v_t, out_t);     // over a kv_cache or paged_cache
 //
 // The step feeds n tokens, k [B, Hkv, n, D] and v [B, Hkv, n, Dv], and attends their queries q [B, H, n, D] causally: the
-// next n rows of one causal sliding_window over the whole stream. Batch items are streams of their own: with `lengths`
+// next n rows of one causal sliding_window over the whole stream. Batch items are independent streams: with `lengths`
 // item b takes the first lengths[b] tokens, and the rest is padding. In `score` i and j are positions since the start.
 //
-// Memory   batch * heads * (capacity + global positions) * (dim + value_dim) elements, of the types a kv_cache may have.
-//          The ring holds the window, left * dilation + 1 tokens (of std::int8_t up to 30 more); since a global query
-//          sees every token before it, up to the last global position if that is further.
+// Memory   batch * heads * (capacity + global positions) * (dim + value_dim) elements, of the types a kv_cache may
+//          have. The ring has room for the window, left * dilation + 1 tokens (with std::int8_t up to 30 more). Since a
+//          global query sees every token before it, the ring has room for all tokens up to the last global position, if
+//          those are more.
 // Cost     2 H (D + Dv) operations for every key seen; scratch independent of everything but H, D and Dv. Tokens are
 //          taken one by one; feed a long prompt to sliding_window, then append() it.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
-//          Should `score` throw, or memory be lacking, the ring is reset; a cache of all tokens forgets the chunk.
+//          If `score` throws, or memory runs out, the ring is reset; a cache that keeps all tokens drops the chunk.
 #pragma once
 
 #include <attn/core/detail/kv_memory.hpp>
@@ -31,7 +32,7 @@ struct sliding_window_step_options {
 
   /// As in full_softmax_options; lse is [B, H, n].
   std::optional<real> scale{};
-  /// Of the chunk item b has its first lengths[b] tokens, the rest is padding; all of them unless given.
+  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
   list_view<index> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
@@ -40,17 +41,18 @@ struct sliding_window_step_options {
   tensor_view<real, 3> lse{};
 };
 
-/// What a stream sees. It is causal, so there is nothing to the right.
+/// The window of a stream. Steps are causal, so there is nothing to the right.
 struct sliding_window_cache_options {
-  /// Keys seen before the query's own, >= 0.
+  /// Number of keys seen before the query's own, >= 0.
   index left = 128;
-  /// Every how manyth key the window takes, >= 1: none given (1), one for all heads, or one per query head.
+  /// Stride between the keys of the window, >= 1: a list of one for all heads, or of one per query head; 1 unless
+  /// given.
   list_view<index> dilation{};
-  /// Positions seen by every later query, and whose queries see every earlier key.
+  /// Positions whose keys are seen by every later query, and whose queries see every earlier key.
   list_view<index> global_positions{};
 };
 
-/// The last tokens of a stream, and those at its global positions. One that was moved from may only be assigned to or
+/// The last tokens of a stream, and those at its global positions. A moved-from cache may only be assigned to or
 /// destroyed.
 template <class S>
 class sliding_window_cache : public detail::token_state {
@@ -65,20 +67,20 @@ class sliding_window_cache : public detail::token_state {
     memory_.grow(check, check.fits("ring", {rows()}), {});
   }
   /// The same in the caller's memory, [B, Hkv, rows, D] and [B, Hkv, rows, Dv], with any strides, of at least rows()
-  /// rows: the ring and the global positions. Of std::int8_t it is blocks of 16 rows, as a kv_cache's. A copy of the
-  /// cache is in the same memory.
+  /// rows: the ring and the global positions. With std::int8_t it consists of blocks of 16 rows, as in a kv_cache. A
+  /// copy of the cache is in the same memory.
   sliding_window_cache(const tensor_view<S>& keys, const tensor_view<S>& values,
                        const sliding_window_cache_options& options = {})
       : sliding_window_cache({detail::validator("sliding_window_cache"), keys, values}, options) {
     detail::validator(name_).at_least("rows of the caller's memory", rows(), memory_.rows());
   }
 
-  /// Tokens the ring holds, and rows of memory, which are those and the global positions.
+  /// Number of tokens in the ring, and of rows of memory: those and the global positions.
   index capacity() const { return capacity_; }
   index rows() const { return capacity_ + static_cast<index>(globals_.size()); }
   std::size_t bytes() const { return memory_.bytes(); }
 
-  /// Back to the start of a stream: all of them, or one.
+  /// Begins a new stream: in all items, or in one.
   void reset() { std::fill(lengths_.begin(), lengths_.end(), 0); }
   void reset(index item) { length(check_item(item)) = 0; }
   /// Item `to` becomes a copy of item `from`: a branch.
@@ -86,8 +88,8 @@ class sliding_window_cache : public detail::token_state {
     if (check_item(from) != check_item(to)) memory_.copy(from, to, rows());
     length(to) = length(from);
   }
-  /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or items
-  /// there are not.
+  /// Item n becomes what item order[n] was, for all n. Throws std::invalid_argument for a list of another size, or for
+  /// items that do not exist.
   void reorder(list_view<index> order) {
     const auto exchange = [&](index a, index b) {
       memory_.exchange(a, b, rows());
@@ -117,8 +119,8 @@ class sliding_window_cache : public detail::token_state {
   detail::stream_window window() const { return {left_, dilation_, globals_}; }
   bool values_in_keys() const { return memory_.values_in_keys(); }
 
-  /// [B, Hkv, rows, D]: of a head `capacity` rows of the ring, where position p is in row p % capacity, then the global
-  /// ones in order.
+  /// [B, Hkv, rows, D]: for each head first the `capacity` rows of the ring, with position p in row p % capacity, then
+  /// those of the global positions in order.
   tensor_view<const S> keys() const { return memory_.keys(); }
   tensor_view<const S> values() const { return memory_.values(); }
 
@@ -134,7 +136,7 @@ class sliding_window_cache : public detail::token_state {
   void advance(index count, std::span<const index> given) {
     for (index b = 0; b < batch(); ++b) length(b) += taken_of(b, count, given);
   }
-  /// Checks what append() would, and nothing else.
+  /// The checks of append() alone.
   template <class E>
   void check_tokens(const detail::validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const index> given) const {
@@ -189,7 +191,7 @@ struct ring_source {
   void put(index b, index kv, index t) const { cache.put(k_new, v_new, b, kv, t); }
 };
 
-/// What both steps do: checks, rotates, and calls attend(call, options) with what the chunk is.
+/// The common part of both steps: checks, rotates, and calls attend(call, options) with the chunk.
 template <class S, class Cache, class Q, class K, class V, class O, class Options, class Score, class Attend>
 void run_window_step(Cache& cache, const stream_window& window, const Q& q, const K& k, const V& v, O&& out,
                      Options& options, Score& score, execution_ref& exec, const Attend& attend) {
@@ -208,7 +210,7 @@ void run_window_step(Cache& cache, const stream_window& window, const Q& q, cons
           return rotary_step<S>::layout(memory, given.rotary.has_value(), call.q, call.k);
         });
         rotation->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
-        if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated ones may be larger
+        if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated they may be larger
         attend(call, given);
       });
 }
@@ -226,7 +228,7 @@ void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k,
       cache, cache.window(), q, k, v, out, options, score, exec, [&](const auto& call, const auto& given) {
         try {
           detail::window_step{call, detail::ring_source<S, C>{cache, call.k, call.v}}.run();
-        } catch (...) {  // of the score function, or no memory: the ring has already lost what the chunk pushed out
+        } catch (...) {  // of score, or out of memory: the ring has lost the tokens that the chunk replaced
           cache.reset();
           throw;
         }
@@ -235,7 +237,7 @@ void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k,
 }
 
 /// The same over a kv_cache or paged_cache, which keeps all tokens and reads those of the window: for models that mix
-/// windows with full attention in one pool, and for sequences that go back. global_positions must ascend.
+/// windows with full attention in one pool, and for sequences that are truncated. global_positions must ascend.
 template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, viewable O,
           class Options = sliding_window_step_options<element_of<const Q&>>, class Score = detail::no_score>
 void sliding_window_step(Cache& cache, const sliding_window_cache_options& window, const Q& q, const K& k, const V& v,

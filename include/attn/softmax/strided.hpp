@@ -9,8 +9,8 @@
 //   attn::strided(q, k, v, out, {.kind = attn::strided_kind::fixed, .stride = 64, .summary = 4});
 //
 // Shapes   as full_softmax.
-// Cost     2 B H (D + Dv) operations for every pair of query and key it sees: about 2 l + Lk / l keys per query for
-//          strided, l + c Lk / l for fixed, half of it when causal. Scratch as pattern_softmax.
+// Cost     2 B H (D + Dv) operations for every visible key of a query: about 2 l + Lk / l keys per query for strided, l
+//          + c Lk / l for fixed, half of it when causal. Scratch as pattern_softmax.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -42,7 +42,7 @@ struct fixed_pattern {
     const index l = s.clamped(stride);
     return detail::ceil_div(s.blocks(l) - s.first_block(l), blocks_per_set(l));
   }
-  /// The last rows see most when causal: they go first.
+  /// In causal calls the last rows see most keys: they go first.
   position_range queries(const pattern_shape& s, index set) const {
     const index l = s.clamped(stride), m = blocks_per_set(l);
     const index block = s.first_block(l) + (query_sets(s) - 1 - set) * m;
@@ -62,7 +62,7 @@ struct fixed_pattern {
   }
 };
 
-/// What strided attends by.
+/// The pattern of strided.
 constexpr auto strided_pattern(index stride) {
   return joined_patterns<window_pattern, residue_pattern>{{stride - 1, stride - 1}, {stride}};
 }
@@ -81,9 +81,9 @@ struct strided_options {
   strided_kind kind = strided_kind::strided;
   /// l, >= 1.
   index stride = 64;
-  /// c of fixed, from 0 to l.
+  /// c, for fixed: from 0 to l.
   index summary = 1;
-  /// Keys a query sees of the pattern's: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
+  /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};

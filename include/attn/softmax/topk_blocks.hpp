@@ -7,9 +7,9 @@
 //   attn::topk_blocks(q, k, v, out, {.block = 128, .topk = 3});
 //   attn::topk_blocks(q, k, v, out, {.block = 64, .topk = 16, .lse = lse}, threads);
 //
-// Position p is in block p / block. Causal by nature; the query's own block counts as one of topk. Every query head
-// chooses for itself, by the keys of its key head: by q and k as given, without scale and terms. Of blocks that match
-// equally well the earlier is chosen; a match that is not a number counts as -infinity.
+// Position p is in block p / block. Always causal; the query's own block counts as one of topk. Every query head
+// chooses separately among the blocks of its key head, by q and k as given, without scale and terms. Of blocks that
+// match equally well the earlier is chosen; NaN counts as -infinity.
 //
 // Shapes   as full_softmax: query i is at position i + Lk - Lq, with true lengths.
 // Cost     2 B H Lq (topk block (D + Dv) + D Lk / (2 block)) operations. Scratch: for every head in progress
@@ -43,7 +43,7 @@ struct topk_blocks_options {
 
 namespace detail {
 
-/// The checks of what is topk_blocks' own.
+/// The checks of the options that only topk_blocks has.
 template <class Call, class Options>
 topk_shape check_topk(Call& call, const Options& options) {
   call.check.at_least("block", 1, options.block);

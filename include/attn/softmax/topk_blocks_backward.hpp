@@ -4,15 +4,15 @@
 //   attn::topk_blocks_backward(q, k, v, out, d_out, {.q = dq, .k = dk, .v = dv},
 //                              {.block = 128, .topk = 3, .lse = lse});
 //
-// The formulas of full_softmax_backward.hpp over the pairs of query and key topk_blocks.hpp names. The choice of blocks
-// has no gradient; it is made again, to the same end.
+// The formulas of full_softmax_backward.hpp over the visible keys of topk_blocks.hpp. The choice of blocks has no
+// gradient; it is computed again, with the same result.
 //
 // Shapes   q, k, v, out, the options: as the forward call's; out and options.lse are what it wrote. d_out as out,
 //          d_lse as lse. Gradients have the shapes of what they are of; dk and dv are summed over the query heads of a
 //          group.
-// Cost     2 (3 D + 2 Dv) operations for every pair of query and key it sees, and the choice; without lse, the forward
-//          call without values too. Scratch, per key head in progress: Lq (D + 2 (topk - 1)) numbers and
-//          Lk (D + Dv), up to four times that for long sequences; per thread the keys and values of a block.
+// Cost     2 (3 D + 2 Dv) operations for every visible key of a query, and the choice; without lse, the forward call
+//          without values too. Scratch, per key head in progress: Lq (D + 2 (topk - 1)) numbers and Lk (D + Dv), up to
+//          four times that for long sequences; per thread the keys and values of a block.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
 //

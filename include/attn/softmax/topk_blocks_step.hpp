@@ -8,10 +8,10 @@
 // since the start.
 //
 // Cost     2 B H n (D tokens / block + topk block (D + Dv)) operations: a token reads the sums of all blocks, and the
-//          keys and values of those it chooses. Up to four tokens are attended where the keys lie, longer chunks as
-//          topk_blocks does.
+//          keys and values of those it chooses. Up to four tokens are attended with the keys in place, longer chunks as
+//          in topk_blocks.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything, the cache included, changes.
-//          What `score` throws passes through, and leaves the cache as it was.
+//          Exceptions of `score` are passed on and leave the cache as it was.
 #pragma once
 
 #include <attn/core/detail/rotary_step.hpp>
@@ -21,14 +21,14 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Options of a step; the blocks are the cache's.
+/// Options of a step; the size of blocks is the cache's.
 template <class S>
 struct topk_blocks_step_options {
   using real = compute_type<S>;
 
   /// As in topk_blocks_options; lse is [B, H, n].
   std::optional<real> scale{};
-  /// Of the chunk item b has its first lengths[b] tokens, the rest is padding; all of them unless given.
+  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
   list_view<index> lengths{};
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
@@ -38,13 +38,13 @@ struct topk_blocks_step_options {
   tensor_view<real, 3> lse{};
 };
 
-/// What does not change from step to step.
+/// Options that are the same in all steps.
 struct topk_blocks_cache_options {
   /// Keys of a block, >= 1.
   index block = 128;
 };
 
-/// Keys and values of the tokens so far, and the sums of the keys of every block. One that was moved from may only be
+/// Keys and values of the tokens so far, and the sums of the keys of every block. A moved-from cache may only be
 /// assigned to or destroyed.
 ///
 /// Memory   that of kv_cache, and batch * heads * dim sums of the compute type for every `block` tokens.
@@ -62,7 +62,7 @@ class topk_blocks_cache : kv_cache<S> {
     detail::validator("topk_blocks_cache").at_least("block", 1, block_);
   }
 
-  // As those of kv_cache.
+  // As the members of kv_cache.
   using base::tokens, base::lengths, base::batch, base::heads, base::dim, base::value_dim, base::capacity, base::keys,
       base::values;
 
@@ -129,14 +129,14 @@ class topk_blocks_cache : kv_cache<S> {
     for (index b = 0; b < batch(); ++b) cut(b, base::length(b) - base::taken_of(b, count, given));
   }
 
-  /// Those of pair 0 of batch item and head; the next pair's are sums_stride() numbers on.
+  /// The sums of the first key head of batch item 0; those of the next key head follow sums_stride() numbers later.
   const T* sums() const { return sums_.data(); }
   index sums_stride() const { return sums_stride_; }
 
  private:
   detail::block_sums<T> sums_of(index pair) { return {sums_.data() + pair * sums_stride_, dim()}; }
 
-  /// Room for the sums of as many tokens as there is room for.
+  /// Makes room for the sums of as many tokens as the cache has room for.
   void reserve_sums() {
     const index pairs = batch() * heads(),
                 stride = detail::block_sums<T>::size(detail::ceil_div(capacity(), block_), dim());
@@ -161,7 +161,7 @@ class topk_blocks_cache : kv_cache<S> {
       }
     }
   }
-  /// Keeps the first `count` tokens of an item; the last block's sum is added up again, if it is cut.
+  /// Keeps the first `count` tokens of an item; if the last block is cut, its sum is computed again.
   void cut(index b, index count) {
     if (count == base::length(b)) return;
     base::length(b) = count;
@@ -175,7 +175,7 @@ class topk_blocks_cache : kv_cache<S> {
 
 namespace detail {
 
-/// Up to this many queries per head are attended where the keys lie.
+/// Up to this many queries per head are attended with the keys in place.
 inline constexpr index few_topk_queries = 4;
 
 /// A few queries of a call whose keys are those of a cache.
@@ -264,7 +264,7 @@ void topk_blocks_step(topk_blocks_cache<S>& cache, const Q& q, const K& k, const
             detail::topk_step{call, cache, blocks}.run();
           else
             detail::attend_topk(call, blocks, cache.sums(), cache.sums_stride());
-        } catch (...) {  // of the score function, or no memory
+        } catch (...) {  // of the score function, or out of memory
           cache.forget(count, given.lengths);
           throw;
         }

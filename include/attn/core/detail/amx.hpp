@@ -1,10 +1,10 @@
 // attn: the matrix unit of Intel's processors (AMX), which multiplies tiles of bf16 numbers and sums in float.
 //
 // A product of a tile A [rows][16 pairs] and a tile B [16 pairs][16 columns] is added to a tile C [rows][16 columns], in
-// about the time of two loads. Compiled where the compiler's flags have AMX (-march=sapphirerapids); at run time it must
-// be there, and the operating system must allow it, which is asked for once: otherwise vectors serve. A thread's tiles
-// are set up by the first product of an operator and released when the operator ends (matrix_unit_use), so that other
-// libraries find them as they expect.
+// about the time of two loads. Compiled where the compiler's flags have AMX (-march=sapphirerapids); at run time the
+// processor must have it, and the operating system must permit it, which is asked for once; otherwise vector
+// instructions are used. A thread's tiles are set up by the first product of an operator and released when the operator
+// ends (matrix_unit_use), so that other libraries find them as they expect.
 //
 // ATTN_AMX_MODEL puts plain loops in place of the instructions: for tests, in builds of 16 lanes.
 #pragma once
@@ -28,12 +28,12 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Is there code for the matrix unit in this build?
+/// Whether this build has code for the matrix unit.
 inline constexpr bool matrix_unit_compiled = ATTN_HAS_AMX;
 
 #if ATTN_HAS_AMX
 
-inline constexpr int unit_pairs = 16, unit_columns = 16;  // of the depth of a product, of a tile's columns
+inline constexpr int unit_pairs = 16, unit_columns = 16;  // pairs along the depth of a product; columns of a tile
 inline constexpr int unit_rows = 12;                      // of A and C: those of the largest tile of tile_product
 
 namespace amx {
@@ -104,7 +104,8 @@ inline bool available() {
   }();
   return allowed;
 }
-// Not the intrinsics: GCC's want the number of a tile as a token, and do not say that they read and write memory.
+// Assembly instead of intrinsics: GCC's need the number of a tile as a literal, and do not declare that they read and
+// write memory.
 inline void configure(const tile_shapes& s = shapes) { __asm__ volatile("ldtilecfg %0" ::"m"(s)); }
 inline void release() { __asm__ volatile("tilerelease" ::); }
 template <int Tile>
@@ -129,7 +130,7 @@ void multiply_add() {
 #endif
 }  // namespace amx
 
-/// Does this thread have its tiles set up?
+/// Whether this thread has its tiles set up.
 inline constinit thread_local bool matrix_unit_ready = false;
 
 /// Sets them up. False where there is no matrix unit.
@@ -142,8 +143,8 @@ inline bool prepare_matrix_unit() {
 
 #endif
 
-/// While it lives, this thread may use the matrix unit, whatever others left there before. What is used within another
-/// use gives it back all the same: the next product sets it up again.
+/// While this object lives, its thread may use the matrix unit, whatever other code left there before. Uses may be
+/// nested: the inner one releases the unit, and the next product of the outer one sets it up again.
 struct matrix_unit_use {
 #if ATTN_HAS_AMX
   matrix_unit_use() { matrix_unit_ready = false; }

@@ -4,8 +4,8 @@
 //   f(q, k, v, out)                       f(q, k, v, out, {.causal = true}, score, threads)
 //   f(q, k, v, out, threads)              f(q, k, v, out, {.causal = true}, threads)
 //
-// One declaration does it: a parameter whose argument is written in braces is not deduced, so `Options` is then its
-// default, the options of this operator; what is deduced is checked here.
+// One declaration serves all of these: a parameter whose argument is written in braces is not deduced, so `Options` is
+// then its default, the options of this operator; what is deduced is checked here.
 //
 //   template <viewable Q, ..., class Options = f_options<element_of<const Q&>>, class Score = no_score>
 //   void f(const Q& q, ..., Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
@@ -21,7 +21,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class X>
 concept is_execution = std::same_as<std::remove_cvref_t<X>, execution>;
 
-/// The options given, or the defaults where an execution stands in their place.
+/// The options given, or the defaults where an execution is given in their place.
 template <class Options, class Given>
 decltype(auto) options_or_default(const Given& given) {
   if constexpr (std::same_as<Given, Options>) {
@@ -51,7 +51,7 @@ execution* execution_in(Last& argument) {
     return nullptr;
 }
 
-/// The execution of a call, in whichever place it is given.
+/// The execution of a call, whichever argument it is given as.
 template <class... Others>
 execution& execution_of(execution_ref& last, Others&... others) {
   execution* given = nullptr;

@@ -7,7 +7,7 @@
 namespace attn::inline ATTN_ISA {
 namespace detail {
 
-/// Of a token, in either direction: sums of positions do not overflow.
+/// The furthest position of a token, in either direction: sums of positions do not overflow.
 inline constexpr index furthest_position = index(1) << 40;
 
 struct attention_shape {
@@ -62,7 +62,7 @@ struct attention_shape {
                  {"value length = key length", k.extents[2], v.extents[2]}});
 }
 
-/// True lengths per batch item: what is given, else the extents.
+/// True lengths per batch item: those given, else the extents.
 struct sequence_lengths {
   index full_queries = 0, full_keys = 0;
   std::span<const index> given_queries{}, given_keys{};
@@ -103,7 +103,7 @@ sequence_lengths check_lengths(const validator& check, const attention_shape& s,
   return check_lengths(check, s, options.lengths, options.query_lengths, options.key_lengths);
 }
 
-/// One setting per head, or none.
+/// A list with one setting per head, or an empty one.
 template <class T>
 void check_per_head(const validator& check, const char* what, std::span<const T> list, index heads) {
   if (!list.empty()) check.one_per(what, "head", heads, static_cast<index>(list.size()));
@@ -124,7 +124,7 @@ const T* per_head(std::span<const T> list, index head) {
   return list.empty() ? nullptr : list.data() + head;
 }
 
-/// The types of a call, checked where the compiler can.
+/// The types of a call, checked at compile time.
 template <class Q, class K, class V, class O>
 constexpr void require_one_element_type() {
   static_assert(decltype(as_view(std::declval<Q>()))::rank == 4, "attn: views must be [batch, head, length, dim]");

@@ -34,7 +34,7 @@ inline constexpr bf16_make bf16_products = bf16_make::neon;
 inline constexpr bf16_make bf16_products = bf16_make::none;
 #endif
 
-/// Two numbers of an operand. An odd one at the end has a zero beside it.
+/// Two numbers of an operand. If their count is odd, the last pair has a zero.
 struct bf16_pair {
   std::uint32_t bits;
 };
@@ -44,7 +44,8 @@ struct packet_of<bf16_pair> {
   using type = packet<float>;
 };
 
-/// What a product's operands are packed as, what it sums in, and how many numbers along its depth so many operands hold.
+/// The type that operands of a product are packed as, the type of its sums, and how many numbers along the depth a
+/// given number of operands holds.
 template <class P>
 struct operand {
   using sum_type = P;
@@ -59,7 +60,7 @@ template <class P>
 using sum_type = typename operand<P>::sum_type;
 template <class P>
 inline constexpr int numbers_of = operand<P>::numbers;
-/// Operands that hold n numbers.
+/// Number of operands that hold n numbers.
 template <class P>
 constexpr index operands(index n) {
   return (n + numbers_of<P> - 1) / numbers_of<P> * operand<P>::operands;
@@ -90,7 +91,7 @@ ATTN_INLINE packet<bf16_pair> broadcast<bf16_pair>(bf16_pair x) {
 using half_lanes = typename lanes_of<std::uint16_t, width<float>>::type;
 using word_lanes = typename lanes_of<std::uint32_t, width<float>>::type;
 
-/// bf16 numbers of a packet, rounded to the nearest, of two the even one; NaN stays NaN.
+/// bf16 numbers of a packet, rounded to nearest, ties to even; NaN stays NaN.
 ATTN_INLINE half_lanes to_bf16(const packet<float>& x) {
 #if defined(__AVX512BF16__) && defined(EIGEN_VECTORIZE_AVX512)
   return (half_lanes)_mm512_cvtneps_pbh(x);
@@ -122,7 +123,8 @@ bf16_pair make_pair(S first, S second) {
   return {bf16_bits(first) | bf16_bits(second) << 16};
 }
 
-/// Which of two values, as bits of a pair, have a weight that is not 0: what has none may be anything.
+/// A mask of the bits of a pair of values: set for the value whose weight is not 0. A value of weight 0 may be any
+/// number, NaN included.
 template <class P>
 ATTN_INLINE std::uint32_t seen_by(P weights) {
   return (weights.bits & 0x7fff ? 0xffffu : 0) | (weights.bits & 0x7fff0000 ? 0xffff0000u : 0);
@@ -136,12 +138,12 @@ ATTN_INLINE packet<bf16_pair> pair_lanes(const half_lanes& a, const half_lanes& 
   return x;
 }
 
-/// Can sums of type T be of products of pairs, as bf16 elements' are?
+/// Whether sums of type T can be sums of products of pairs, as for bf16 elements.
 template <class T>
 inline constexpr bool has_pairs = std::same_as<T, float> && bf16_products != bf16_make::none;
 
-/// Rows 2 n and 2 n + 1 of x [rows][stride], of numbers with `lanes` in use, as pairs [n][stride]; a row of zeros goes
-/// with an odd last one.
+/// Rows 2 n and 2 n + 1 of x [rows][stride], with the first `lanes` numbers in use, as pairs [n][stride]; if the number
+/// of rows is odd, the last one is paired with zeros.
 inline void rows_to_pairs(const float* x, index rows, index lanes, index stride, bf16_pair* pairs) {
   for (index r = 0; r < rows; r += 2, x += 2 * stride, pairs += stride)
     for (index n = 0; n < lanes; n += width<float>)

@@ -41,7 +41,7 @@ struct word {
   return all;
 }
 
-/// The product of sizes that are not negative, or -1 where no memory can hold it.
+/// The product of non-negative sizes, or -1 where it is more than memory can hold.
 inline index checked_product(std::initializer_list<index> sizes) {
   index product = 1;
   for (index size : sizes)
@@ -71,13 +71,13 @@ struct memory_layout {
   bool empty() const {
     return std::any_of(extents, extents + rank, [](index n) { return n == 0; });
   }
-  /// Not the null view.
+  /// Whether this is not the null view.
   bool given() const {
     return data || std::any_of(extents, extents + rank, [](index n) { return n != 0; });
   }
 };
 
-/// One view, or two of the same memory in the same layout?
+/// Whether two views are the same memory in the same layout.
 inline bool same_memory(const memory_layout& x, const memory_layout& y) {
   bool same = x.data == y.data;
   for (int n = 0; n < 4; ++n)
@@ -91,14 +91,14 @@ inline bool same_memory(const memory_layout& x, const memory_layout& y) {
   return all + "]";
 }
 
-/// Could two of the elements share memory? Each step must pass everything the faster axes touch: true of every layout
-/// people build; one that interleaves its axes otherwise counts as sharing.
+/// Whether two elements of a view may share memory. Each stride must be larger than all that the faster axes touch, as
+/// in every usual layout; a view that interleaves its axes in another way counts as sharing.
 bool elements_overlap(const memory_layout& x);
 
-/// Could the two views share a byte?
+/// Whether two views may share a byte.
 bool may_share(const memory_layout& x, const memory_layout& y);
 
-/// Names the operator; every check says what was expected and what was found.
+/// Checks of one operator, whose name begins every message; a message says what was expected and what was found.
 class validator {
  public:
   constexpr explicit validator(const char* name) : name_(name) {}
@@ -119,19 +119,19 @@ class validator {
     if (value < least) fail({what, " >= ", least}, value);
   }
 
-  /// Sizes whose product memory can hold; returns it.
+  /// Checks that memory can hold the product of the sizes; returns it.
   [[gnu::noinline]] index fits(const char* what, std::initializer_list<index> sizes) const {
     const index product = checked_product(sizes);
     if (product < 0) fail({what, " that memory can hold"}, "a size beyond it");
     return product;
   }
 
-  /// A list with one entry for each of `wanted` things.
+  /// Checks that a list has `wanted` entries.
   [[gnu::noinline]] void one_per(const char* what, const char* thing, index wanted, index value) const {
     if (value != wanted) fail({what, ", one per ", thing, ": ", wanted}, value);
   }
 
-  /// An extent that is `wanted`, or 1 for all.
+  /// Checks that an extent is `wanted`, or 1 (broadcast).
   [[gnu::noinline]] void broadcasts(const char* what, index wanted, index value) const {
     if (value != wanted && value != 1) fail({what, " 1 or ", wanted}, value);
   }
@@ -151,7 +151,7 @@ class validator {
       fail({what, " whose elements do not overlap"}, "strides " + list_text(x.strides, x.rank));
   }
 
-  /// A table of extents: what, which it should be, which it is.
+  /// A table of extents: name, expected, found.
   struct extent {
     const char* what;
     index wanted, value;
@@ -160,8 +160,7 @@ class validator {
     for (const extent& e : table) equal(e.what, e.wanted, e.value);
   }
 
-  /// The views of a call. What is written overlaps neither itself nor anything else; views that are not given are passed
-  /// over.
+  /// The views of a call. A written view overlaps neither itself nor any other; views that are not given are skipped.
   struct named_view {
     const char* name = nullptr;
     memory_layout view{};
@@ -179,7 +178,7 @@ class validator {
     memory(std::span(written.begin(), written.size()), std::span(read.begin(), read.size()));
   }
 
-  /// What is written and what is read share no memory.
+  /// Checks that no written view shares memory with one that is read.
   [[gnu::noinline]] void no_alias(const char* what, const memory_layout& x, const char* other,
                                const memory_layout& y) const {
     if (may_share(x, y)) fail({what, " and ", other, " in separate memory"}, "an overlap");
@@ -236,9 +235,10 @@ inline bool elements_overlap(const memory_layout& x) {
   return false;
 }
 
-/// Disjoint ranges share nothing. Where ranges interlace (q, k, v and out as slices of one buffer), every step of the
-/// slow axes is a multiple of some period; the views are apart if what the fast axes touch falls in different places of
-/// it. Exact for nested slices; an undecided case counts as sharing.
+/// Views with disjoint address ranges share nothing. Where the ranges interlace (q, k, v and out as slices of one
+/// buffer), every stride of the slow axes is a multiple of some period; the views do not overlap if the bytes that
+/// their fast axes touch lie at different offsets within the period. Exact for nested slices; an undecided case counts
+/// as sharing.
 inline bool may_share(const memory_layout& x, const memory_layout& y) {
   if (x.empty() || y.empty()) return false;
   constexpr index all = std::numeric_limits<index>::max();

@@ -7,7 +7,8 @@
 /// 10000 major + 100 minor + patch
 #define ATTN_VERSION (ATTN_VERSION_MAJOR * 10000 + ATTN_VERSION_MINOR * 100 + ATTN_VERSION_PATCH)
 
-// The file that does not exist stops the compiler at once: without it, thousands of errors follow the first.
+// Including a file that does not exist stops the compiler at once: otherwise thousands of errors would follow the
+// first.
 #if __cplusplus < 202002L
 #error "attn needs C++20: compile with -std=c++20 or later"
 #include <attn/stopped_by_the_error_above>

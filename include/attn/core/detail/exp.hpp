@@ -21,7 +21,7 @@ struct exp_constants;
 template <>
 struct exp_constants<float> {
   // 2^f - 1 on [-1/2, 1/2], in all within 1.8 ulp of 2^f. The constant term of 2^f lies between two floats: 1 is added
-  // apart.
+  // separately.
   static constexpr float weight[] = {
       4.31663665e-08f, 0.693146825f, 0.240221471f, 0.0555088408f, 0.00967492163f, 0.00132298446f};
   // e^r on [-ln 2 / 2, ln 2 / 2] with e^0 = 1, relative error 2.6e-9
@@ -92,7 +92,7 @@ ATTN_INLINE packet<T> exp(const packet<T>& x) {
   const packet<T> n = sub(add(scaled, broadcast<T>(rounder<T>)), broadcast<T>(rounder<T>));
   packet<T> r = fma(n, broadcast<T>(-constants::ln2_high), x);
   r = fma(n, broadcast<T>(-constants::ln2_low), r);
-  // Outside the range r means nothing: hold it, so that 0 and infinity come out of the factors alone.
+  // Outside the range r has no meaning: it is clamped, so that 0 and infinity result from the factors alone.
   r = max(min(r, broadcast<T>(T(0.5))), broadcast<T>(T(-0.5)));
   const packet<T> up = if_less(broadcast<T>(T(0)), n, broadcast<T>(T(1)), broadcast<T>(T(0)));
   const packet<T> factor = bits_to_exponent<T>(add(sub(n, up), broadcast<T>(rounder<T>)));
@@ -122,7 +122,7 @@ ATTN_INLINE packet<T> nearest_power(const packet<T>& x) {
 
 /// e^x with 0.7 < factor < 1.42 and a whole exponent, <= 2 ulp for |x| < 2^11, beyond that less than rounding x costs
 /// (twice that without fused multiply-adds). Numbers beyond max / 6 in size are not told apart.
-/// What is no weight has an exponent of -infinity, so that maxima pass it over: for x = -infinity the factor is 0, for
+/// Where x is not finite the exponent is -infinity, so that maxima ignore it: for x = -infinity the factor is 0, for
 /// NaN and +infinity it is NaN.
 template <class T>
 ATTN_INLINE split_number<T> split_exp(const packet<T>& x) {

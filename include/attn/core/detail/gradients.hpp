@@ -16,7 +16,8 @@ namespace attn::inline ATTN_ISA::detail {
                  list_text(x.extents, x.rank));
 }
 
-/// A gradient that is asked for is of something given, and of its shape; `of` is the name of what is differentiated.
+/// Checks that a gradient that is asked for belongs to an input that was given, and has its shape; `of` is the name of
+/// that input.
 [[gnu::noinline]] inline void check_gradient(const validator& check, const char* of, const memory_layout& gradient,
                                              const memory_layout& x) {
   if (!gradient.given()) return;
@@ -36,7 +37,7 @@ class backward_views {
     written_views_[written_++] = {name, view};
     read(of, x);
   }
-  /// No overlaps; every gradient is of something given and of its shape.
+  /// Checks that nothing overlaps, and that every gradient belongs to an input that was given and has its shape.
   [[gnu::noinline]] void check(const validator& check) const {
     check.memory(std::span(written_views_, written_), std::span(read_, reads_));
     for (std::size_t n = 0; n < written_; ++n)
@@ -49,7 +50,7 @@ class backward_views {
   std::size_t written_ = 0, reads_ = 0;
 };
 
-/// A sum becomes an entry of a gradient, or is added to it.
+/// Writes a sum to an entry of a gradient, or adds it.
 template <class To, class T>
 ATTN_INLINE void store_gradient(To& to, T sum, bool accumulate) {
   to = static_cast<To>(accumulate ? static_cast<T>(to) + sum : sum);
@@ -61,7 +62,7 @@ void clear_gradient(const tensor_view<T>& x) {
     for (index h = 0; h < x.extent(1); ++h) clear_rows(head_of(x, b, h), 0, x.extent(2));
 }
 
-/// Row i of a gradient from a row of sums, times `factor`; of zeros where there are none.
+/// Row i of a gradient from a row of sums, times `factor`; zeros where `sums` is null.
 template <class T, class S>
 void store_gradient_row(const T* sums, T factor, const matrix_view<S>& to, index i, bool accumulate) {
   S* const row = to.row(i);

@@ -1,7 +1,7 @@
 // attn: states of constant size, one for each batch item.
 //
 // Batch items are sequences of their own: each has its number of tokens, and a ring of keep + 1 places in memory with the
-// states after its last tokens. Going back only changes which place is the item's.
+// states after its last tokens. Rollback only changes which place is the item's.
 #pragma once
 
 #include <attn/core/detail/eigen.hpp>
@@ -9,7 +9,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// What the operators see of the states: where each lies.
+/// How operators see the states: the location of each.
 template <class N>
 struct item_memory {
   struct ring {
@@ -23,16 +23,16 @@ struct item_memory {
 
   explicit operator bool() const { return rings != nullptr; }
   bool empty(index b) const { return tokens[b] == 0; }
-  /// Of `count` tokens, those that cannot be undone once all of them are fed: they come first.
+  /// How many of `count` tokens cannot be undone once all of them are fed: they come first.
   index beyond_kept(index count) const { return std::max<index>(0, count - keep); }
-  /// Item b once it was fed `fed` tokens of `count`. Those that can be undone leave the state before them as it is.
+  /// Item b after it was fed `fed` tokens of `count`. Tokens that can be undone do not overwrite the state before them.
   N* at(index b, index fed = 0, index count = 0) const {
     const index place = rings[b].place + std::max<index>(0, fed - beyond_kept(count));
     return data + (b * (keep + 1) + (place > keep ? place - keep - 1 : place)) * size;
   }
 };
 
-/// What all such states have. State::clear_item(b) makes the place of item b the state before the first token.
+/// The base class of such states. State::clear_item(b) makes the place of item b the state before the first token.
 template <class State, class N>
 class item_state : public sequence_items {
  public:
@@ -54,7 +54,7 @@ class item_state : public sequence_items {
     ring(to) = ring(from), length(to) = length(from);
   }
   /// Item n becomes what item order[n] was, for all n: the survivors of a beam search. Throws std::invalid_argument for
-  /// a list of another size, or items there are not.
+  /// a list of another size, or for items that do not exist.
   void reorder(list_view<index> order) {
     const auto exchange = [&](index a, index b) {
       std::swap_ranges(item(a), item(a) + item_size(), item(b));
@@ -65,14 +65,14 @@ class item_state : public sequence_items {
   }
 
  protected:
-  /// Throws std::invalid_argument for extents that are negative or too large. Before anything else, allocate().
+  /// Throws std::invalid_argument for extents that are negative or too large. Call allocate() before anything else.
   item_state(const char* name, index batch, index keep) : sequence_items(name), keep_(keep) {
     const validator check(name);
     check.at_least("batch", 0, batch);
     check.at_least("keep", 0, keep);
     check.fits("kept tokens", {keep, 1});
   }
-  /// Memory of `size` numbers for an item, which was checked to fit, with all items before their first token.
+  /// Memory of `size` numbers for each item, a checked size, with all items before their first token.
   void allocate(index batch, index size) {
     const auto items = static_cast<std::size_t>(batch);
     size_ = size;
@@ -102,7 +102,7 @@ class item_state : public sequence_items {
     r.kept -= m;
     length(item) -= m;
   }
-  /// No token so far can be undone.
+  /// After this, no earlier token can be undone.
   void forget_kept() {
     for (auto& r : rings_) r.kept = 0;
   }
@@ -114,9 +114,9 @@ class item_state : public sequence_items {
     return {memory_.data(), {1, 1, 1, static_cast<index>(memory_.size())}};
   }
 
-  /// Feeds the tokens of a chunk. Those of an item that cannot be undone come first: if they are more than `few` all at
-  /// once, in at_once(lengths), else, as all that follow, one by one in one_by_one(first), from token first.keys(b) on,
-  /// which clears the padding too. What is thrown leaves all items reset.
+  /// Feeds the tokens of a chunk. Of each item, those that cannot be undone come first: all at once by at_once(lengths)
+  /// if they are more than `few`. All others are fed one by one by one_by_one(first), from token first.keys(b) on,
+  /// which also clears the padding. An exception leaves all items reset.
   template <class AtOnce, class OneByOne>
   void feed(const sequence_lengths& tokens, index few, AtOnce&& at_once, OneByOne&& one_by_one) {
     const auto of = [&](index count) {

@@ -9,7 +9,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// What a cache may have for elements. Of std::int8_t are rows in eight bits, with scales: quantised.hpp.
+/// Element types of a cache. std::int8_t means rows in eight bits, with scales: quantised.hpp.
 template <class C>
 concept cache_element = element<C> || std::same_as<C, std::int8_t>;
 
@@ -18,8 +18,8 @@ concept cache_element = element<C> || std::same_as<C, std::int8_t>;
 #define ATTN_CACHE_OWN_ELEMENTS \
   "attn: the elements of this cache must be float, double, Eigen::half or Eigen::bfloat16"
 
-/// May a cache with elements C be fed with tokens of type S, and attended by queries of it? It keeps what it is fed, or
-/// numbers that are summed in float in fewer bits.
+/// Whether a cache with elements C takes tokens and queries of type S: it stores them as they are, or, where sums are
+/// in float, in fewer bits.
 template <class C, class S>
 concept stores = std::same_as<C, S> || (std::same_as<S, float> && sizeof(C) == 2) ||
                  (std::same_as<C, std::int8_t> && std::same_as<compute_type<S>, float>);
@@ -48,7 +48,7 @@ struct row_format<std::int8_t> {
   static constexpr index rows = quantised_block;
   static index elements(index cols, bool of_keys) { return quantised_layout{cols, of_keys}.bytes(); }
   static index cols(index elements, bool of_keys) { return quantised_layout::of_bytes(elements, of_keys).cols; }
-  /// Rows of a ring that holds so many: the block that is written to anew holds none of them.
+  /// Number of rows a ring needs to hold so many: the block that is being overwritten holds none of them.
   static index ring(index needed) { return (needed + 2 * (quantised_block - 1)) / quantised_block * quantised_block; }
 
   static void check(const validator& check, const char* what, index cols) {
@@ -81,7 +81,7 @@ class kv_memory {
   using format = row_format<S>;
 
  public:
-  /// Of its own, without rows.
+  /// Own memory, without rows.
   kv_memory(const validator& check, const state_extents& e, bool values_in_keys)
       : extents_(check_state_extents(check, e)), values_in_keys_(values_in_keys) {
     format::check(check, "dim", extents_.dim), format::check(check, "value dim", extents_.value_dim);
@@ -113,11 +113,11 @@ class kv_memory {
     return given_ ? given_values_ : own(own_values_, format::elements(extents_.value_dim, false));
   }
 
-  /// What holds the first `rows` rows.
+  /// A view of the first `rows` rows.
   tensor_view<const S> keys(index rows) const { return tensor_view<const S>(keys()).slice(2, 0, stored(rows)); }
   tensor_view<const S> values(index rows) const { return tensor_view<const S>(values()).slice(2, 0, stored(rows)); }
 
-  /// Room for more rows; of item b the first lengths[b] are kept, of all items none where there is no list.
+  /// Makes room for more rows. The first lengths[b] rows of item b are kept; without a list, none.
   void grow(const validator& check, index rows, std::span<const index> lengths) {
     const index heads = extents_.heads;
     const auto grown = [&](const char* what, const memory_vector<S>& from, index elements) {
@@ -135,14 +135,14 @@ class kv_memory {
     rows_ = rows * format::rows;
   }
 
-  /// Rows of a pool, whose items are pages: of a head all pages lie one after another, so that what prefetches does not
-  /// stop where a sequence has pages in a row (measured: 0.9 of the time of a step, pages of 64 tokens).
+  /// Rows of a pool, whose items are pages. All pages of one head are adjacent, so that the processor's prefetching
+  /// goes on where a sequence has consecutive pages (measured: 0.9 of the time of a step, pages of 64 tokens).
   void make_pages(const validator& check, index rows) {
     heads_first_ = true;
     grow(check, rows, {});
   }
 
-  /// Token i of batch item b and a head of k and v goes to a row of an item.
+  /// Stores token i of batch item b and one head of k and v in a row of an item.
   template <class E>
   void put(const tensor_view<const E>& k, const tensor_view<const E>& v, index b, index h, index i, index item,
            index row) {
@@ -150,7 +150,7 @@ class kv_memory {
     if (!values_in_keys_) format::put(head_of(v, b, h).row(i), v.stride(3), false, head_of(values(), item, h), row);
   }
 
-  /// The first `count` rows of an item, in every head, go to those of another, or change places with them.
+  /// Copies the first `count` rows of an item, in every head, to those of another, or swaps them.
   void copy(index from, index to, index count) {
     each_number(from, to, count, [](S& x, S& y) { y = x; });
   }
@@ -158,8 +158,9 @@ class kv_memory {
     each_number(a, b, count, [](S& x, S& y) { std::swap(x, y); });
   }
 
-  /// Tokens that are to be put here, of item b the first given[b] or all: values that are not stored are those dims of k,
-  /// and neither lies in this memory. Numbers in eight bits have a scale, which must be finite.
+  /// Checks tokens that are to be stored here, of item b the first given[b] or all: values that are not stored must be
+  /// those dims of k, and neither k nor v may lie in this memory. Numbers in eight bits have a scale, which must be
+  /// finite.
   template <class E>
   void check_tokens(const validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const index> given) const {
@@ -219,8 +220,7 @@ class kv_memory {
   tensor_view<S> given_keys_{}, given_values_{};
 };
 
-/// Where the rows of items are that lie in pages of a pool: row j of item b is row j % page_rows of page
-/// tables[b][j / page_rows].
+/// The location of rows in pages of a pool: row j of item b is row j % page_rows of page tables[b][j / page_rows].
 struct page_tables {
   const std::vector<index>* tables = nullptr;
   index page_rows = 0;
@@ -251,14 +251,14 @@ struct cache_rows {
   S* row(index j) const {
     return pages ? data + pages[j / page_rows] * page_stride + j % page_rows * row_stride : data + j * row_stride;
   }
-  /// The rows from j on that follow one another.
+  /// The contiguous rows from j on.
   matrix_view<S> from(index j) const {
     const index count = pages ? page_rows - j % page_rows : rows - j;
     return {row(j), count, cols, row_stride, col_stride};
   }
 };
 
-/// The same of rows in eight bits, of whose columns the first `cols` are taken. Values may lie among the keys.
+/// The same for rows in eight bits, the first `cols` columns of each. Values may be stored within the keys.
 template <>
 struct cache_rows<const std::int8_t> {
   quantised_rows all;  // or those of a page
@@ -275,7 +275,7 @@ struct cache_rows<const std::int8_t> {
     pages = table.data(), page_rows = given.page_rows, page_stride = x.stride(0);
   }
 
-  /// The rows from j on that follow one another.
+  /// The contiguous rows from j on.
   quantised_rows from(index j) const {
     quantised_rows rest = all;
     if (pages) rest.blocks += pages[j / page_rows] * page_stride, j %= page_rows;

@@ -1,8 +1,9 @@
 // attn: the packed forms that the operands of products take.
 //
 // A product C = A B takes B in panels: [k][panel_width], contiguous, padded. Operands P are the numbers themselves,
-// float or double, or pairs of bf16 numbers (bf16_pair.hpp): two neighbours along k, whose number is then half as large,
-// rounded up. For precision::fast two neighbours are three (split_pair.hpp).
+// float or double, or pairs of bf16 numbers (bf16_pair.hpp): two adjacent numbers along k are one operand, so that
+// there are half as many operands, rounded up. For precision::fast two adjacent floats are three operands
+// (split_pair.hpp).
 //
 //   1. pack_panels         rows of a matrix become k:        B = X      (X [k, n], e.g. values)
 //   2. pack_panels_across  rows of a matrix become columns:  B = X^T    (X [n, k], e.g. keys)
@@ -34,8 +35,8 @@ constexpr index round_up(index n, index step) { return (n + step - 1) / step * s
 constexpr index floor_div(index n, index d) { return n / d - (n % d < 0); }
 constexpr index ceil_div(index n, index d) { return -floor_div(-n, d); }
 
-/// `count` elements from p on, `stride` apart, converted to T or made pairs of; zeros after them. Kept out of line: the
-/// slow way.
+/// `count` elements from p on, `stride` apart, converted to T or to pairs; zeros after them. Not inlined: this is the
+/// slow path.
 template <class T, class S>
 [[gnu::noinline]] packet<T> gather_part(const S* p, index stride, index count) {
   alignas(64) T lanes[width<T>] = {};
@@ -47,7 +48,7 @@ template <class T, class S>
   return load<T>(lanes);
 }
 
-/// A packet of `count` elements from p on, converted to T or made pairs of; zeros after them.
+/// A packet of `count` elements from p on, converted to T or to pairs; zeros after them.
 template <class T, class S>
 ATTN_INLINE packet<T> load_part(const S* p, index stride, index count) {
   if (stride != 1 || count < numbers_of<T> * width<T>) return gather_part<T>(p, stride, count);
@@ -61,7 +62,7 @@ ATTN_INLINE packet<T> load_part(const S* p, index stride, index count) {
   }
 }
 
-/// Pointers to width<T> rows of X from row r0 on; the last row stands in for those beyond it.
+/// Pointers to width<T> rows of X from row r0 on; the last row is repeated for those beyond it.
 template <class T, class S>
 struct row_pointers {
   const S* at[width<T>];
@@ -72,7 +73,7 @@ struct row_pointers {
   }
 };
 
-/// width x width operands of X^T: lane i of packet j is of element c0 + j numbers of row i, 0 beyond the last column.
+/// width x width operands of X^T: lane i of packet j is operand j of row i from column c0 on, 0 beyond the last column.
 template <class T, class S>
 ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T, S>& rows, index c0, index cols,
                              index stride) {
@@ -83,7 +84,7 @@ ATTN_INLINE void load_across(packet<T> (&square)[width<T>], const row_pointers<T
   transpose<sum_type<T>>(square);
 }
 
-/// Operands of width<T> rows of X as [col][Stride], numbers times `factor`. Out of line: one copy for all that calls it.
+/// Operands of width<T> rows of X as [col][Stride], numbers times `factor`. Not inlined: one copy serves all callers.
 template <class T, int Stride, class S>
 [[gnu::noinline]] void pack_across(const row_pointers<T, S>& rows, index cols, index col_stride,
                                    [[maybe_unused]] sum_type<T> factor, T* to) {
@@ -135,7 +136,7 @@ template <class T, int Stride, class S>
 }
 
 /// Packs rows [0, rows) of X as the columns of panels: panel p holds rows p * panel_width ..., as [col][panel_width],
-/// the last row again to fill it. Takes round_up(rows, panel_width) * cols operands.
+/// and repeats the last row to fill the panel. Takes round_up(rows, panel_width) * cols operands.
 template <class T, class Row>
 void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* panels) {
   using S = std::remove_cvref_t<decltype(*row(0))>;
@@ -151,9 +152,9 @@ void pack_panels_across(Row&& row, index rows, index cols, index col_stride, T* 
 }
 
 /// Packs rows [first, first + rows) of X into panels [capacity][panel_width] whose rows are X's: panel p holds columns
-/// p * panel_width ... of all rows. `panels` takes capacity * round_up(cols, panel_width) elements. Tells whether every
-/// number packed is finite. In panels of pairs two rows of X are one; first and capacity are even, and a row of zeros
-/// goes with an odd last one.
+/// p * panel_width ... of all rows. `panels` takes capacity * round_up(cols, panel_width) elements. Returns whether
+/// every packed number is finite. In panels of pairs two rows of X become one; first and capacity are even, and an odd
+/// last row is paired with zeros.
 template <class T, class Row>
 bool pack_panels(Row&& row, index first, index rows, index cols, index col_stride, T* panels, index capacity) {
   constexpr int w = width<T>, wide = panel_width<T>, together = numbers_of<T>;
@@ -195,11 +196,11 @@ bool pack_panels(Row&& row, index first, index rows, index cols, index col_strid
   return sum_lanes(trace) == sum(0);
 }
 
-/// Is the left operand packed for the matrix unit: row by row, unit_pairs at a time?
+/// Whether the left operand is packed for the matrix unit: row by row, unit_pairs at a time.
 template <class P>
 inline constexpr bool rows_for_matrix_unit = numbers_of<P> > 1 && matrix_unit_compiled;
 
-/// Operands of a packed row of n numbers.
+/// Number of operands of a packed row of n numbers.
 template <class P>
 constexpr index row_operands(index n) {
 #if ATTN_HAS_AMX
@@ -209,8 +210,9 @@ constexpr index row_operands(index n) {
 }
 
 /// Packs `rows` <= tile_rows rows as [col][tile_rows], each number times `factor`, which for pairs is 1; the last row
-/// fills up. Takes tile_rows * row_operands(cols) operands, and nothing beyond them is written: threads may pack what
-/// follows. For the matrix unit as [col / unit_pairs][tile_rows][unit_pairs], with zeros after the last column.
+/// is repeated to fill the tile. Takes tile_rows * row_operands(cols) operands, and nothing beyond them is written:
+/// other threads may pack what follows. For the matrix unit as [col / unit_pairs][tile_rows][unit_pairs], with zeros
+/// after the last column.
 template <class T, class Row>
 void pack_rows(Row&& row, index rows, index cols, index col_stride, sum_type<T> factor, T* packed) {
   using S = std::remove_cvref_t<decltype(*row(0))>;

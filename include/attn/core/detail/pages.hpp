@@ -1,6 +1,5 @@
-// attn: memory that operators and caches allocate. Pieces of 2 MiB and more begin at such a boundary and ask for pages of
-// that size, where the system gives them to those who ask (Linux, "madvise"): a core then finds what it reads without
-// looking up an address every 4 KiB.
+// attn: memory that operators and caches allocate. Allocations of 2 MiB and more are aligned to 2 MiB and request pages
+// of that size by madvise (Linux): fewer address translations are then needed than with pages of 4 KiB.
 #pragma once
 
 #include <attn/core/detail/config.hpp>
@@ -25,7 +24,7 @@ constexpr std::align_val_t alignment_of(std::size_t bytes) {
 inline void* allocate_memory(std::size_t bytes) {
   void* const p = ::operator new(bytes, alignment_of(bytes));
 #if defined(MADV_HUGEPAGE)
-  if (bytes >= large_page) madvise(p, bytes, MADV_HUGEPAGE);  // it may be refused: then pages are small
+  if (bytes >= large_page) madvise(p, bytes, MADV_HUGEPAGE);  // it may fail: then pages are small
 #endif
   return p;
 }
@@ -40,7 +39,7 @@ inline memory_block allocate_block(std::size_t bytes) {
   return memory_block(static_cast<std::byte*>(allocate_memory(bytes)), {bytes});
 }
 
-/// The same for containers.
+/// The same as an allocator for containers.
 template <class T>
 struct memory_allocator {
   using value_type = T;

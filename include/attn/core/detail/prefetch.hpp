@@ -14,14 +14,14 @@ inline void prefetch_bytes(const char* p, index bytes) {
   for (index at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, Level == cache_level::first ? 3 : 2);
 }
 
-/// Row i of x; any i will do. For rows in no regular order.
+/// Row i of x; i may be out of range. For rows in no regular order.
 template <class S>
 void prefetch_row(const matrix_view<S>& x, index i) {
   prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<index>(sizeof(S)));
 }
 
-/// Rows of up to `Streams` matrices, fetched a few at a time between other work: memory streams that take turns are more
-/// than the processor foresees.
+/// Rows of up to `Streams` matrices, fetched a few at a time between other work: the processor does not predict several
+/// memory streams that alternate.
 template <int Streams = 4, cache_level Level = cache_level::second>
 class row_prefetcher {
  public:
@@ -38,7 +38,7 @@ class row_prefetcher {
     streams_[count_++] = {reinterpret_cast<const char*>(x.row(begin)), x.row_stride * static_cast<index>(sizeof(S)),
                           x.cols * static_cast<index>(sizeof(S)), end - begin};
   }
-  /// The blocks of rows in eight bits take the place of rows.
+  /// For rows in eight bits, their blocks take the place of rows.
   void add(const quantised_rows& x, index begin, index end) {
     if (begin >= end || x.step != 1) return;
     streams_[count_++] = {reinterpret_cast<const char*>(x.block(begin)), x.block_stride, x.layout.bytes(),

@@ -1,4 +1,4 @@
-// attn: what the operands of an operator's products are, by its elements and the precision asked for.
+// attn: the operand type of an operator's products, by its element type and the precision asked for.
 #pragma once
 
 #include <attn/core/detail/tile_product.hpp>
@@ -12,7 +12,7 @@ using fast_product_type = std::conditional_t<
     std::same_as<S, float> && matrix_unit_compiled, split_pair,
     std::conditional_t<std::same_as<S, Eigen::half> && bf16_products != bf16_make::none, bf16_pair, product_type<S>>>;
 
-/// Is `fast` other than `standard` for elements of type S, here and now?
+/// Whether `fast` differs from `standard` for elements of type S in this build and on this processor.
 template <class S>
 bool has_fast_products() {
 #if ATTN_HAS_AMX
@@ -21,13 +21,13 @@ bool has_fast_products() {
   return !std::same_as<fast_product_type<S>, product_type<S>>;
 }
 
-/// Are products of a call by `exec` other than the standard ones?
+/// Whether products of a call by `exec` differ from the standard ones.
 template <class S>
 bool uses_fast_products(const execution& exec) {
   return exec.precision() == precision::fast && has_fast_products<S>();
 }
 
-/// While it lives, products of calls by `exec` are standard ones.
+/// While this object lives, products of calls by `exec` are standard ones.
 class standard_products {
  public:
   explicit standard_products(execution& exec) : exec_(exec), before_(exec.precision()) {

@@ -3,16 +3,16 @@
 //   value t = scale_t * code_t                  code_t whole numbers from -127 to 127
 //   key t = reference + scale_t * code_t
 //
-// quantised_block keys have a reference in common, the first of them rounded to bf16: keys of neighbours are alike, and
-// what is left is a fraction of the channel that stands out in all of them (the error on the keys of a trained model is
-// half of what it is without; values gain nothing). A key is a function of itself and of the first of its block, so tokens
-// may come one by one or many at once. As many rows are a block of bytes:
+// quantised_block keys have a reference in common, the first of them rounded to bf16: neighbouring keys are similar,
+// and channels that are large in all of them become small in the differences (the error on the keys of a trained model
+// is half of what it is without; values gain nothing). A stored key depends on itself and on the first key of its block
+// only, so tokens may come one by one or many at once. quantised_block rows are one block of bytes:
 //
 //   float scale[16], std::int8_t code[cols / 2][16][2], bfloat16 reference[cols]  64 + 18 cols bytes, of keys
 //   float scale[16], std::int8_t code[16 / 2][cols][2]                            64 + 16 cols, of values
 //
-// so that of keys 16 scores, and of values a row of the output, are sums along whole registers, of pairs of products of
-// whole numbers: one instruction (pmaddwd, vpdpwssd) multiplies and adds 2 width<float> of them.
+// so that 16 scores of keys, or a row of the output, are sums in whole registers of pairs of products of integers: one
+// instruction (pmaddwd, vpdpwssd) multiplies and adds 2 width<float> of them.
 #pragma once
 
 #include <attn/core/detail/simd.hpp>
@@ -25,10 +25,10 @@
 namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index quantised_block = 16;
-inline constexpr float quantised_most = 1e38f;    // numbers up to it: differences of two are floats
-inline constexpr float whole_number = 0x1.8p23f;  // x + it has x, rounded, in its lowest bits
+inline constexpr float quantised_most = 1e38f;    // largest number: differences of two are finite
+inline constexpr float whole_number = 0x1.8p23f;  // x + whole_number has x, rounded, in its lowest bits
 
-/// Where things lie in a block.
+/// Offsets within a block.
 struct quantised_layout {
   index cols = 0;
   bool of_keys = false;
@@ -47,7 +47,7 @@ struct quantised_layout {
   index reference() const { return quantised_block * (4 + cols); }
 };
 
-/// Rows of one head that follow one another, or every step-th of them: the first `cols` columns.
+/// Consecutive rows of one head, or every step-th of them: the first `cols` columns.
 struct quantised_rows {
   const std::int8_t* blocks = nullptr;
   index block_stride = 0;
@@ -88,7 +88,7 @@ matrix_view<S> every(const matrix_view<S>& x, index step, index count) {
   return {x.data, count, x.cols, x.row_stride * step, x.col_stride};
 }
 
-/// Row `row` of a block becomes x, `stride` apart; of keys the first one is the reference.
+/// Stores x, `stride` apart, as row `row` of a block; the first key of a block is the reference.
 template <class S>
 void quantise_row(const S* x, index stride, const quantised_layout& layout, std::int8_t* block, index row) {
   const index cols = layout.cols;
@@ -109,13 +109,13 @@ void quantise_row(const S* x, index stride, const quantised_layout& layout, std:
 
 // Products ------------------------------------------------------------------------------------------------------------
 
-/// Two whole numbers of 16 bits beside each other: what codes are multiplied with.
+/// Two adjacent integers of 16 bits, with which codes are multiplied.
 struct code_pair {
   std::int16_t first, second;
 };
 inline constexpr std::int32_t code_most = 32767;
 
-/// The largest such number whose products with codes can be added `count` times.
+/// The largest such integer of which `count` products with codes can be added without overflow.
 constexpr std::int32_t code_most_of(index count) {
   return static_cast<std::int32_t>(
       std::min<index>(code_most, std::numeric_limits<std::int32_t>::max() / (127 * count + 1)));
@@ -124,7 +124,7 @@ constexpr std::int32_t code_most_of(index count) {
 using whole_lanes = typename lanes_of<std::int32_t, width<float>>::type;
 using code_pairs = typename lanes_of<std::int16_t, 2 * width<float>>::type;
 
-/// 2 width<float> codes. By instructions of their own where GCC 12 goes piece by piece.
+/// 2 width<float> codes. By intrinsics where GCC 12 would convert in several steps.
 ATTN_INLINE code_pairs load_code_pairs(const std::int8_t* p) {
 #if defined(__AVX512BW__) && defined(EIGEN_VECTORIZE_AVX512)
   return (code_pairs)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -139,7 +139,7 @@ ATTN_INLINE code_pairs load_code_pairs(const std::int8_t* p) {
 
 ATTN_INLINE whole_lanes broadcast_pair(code_pair x) { return std::bit_cast<std::int32_t>(x) - whole_lanes{}; }
 
-/// sums + x y, the products of a pair both added.
+/// sums + x y; both products of a pair are added.
 ATTN_INLINE whole_lanes add_products(const whole_lanes& sums, const code_pairs& x, const whole_lanes& pair) {
 #if defined(__AVX512VNNI__) && defined(EIGEN_VECTORIZE_AVX512)
   return (whole_lanes)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)x, (__m512i)pair);
@@ -159,8 +159,8 @@ ATTN_INLINE packet<float> whole_to_float(const whole_lanes& x) {
   return (packet<float>)__builtin_convertvector(x, typename lanes_of<float, width<float>>::type);
 }
 
-/// `count` numbers, of size up to `largest`, a multiple of width<float>, as whole numbers up to `most`; returns what those
-/// are to be multiplied with, NaN where `largest` is not finite.
+/// `count` numbers, of size up to `largest`, a multiple of width<float>, as integers up to `most`; returns the factor
+/// that gives the numbers back, NaN where `largest` is not finite.
 inline float round_to_codes(const float* x, index count, float largest, std::int32_t most, code_pair* pairs) {
   const float factor = largest / static_cast<float>(most);
   const float inverse = factor >= std::numeric_limits<float>::min() && std::isfinite(factor) ? 1 / factor : 0;

@@ -1,6 +1,6 @@
 // attn: the work of rotary.hpp. A task takes some tokens: their cosines and sines are computed once, in double, then
-// the rows of all heads are rotated. The angle of a position is that of the last multiple of 16 and that of the rest:
-// cosines and sines of both, of which there are few, make its own.
+// the rows of all heads are rotated. The angle of a position is the sum of that of the last multiple of 16 and that of
+// the remainder; its cosine and sine follow from theirs, of which there are few.
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
@@ -21,7 +21,7 @@ inline double frequency_of(index pair, index dims, double base) {
   return std::pow(base, -2 * static_cast<double>(pair) / static_cast<double>(dims));
 }
 
-/// f(pair, frequency_of(pair)) of all pairs; the base is the first of the numbers that must be positive.
+/// f(pair, frequency_of(pair)) of all pairs of dims; the base is the first of the numbers that must be positive.
 template <class F>
 std::vector<double> frequencies_of(const char* name, index dims, std::initializer_list<double> positive, const F& f) {
   const validator check(name);
@@ -43,8 +43,8 @@ inline double checked_turns(const char* name, index original_length, double fast
   return fast;
 }
 
-/// Cosines and sines of count angles position * frequency[n], in whole packets. Turns are taken off by three pieces of
-/// 2 pi, the first two of 32 bits, so that up to 2^21 turns their multiples are exact.
+/// Cosines and sines of count angles position * frequency[n], in whole packets. Full turns are subtracted by 2 pi in
+/// three terms, the first two of 32 bits, so that multiples of up to 2^21 turns are exact.
 inline void rotation_angles(double position, const double* frequency, index count, double* cosine, double* sine) {
   using packet_type = packet<double>;
   constexpr double pieces[] = {0x1.921fb544p+2, 0x1.0b4611a6p-32, 0x1.3198a2e037073p-67};
@@ -64,7 +64,7 @@ template <class S>
 struct rotary_call {
   using T = compute_type<S>;
   static constexpr index tokens = 256;  // of a task
-  static constexpr index rests = 16;   // positions are multiples of it and a rest
+  static constexpr index rests = 16;   // a position is a multiple of it plus a remainder
 
   tensor_view<const S> x;
   tensor_view<S> to;
@@ -77,17 +77,17 @@ struct rotary_call {
   double* of_rests = nullptr;  // [rests][2][angles()]: their cosines and sines, where there are tokens enough
 
   index pairs() const { return dims / 2; }
-  /// A row is rotated in one piece of neighbours, or two of halves.
+  /// A row is rotated as a whole (adjacent dims), or as two halves.
   index piece() const { return interleaved ? dims : pairs(); }
   index padded() const { return round_up(piece(), width<T>); }
 
   index angles() const { return round_up(pairs(), width<double>); }
 
   struct scratch {
-    T *cosine, *sine;  // [tokens][padded]; neighbours: each twice, the sine of the first negative
+    T *cosine, *sine;  // [tokens][padded]; adjacent dims: each twice, the first sine negated
     T* row;            // [2 padded]
     double *multiple, *rest, *sum;  // [2][angles()]: cosines and sines
-    index known = std::numeric_limits<index>::min();  // the multiple they are of
+    index known = std::numeric_limits<index>::min();  // the multiple for which they hold
   };
   scratch layout(arena& memory) const {
     return {memory.allocate<T>(tokens * padded()),       memory.allocate<T>(tokens * padded()),
@@ -167,8 +167,8 @@ struct rotary_call {
     }
   }
 
-  /// Tokens [begin, end) of heads [first, last): few, token by token, are streams of memory that the processor foresees
-  /// while cosines and sines stay where they are; head by head takes twice as long.
+  /// Tokens [begin, end) of heads [first, last), token by token: a few heads at a time are memory streams that the
+  /// processor prefetches, and cosines and sines stay in the cache; head by head takes twice as long.
   void rotate_rows(index b, index first, index last, index begin, index end, const scratch& s) const {
     const index half = pairs(), step = padded(), rest = x.data() == to.data() ? 0 : x.extent(3) - dims;
     if constexpr (std::same_as<S, T>)
@@ -187,7 +187,7 @@ struct rotary_call {
       for (index h = first; h < last; ++h)
         rotate_any(&x(b, h, i, 0), x.stride(3), &to(b, h, i, 0), to.stride(3), (i - begin) * step, s);
   }
-  /// A row in any memory, by way of s.row.
+  /// A row in any layout, through s.row.
   void rotate_any(const S* row, index row_stride, S* result, index result_stride, index n, const scratch& s) const {
     const index half = pairs(), pieces = interleaved ? 1 : 2;
     for (index part = 0; part < pieces; ++part)
@@ -239,7 +239,7 @@ inline void check_positions(const validator& check, const tensor_view<const inde
     for (index i = 0; i < positions.extent(1); ++i) check_one(positions(b, i));
 }
 
-/// x becomes `to`; names are those of both in messages.
+/// Rotates x into `to`; `names` are those of both in messages.
 template <class S, class Options>
 void run_rotary(const validator& check, const tensor_view<const S>& x, const tensor_view<S>& to,
                 std::array<const char*, 2> names, const Options& o, bool back, bool accumulate, execution& exec) {

@@ -1,5 +1,5 @@
-// attn: rotary positions in a step with a cache: the new queries and keys are rotated in memory of the execution's before
-// the keys enter the cache.
+// attn: rotary positions in a step with a cache: the new queries and keys are rotated in scratch memory of the
+// execution before the keys enter the cache.
 #pragma once
 
 #include <attn/core/rotary.hpp>
@@ -18,8 +18,8 @@ struct rotary_step {
   }
 
   /// q_new [B, H, n, D] and k_new [B, Hkv, n, D] become views of their rotations. Item b has before[b] tokens so far:
-  /// its next one is at that position, plus first_position, unless positions are given. Of the chunk it has the first
-  /// lengths[b] tokens, or all; the rest is padding, at any position there is.
+  /// its next one is at that position, plus first_position, unless positions are given. It has the first lengths[b]
+  /// tokens of the chunk, or all; the rest is padding, at any valid position.
   void rotate(const validator& check, std::optional<rotary_options<S>> options, std::span<const index> before,
               std::span<const index> lengths, tensor_view<const S>& q_new, tensor_view<const S>& k_new,
               execution& exec) const {

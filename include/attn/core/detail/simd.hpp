@@ -1,5 +1,6 @@
 // attn: the one file that touches Eigen's packet layer. A packet<T> is the widest vector of this build (SSE2 to
-// AVX-512, NEON, or a lone scalar where Eigen vectorises nothing); everything above is written once for any width.
+// AVX-512, NEON, or a single scalar where Eigen does not vectorise); all code that uses it is written once for any
+// width.
 #pragma once
 
 #include <attn/core/tensor_view.hpp>
@@ -28,7 +29,7 @@ using packet = typename packet_of<T>::type;
 template <class T>
 inline constexpr int width = Eigen::internal::unpacket_traits<packet<T>>::size;
 
-/// Vector registers of the instruction set: what a register-blocked tile may spend.
+/// Number of vector registers of the instruction set, which bounds the size of a tile.
 inline constexpr int registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS;
 
 template <class T>
@@ -63,7 +64,7 @@ template <class P>
 ATTN_INLINE P div(const P& a, const P& b) {
   return Eigen::internal::pdiv(a, b);
 }
-/// Does fma() round once? Where it does not, a * b is rounded before c is added.
+/// Whether fma() rounds once. Where it does not, a * b is rounded before c is added.
 #if defined(EIGEN_HAS_SINGLE_INSTRUCTION_MADD) || defined(EIGEN_VECTORIZE_FMA)
 inline constexpr bool fuses_products = true;
 #else
@@ -87,7 +88,7 @@ template <class P>
 ATTN_INLINE P abs(const P& a) {
   return Eigen::internal::pabs(a);
 }
-/// The nearest whole number, of two the even one.
+/// The nearest whole number, ties to even.
 template <class P>
 ATTN_INLINE P round(const P& a) {
   return Eigen::internal::print(a);
@@ -123,7 +124,8 @@ struct float_bits<double> {
   static constexpr int mantissa = 52, bias = 1023;
 };
 
-/// The compiler's own vector of N numbers: for what Eigen's packets cannot do. Packets convert to and from it.
+/// The compiler's own vector of N numbers, for operations that Eigen's packets do not have. Packets convert to and from
+/// it.
 template <class I, int N>
 struct lanes_of {
   typedef I type __attribute__((vector_size(N * sizeof(I))));
@@ -158,8 +160,8 @@ ATTN_INLINE packet<T> load_as(const S* p) {
       return vcvt_f32_f16((float16x4_t)raw);
 #endif
     } else {
-      // Exponent and mantissa move up 13 places; 2^112 makes up for the other bias, also for subnormals. The largest
-      // exponent stands for infinity and NaN in both types.
+      // Exponent and mantissa move up 13 places; 2^112 corrects the difference of the biases, also for subnormals. The
+      // largest exponent stands for infinity and NaN in both types.
       const wide size = (bits & 0x7fff) << 13;
       const wide scaled = (wide)mul<packet<T>>((packet<T>)size, broadcast<T>(0x1p112f));
       const wide special = (wide)(size >= 0x0f800000u) & 0x7f800000u;
@@ -181,8 +183,8 @@ ATTN_INLINE packet<T> bits_to_exponent(const packet<T>& x) {
   }
 }
 
-/// f(std::integral_constant<int, 0>), ..., f(std::integral_constant<int, N - 1>): a loop the compiler has no choice but
-/// to unroll, so that arrays indexed by it live in registers.
+/// f(std::integral_constant<int, 0>), ..., f(std::integral_constant<int, N - 1>): a loop that is always unrolled, so
+/// that arrays indexed by it can be kept in registers.
 template <int N, class F>
 ATTN_INLINE void unroll(F&& f) {
   [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
@@ -204,8 +206,8 @@ ATTN_INLINE packet<T> shuffle(const packet<T>& a, const packet<T>& b, F lane_of)
   }
 }
 
-/// Transposes width x width elements in registers: for every power of two the off-diagonal blocks of that size change
-/// places. A third of the instructions of Eigen 3.4's ptranspose with 16 lanes.
+/// Transposes width x width elements in registers: for every power of two the off-diagonal blocks of that size are
+/// swapped. A third of the instructions of Eigen 3.4's ptranspose with 16 lanes.
 template <class T, int Block = width<T> / 2>
 ATTN_INLINE void transpose(packet<T> (&rows)[width<T>]) {
   if constexpr (Block > 0) {
@@ -222,13 +224,13 @@ ATTN_INLINE void transpose(packet<T> (&rows)[width<T>]) {
   }
 }
 
-/// Sums of neighbours: those of a, then those of b.
+/// Sums of adjacent lanes: those of a, then those of b.
 template <class T>
 ATTN_INLINE packet<T> add_pairs(const packet<T>& a, const packet<T>& b) {
   return add(shuffle<T>(a, b, [](int i) { return 2 * i; }), shuffle<T>(a, b, [](int i) { return 2 * i + 1; }));
 }
 
-/// Lane i of the result is the sum of the lanes of x[i]; x is used up. Every sum is the same tree.
+/// Lane i of the result is the sum of the lanes of x[i]; x is overwritten. All sums are taken in the same order.
 template <class T>
 ATTN_INLINE packet<T> sums_across(packet<T> (&x)[width<T>]) {
   if constexpr (width<T> > 1) x[0] = add_pairs<T>(x[0], x[1]);

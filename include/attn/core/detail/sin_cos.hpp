@@ -1,9 +1,8 @@
 // attn: sine and cosine in registers, for any x. Up to |x| = 8192 within 1 ulp of 1, 1.1 without fused multiply-adds
-// (absolute: near a zero away from x = 0 digits are lost as x has none to spare), beyond that by the standard library,
-// lane by lane.
-// Method: x = n pi + r with n the nearest whole number (for the cosine, x + pi / 2 = n pi + r). Pi comes in three
-// pieces, of which the first two have so few bits that n times them is exact. The sign is the parity of n; sin r on
-// [-pi / 2, pi / 2] is a Taylor polynomial whose next term is below half an ulp.
+// (absolute: near a zero other than x = 0 relative accuracy is limited by the rounding of x itself), beyond that by the
+// standard library, lane by lane. Method: x = n pi + r with n the nearest whole number (for the cosine, x + pi / 2 = n
+// pi + r). Pi is the sum of three terms, the first two of which have so few bits that n times them is exact. The sign
+// is the parity of n; sin r on [-pi / 2, pi / 2] is a Taylor polynomial whose next term is below half an ulp.
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
@@ -51,10 +50,10 @@ ATTN_INLINE packet<T> sine_near(const packet<T>& x, const packet<T>& n, const pa
   return mul(sine, fma(odd, broadcast<T>(T(-4)), broadcast<T>(T(1))));
 }
 
-/// Beyond it n times the first pieces of pi is rounded.
+/// Beyond this size, n times the first terms of pi is rounded.
 inline constexpr int sine_near_limit = 8192;
 
-/// Puts the lanes that are far right, and leaves the others: what a lane gives is its own affair.
+/// Corrects the lanes whose x is beyond that size and leaves the others: no lane affects another.
 template <class T>
 [[gnu::noinline]] void sin_cos_far(const packet<T>& x, packet<T>& sine, packet<T>& cosine) {
   alignas(64) T lanes[width<T>], s[width<T>], c[width<T>];
@@ -70,7 +69,7 @@ ATTN_INLINE void sin_cos(const packet<T>& x, packet<T>& sine, packet<T>& cosine)
   const packet<T> n = nearest<T>(turns), m = nearest<T>(add(turns, broadcast<T>(T(0.5))));
   sine = sine_near<T>(x, n, n);
   cosine = sine_near<T>(x, m, sub(m, broadcast<T>(T(0.5))));
-  // A NaN, which a maximum may pass on and hide the others by, is near.
+  // A NaN counts as not beyond it: a maximum may return it and so hide the other lanes.
   const packet<T> size = abs(x);
   if (max_lanes(if_less(broadcast<T>(T(sine_near_limit)), size, size, zero<T>())) > T(0)) [[unlikely]]
     sin_cos_far<T>(x, sine, cosine);

@@ -1,11 +1,11 @@
-// attn: products of floats as three products of bf16 numbers, where the matrix unit makes that the faster way.
+// attn: products of floats as three products of bf16 numbers, where the matrix unit makes that faster.
 //
 //   a = a1 + a2 + e,  a1 = bf16(a),  a2 = bf16(a - a1),  |e| <= 2^-16 |a|
-//   a b = a1 b1 + a1 b2 + a2 b1  up to some 2^-16 |a b|, as a rule a quarter of that
+//   a b = a1 b1 + a1 b2 + a2 b1 error up to about 2^-16 |a b|, usually a quarter of that
 //
 // A pair of floats becomes three operands, (a1, a1, a2) on the left and (b1, b2, b1) on the right: each is a bf16_pair,
 // and the sums over the longer depth are the ones above. A number that is not finite, or whose bf16 is not (above
-// 3.38e38), makes NaN of every sum it is part of.
+// 3.38e38), makes every sum that it is part of NaN.
 #pragma once
 
 #include <attn/core/detail/amx.hpp>
@@ -15,7 +15,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// A third of what stands for two floats.
+/// One of the three operands that represent two floats.
 struct split_pair {
   std::uint32_t bits;
 };
@@ -47,7 +47,7 @@ ATTN_INLINE packet<split_pair> broadcast<split_pair>(split_pair x) {
   return broadcast<float>(std::bit_cast<float>(x.bits));
 }
 
-/// The bf16 numbers of a packet, and what they leave of it.
+/// The bf16 numbers of a packet, and the remainder.
 struct split_parts {
   half_lanes high, low;
   packet<float> rest;  // not finite where a number or its bf16 is not
@@ -69,7 +69,7 @@ struct split_neighbours {
   }
 
 #if ATTN_HAS_AMX
-  /// The 3 width operands they are on the left of a product.
+  /// The 3 width operands they become on the left of a product.
   void store_left(split_pair* to) const {
     static_assert(width<float> == 16);
     static constexpr auto order = [] {

@@ -1,22 +1,22 @@
-// attn: the register-blocked product every operator's cost goes into.
+// attn: the register-blocked product, in which operators spend most of their time.
 //
 //   C[m, n] = sum over k of A[m, k] * B[k, n]
 //
 // One tile of C, tile_rows x panel_width<T>, stays in registers while k runs: per step two vectors of B are loaded and
-// tile_rows numbers of A broadcast, so nearly every instruction is a multiply-add. Every element of C is one chain of
-// multiply-adds in the order of k, whatever the tile, so results do not depend, to the last bit, on how rows and columns
-// fall into tiles. The operands are those of packing.hpp.
+// tile_rows numbers of A broadcast, so nearly every instruction is a multiply-add. Every element of C is one sequence
+// of multiply-adds in the order of k, whatever the tile: how rows and columns are divided into tiles changes no bit of
+// the result. The operands are those of packing.hpp.
 //
 //   1. tile_product    one tile
 //   2. panel_products  the tiles of some rows, panel by panel
-//   3. seen_product    a tile whose rows leave numbers out
+//   3. seen_product a tile in which rows skip numbers
 #pragma once
 
 #include <attn/core/detail/unit_product.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Packets a tile may have: of the matrix unit, two panels side by side, for its operand on the left is then read once.
+/// Packets of a tile at most: with the matrix unit two adjacent panels, so that the left operand is read once for both.
 template <class P>
 inline constexpr int tile_packets = rows_for_matrix_unit<P> ? 4 : 2;
 /// The columns of such a tile.
@@ -24,7 +24,8 @@ template <class P>
 inline constexpr index widest_tile = tile_packets<P> * width<P>;
 
 /// acc[m][n] = sum over k < depth of a(m, k) * panel[k][n] for M rows and N vectors; done(m, n, sum) takes each result.
-/// The rows of the panel lie Stride numbers apart. Vectors three and four are those of the panel `next` numbers on.
+/// The rows of the panel lie Stride numbers apart. The third and fourth vector are those of the panel that begins
+/// `next` numbers later.
 template <class T, int M, int N, int Stride = panel_width<T>, class A, class Done>
 ATTN_INLINE void tile_product(A a, const T* panel, index depth, Done&& done, [[maybe_unused]] index next = 0) {
   const auto by_vectors = [&]<int Count>(std::integral_constant<int, Count>, const T* b_panel, index begin,
@@ -101,8 +102,9 @@ ATTN_INLINE void with_tile_height(index rows, F&& f) {
     f(std::integral_constant<int, tile_step>{});
 }
 
-/// take(m, half, sum) takes row m < rows of a product, one or two packets of a panel, with the numbers left out that
-/// seen(m, k), a mask of pair k, has not. The sums are those of tile_product, to the last bit. Depth: the most there is.
+/// take(m, half, sum) takes row m < rows of a product, one or two packets of a panel, without the numbers that seen(m,
+/// k), a mask of pair k, excludes. The sums are those of tile_product, to the last bit. Depth is the largest that
+/// occurs.
 template <index Depth, class T, class Left, class Seen, class Take>
 [[gnu::noinline]] void seen_product(const Left& left, index rows, const T* panel, index packets, index depth,
                                     const Seen& seen, Take&& take) {

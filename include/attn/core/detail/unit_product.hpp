@@ -5,7 +5,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The A operand: where element (m, k) lies. Both strides are known to the compiler, which turns them into addresses.
+/// The A operand: where element (m, k) lies. Both strides are compile-time constants.
 template <class T, int RowStride, int DepthStride>
 struct left_operand {
   const T* data;
@@ -57,9 +57,9 @@ unit_operand<T> rows_for_unit(const A& a, index k, T* buffer) {
   return {buffer, unit_pairs};
 }
 
-/// sums [row][row_sums], N packets of each of unit_rows rows: begin, a step for every unit_pairs pairs, end. Rows of a
-/// panel have Stride pairs; packets three and four are those of the panel `next` pairs on. Nothing else may use the unit
-/// between the steps.
+/// sums [row][row_sums], N packets of each of unit_rows rows: call begin, then a step for every unit_pairs pairs, then
+/// end. Rows of a panel have Stride pairs; the third and fourth packet are those of the panel that begins `next` pairs
+/// later. Nothing else may use the unit between the steps.
 template <int N, int Stride, class T, class A>
 struct unit_product {
   A a;
@@ -94,7 +94,7 @@ struct unit_product {
       amx::store<3>(sums + 3 * unit_columns, row_bytes);
     }
   }
-  /// All at once, of the first `depth` pairs, a multiple of unit_pairs.
+  /// All steps at once, for the first `depth` pairs, a multiple of unit_pairs.
   void run(index depth, float* sums, index row_sums) const {
     begin();
     for (index k = 0; k < depth; k += unit_pairs) step(k);

@@ -1,6 +1,6 @@
-// attn: work on many heads (or pairs of heads, or segments) whose scratch memory all threads share.
+// attn: work on many heads (or other items, such as segments) whose scratch memory all threads share.
 //
-// As many are under way at once as keep the threads busy and fit the caches: a wave. Every step of a wave is split into
+// A wave is as many items at once as keep the threads busy and fit in the caches. Every step of a wave is split into
 // tasks over its items.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Items a wave takes: one by one on a single thread, else as many as 2 MiB hold, at least one a thread.
+/// Items of a wave: one on a single thread, else as many as fit in 2 MiB, at least one per thread.
 inline index wave_size(const execution& exec, index items, index bytes_per_item) {
   const index threads = exec.active_threads();
   if (threads == 1) return std::min<index>(1, items);

@@ -1,5 +1,5 @@
-// attn: what the attention operators of this family share: the views of a call, queries that attend to packed keys, and
-// waves of heads.
+// attn: the common parts of the attention operators of this family: the views of a call, queries that attend to packed
+// keys, and waves of heads.
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
@@ -19,14 +19,14 @@ struct attention_views {
   attention_shape shape;
   sequence_lengths lengths;
 
-  /// Zeros in the rows of padding among [begin, end) of one head.
+  /// Sets the rows of padding among [begin, end) of one head to zero.
   void clear_padding(index b, index h, index begin, index end, const tensor_view<T, 3>& lse) const {
     clear_rows(head_of(out, b, h), std::max(begin, lengths.queries(b)), std::min(end, shape.queries), row_of(lse, b, h),
                lse.stride(2));
   }
 
-  /// Queries [i0, i0 + max_rows) of one head attend to slots [0, seen) of `packed`. complete(block) may add to their
-  /// sums before they are divided.
+  /// Queries [i0, i0 + max_rows) of one head attend to slots [0, seen) of `packed`. complete(block) is called before
+  /// the division and may add to their sums.
   template <class P, class Complete>
   void attend_rows(index b, index h, index i0, const packed_keys<P>& packed, index seen,
                    const score_terms<T, no_score>& terms, const tensor_view<T, 3>& lse, execution& exec, int worker,
@@ -55,7 +55,7 @@ attention_views<S> check_views(const validator& check, const tensor_view<const S
   return {q, k, v, out, s, lengths};
 }
 
-/// body(wave) for all `items`, as many at a time as their scratch memory lets.
+/// body(wave) for all `items`, as many at a time as their scratch memory allows.
 template <class Layout, class Body>
 void for_each_wave(execution& exec, index items, Layout&& layout, Body&& body) {
   arena one;

@@ -8,8 +8,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// out_i += sum over t of weights(h, t) v_(i + first + t), on the way back. `first` is the place of tap 0 relative to
-/// row i of the queries.
+/// The backward pass of out_i += sum over t of weights(h, t) v_(i + first + t). `first` is the position of tap 0
+/// relative to row i of the queries.
 template <class S>
 struct convolution_backward {
   using T = compute_type<S>;

@@ -1,7 +1,7 @@
-// attn: the way back through softmax attention between few rows (landmarks, projected keys) and many tokens.
+// attn: the backward pass of softmax attention between few rows (landmarks, projected keys) and many tokens.
 //
-// Weights P and gradients of scores dS of a block of tokens are [row][token]: whichever side the softmax runs over, no
-// token's weights leave the caches, and every product has strides the compiler knows:
+// Weights P and gradients of scores dS of a block of tokens are [row][token]: whichever side the softmax runs over, the
+// weights of a block stay in the caches, and every product has strides that are known at compile time:
 //
 //   scores     S = X Y^T, dP = U V^T      rows as tiles, tokens as columns of panels
 //   of rows    dX += dS Y, dU += P V      tokens as rows of panels
@@ -34,7 +34,7 @@ template <class P, class Left>
   });
 }
 
-/// Memory for `rows` rows of weights as operands P, where those are not the weights themselves.
+/// Memory for `rows` rows of weights converted to operands P, where P is not the type of the weights.
 template <class P>
 P* operand_weights(arena& memory, index rows) {
   return memory.allocate<P>(numbers_of<P> > 1 ? operands<P>(round_up(rows, tile_rows) * few_rows_stride) + tile_rows : 0);
@@ -55,7 +55,7 @@ struct few_rows {
             memory.allocate<P>(operands<P>(capacity) * round_up(dim, panel_width<T>)), 0, dim, capacity};
   }
 
-  /// Scores take the rows times `times`.
+  /// For scores the rows are multiplied by `times`.
   template <class S>
   void pack(const matrix_view<const S>& x, index rows, T times) {
     count = rows;
@@ -120,7 +120,7 @@ struct block_tokens {
   }
 };
 
-/// Scratch of one worker: a block of tokens with what belongs to it, x and y (queries and d_out, or keys and values).
+/// Scratch of one worker: a block of tokens, x and y (queries and d_out, or keys and values), and its weights.
 template <class P>
 struct few_rows_scratch {
   using T = sum_type<P>;
@@ -163,8 +163,8 @@ template <class T>
   }
 }
 
-/// Rows of scores become weights 2^(s - maximum), and d, unless it is null, weights times (dP - delta): what divides
-/// the weights by their sum is in the rows that d_out's tiles hold, and in delta.
+/// Rows of scores become weights 2^(s - maximum), and d, unless it is null, weights times (dP - delta): the division of
+/// the weights by their sum is already in the rows of the tiles of d_out, and in delta.
 template <class T>
 [[gnu::noinline]] void softmax_rows(T* s, T* d, index rows, index tokens, const T* maximum, const T* delta) {
   for (index r = 0; r < rows; ++r, s += few_rows_stride, d = d ? d + few_rows_stride : d) {
@@ -177,13 +177,13 @@ template <class T>
   }
 }
 
-/// Numbers from one row of sums to the next.
+/// Stride of the rows of sums, in numbers.
 template <class T>
 index sums_stride(index dim) {
   return round_up(dim, panel_width<T>);
 }
 
-/// Rows of sums, in parts that are summed apart and then added up in order.
+/// Rows of sums, in parts that are computed separately and then added up in order.
 template <class T>
 struct sums_in_parts {
   T* data = nullptr;
@@ -204,14 +204,14 @@ struct sums_in_parts {
   }
 };
 
-/// What the gradients of tokens that are queries go to; what is null is not computed. Sums lack the scale.
+/// Where the gradients of tokens that are queries are stored; null: not computed. Sums are without the scale.
 template <class T>
 struct query_sums {
   T *queries = nullptr, *keys = nullptr, *values = nullptr;  // [token of the block][], [row][], [row][]
   index stride = 0, stride_v = 0;                            // of queries and keys, of values
 };
 
-/// Tokens [begin, begin + count) of q attend to few keys and values; tiles of keys hold them times the scale in base 2.
+/// Tokens [begin, begin + count) of q attend to few keys and values; tiles hold the keys times the scale in base 2.
 template <class P, class S>
 void backward_of_queries(const matrix_view<const S>& q, const matrix_view<const S>& d_out, index begin, index count,
                          const few_rows<P>& keys, const few_rows<P>& values, const sum_type<P>* d_lse,
@@ -227,8 +227,8 @@ void backward_of_queries(const matrix_view<const S>& q, const matrix_view<const 
   if (to.values) s.y.add_mix(s.weights, values.count, to.values, to.stride_v, s.operands);
 }
 
-/// Few queries that have attended to many keys: their tiles hold them times the scale in base 2, d_out is divided by
-/// the sum of their weights, and delta with it.
+/// Few queries that have attended to many keys: their tiles hold them times the scale in base 2; d_out and delta are
+/// divided by the sum of their weights.
 template <class P>
 struct attended_rows {
   using T = sum_type<P>;
@@ -242,8 +242,8 @@ struct attended_rows {
   }
 };
 
-/// The gradients of the tokens packed in s, keys and values; s.x has its columns, s.y too where scores are asked for,
-/// and s.x its rows where those of the queries are. Sums lack the scale.
+/// The gradients of the tokens packed in s, keys and values; s.x has its columns, s.y too where gradients of scores are
+/// wanted, and s.x has its rows where gradients of the queries are. Sums are without the scale.
 template <class P, class T = sum_type<P>>
 void backward_of_keys(const attended_rows<P>& from, few_rows_scratch<P>& s, T* d_keys, index stride, T* d_values,
                       index stride_v, T* d_queries, bool accumulate) {

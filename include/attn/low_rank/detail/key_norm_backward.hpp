@@ -1,4 +1,4 @@
-// attn: the way back through the layer norms of long_short.
+// attn: the backward pass of the layer norms of long_short.
 #pragma once
 
 #include <attn/low_rank/detail/long_short_call.hpp>
@@ -19,7 +19,8 @@ struct norm_sums {
   }
 };
 
-/// From dy, the gradient of the norm of x: that of x takes its place, those of gamma and beta are added to `sums`.
+/// From dy, the gradient of the norm of x: the gradient of x, which overwrites it, and those of gamma and beta, which
+/// are added to `sums`.
 template <class T>
 [[gnu::noinline]] void norm_back(const key_norm<T>& norm, const T* x, index dim, T* dy, const norm_sums<T>& sums) {
   const T share = T(1) / static_cast<T>(dim);

@@ -1,5 +1,6 @@
-// attn: landmarks, the means of balanced segments of a sequence, and what they decide: A = softmax(scale Q' K'^T), its
-// pseudo-inverse, and the keys and values the queries of one head attend to. Landmarks are in the compute type.
+// attn: landmarks, the means of balanced segments of a sequence, and what is computed from them: A = softmax(scale Q'
+// K'^T), its pseudo-inverse, and the keys and values the queries of one head attend to. Landmarks are in the compute
+// type.
 #pragma once
 
 #include <attn/low_rank/detail/pseudo_inverse.hpp>
@@ -7,7 +8,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index landmark_step = 16;  // landmarks a task takes
+inline constexpr index landmark_step = 16;  // landmarks of a task
 
 /// The mean of rows [begin, end) of x: several packets of columns at a time, so that rows are read from end to end.
 template <class T, class S>
@@ -37,32 +38,33 @@ void segment_means(const matrix_view<const S>& x, index length, index count, ind
     mean_of_rows(x, segment_begin(a, length, count), segment_begin(a + 1, length, count), means + a * x.cols);
 }
 
-/// The shape of a call, and where it is cut.
+/// The shape of a call, and how it is divided into tasks.
 struct landmark_plan {
   attention_shape shape;
   sequence_lengths lengths;
   index landmarks = 0;
 
   index most_queries() const { return std::min(landmarks, shape.queries); }
-  /// Every key is a landmark: softmax over them is all there is to do.
+  /// Whether every key is a landmark: the result is then the softmax over them.
   bool few_keys(index b) const { return lengths.keys(b) <= landmarks; }
-  /// Every query is one: what the landmarks attend to is the result.
+  /// Whether every query is a landmark: the result is then what the landmarks attend to.
   bool few_queries(index b) const { return lengths.queries(b) <= landmarks; }
   index query_landmarks(index b) const { return std::min(landmarks, lengths.queries(b)); }
 
-  /// Keys with a softmax of their own, merged in order: at most 16 pieces of some segments each, cut by shape alone.
+  /// Parts of the keys with a softmax of their own, merged in order: at most 16, each of several segments, depending on
+  /// the shape alone.
   index pieces() const { return std::clamp<index>(shape.keys / 2048, 1, std::min<index>(16, landmarks)); }
   index piece_begin(index n) const { return segment_begin(n, landmarks, pieces()); }
 };
 
-/// What is known of one batch item and key head.
+/// The data of one key head of one batch item.
 template <class P>
 struct landmark_pair {
   using T = sum_type<P>;
 
   T *queries = nullptr, *keys = nullptr;  // [group][landmarks][dim], [landmarks][dim]
   online_softmax<T>* partial = nullptr;   // [piece], of rows [group][landmarks]
-  packed_keys<P>* packed = nullptr;       // [group]; the first for all where every key is a landmark
+  packed_keys<P>* packed = nullptr;       // [group]; the first one serves all where every key is a landmark
 
   static landmark_pair layout(arena& memory, const landmark_plan& plan) {
     const attention_shape& s = plan.shape;
@@ -139,7 +141,7 @@ struct landmark_inverse {
   bool exact = false;
   index iterations = 0;
   double cutoff = 0;
-  std::optional<start_norms<T>> norms{};  // those the iteration starts from; else those of A
+  std::optional<start_norms<T>> norms{};  // norms that the iteration starts from; unless given those of A
 
   /// Packs the keys and values that the queries of head `member` of a group attend to: landmarks K', and
   /// A^+ softmax(scale Q' K^T) V.

@@ -1,5 +1,5 @@
-// attn: the driver of linformer_backward: the projected keys and values again, back through the softmax over them, then
-// through the projections.
+// attn: the driver of linformer_backward: projects keys and values again, then the backward passes of the softmax over
+// them and of the projections.
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
@@ -8,13 +8,13 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Projected keys or values of one head of projections, and their gradient: as operands, and as sums.
+/// Projected keys or values of one head, as operands, and their gradient, as sums.
 template <class P>
 struct projected_rows {
   using T = sum_type<P>;
 
   few_rows<P> rows, gradient;
-  sums_in_parts<T>* sums = nullptr;  // [query heads that attend to them], by pieces of the queries
+  sums_in_parts<T>* sums = nullptr;  // [query heads that attend to them], by parts of the queries
 
   static projected_rows layout(arena& memory, index rank, index dim, index query_heads, index pieces) {
     return {
@@ -23,26 +23,26 @@ struct projected_rows {
   }
 };
 
-/// One batch item: projections as project() leaves them, and as operands for each of their heads.
+/// One batch item: projected keys and values as project() computes them, and as operands for each of their heads.
 template <class P>
 struct linformer_backward_item {
   sum_type<P> *keys = nullptr, *values = nullptr;
   projected_rows<P>*key_heads = nullptr, *value_heads = nullptr;
 };
 
-/// The gradients of one projection and of what is projected; those not asked for are null views.
+/// The gradients of one projection and of the tokens it is applied to; null views: not wanted.
 template <class S>
 struct projection_gradients {
   using T = compute_type<S>;
 
   tensor_view<S, 3> e;
   tensor_view<S> x;
-  T* sums = nullptr;  // [heads of E][rank][columns]: in e itself where they can be, else in scratch memory
+  T* sums = nullptr;  // [heads of E][rank][columns]: in e itself where possible, else in scratch memory
   index head_stride = 0, stride = 0;
   bool in_place = false;
 
   bool any() const { return e || x; }
-  /// Where many heads are summed up in e, its rows may fall into the same few sets of the cache.
+  /// Not where many heads are summed up: the rows of e may then fall into the same few sets of the cache.
   void layout(arena& memory, bool accumulate) {
     in_place = std::same_as<S, T> && !accumulate && e.stride(2) == 1 && e.extent(0) > 1;
     stride = in_place ? e.stride(1) : round_up(e.extent(2), width<T>) + width<T>;
@@ -52,7 +52,7 @@ struct projection_gradients {
       if (in_place) sums = e.data();
   }
   T* row(index head, index r) const { return sums + head * head_stride + r * stride; }
-  /// Columns from `begin` on are 0.
+  /// Sets the columns from `begin` on to 0.
   void clear(index begin) const {
     for (index head = 0; head < e.extent(0); ++head)
       for (index r = 0; r < e.extent(1); ++r) std::fill(row(head, r) + begin, row(head, r) + e.extent(2), T(0));
@@ -79,7 +79,7 @@ struct linformer_backward_call {
   const attention_shape& shape() const { return views.shape; }
   index rank() const { return keys.rank(); }
   index pieces() const { return std::clamp<index>(shape().queries / 2048, 1, 16); }
-  /// The head of a projection's results that query head h sees, and which of those that see it h is.
+  /// The head of the projected tokens that query head h sees, and the number of h among the query heads that see it.
   index result_head(const sequence_projection<S>& side, index h) const { return h * side.heads / shape().heads; }
   index place(const sequence_projection<S>& side, index h) const { return h % (shape().heads / side.heads); }
 
@@ -97,7 +97,7 @@ struct linformer_backward_call {
     return one;
   }
 
-  /// The queries of one piece.
+  /// The queries of one part.
   void queries_back(const item& one, index b, index h, index piece, execution& exec, int worker) const {
     const projected_rows<P>&to_keys = one.key_heads[result_head(keys, h)],
           &to_values = one.value_heads[result_head(values, h)];
@@ -135,7 +135,7 @@ struct linformer_backward_call {
     return x;
   }
 
-  /// The gradient of one head of projected rows, of all query heads that see it, as an operand.
+  /// The gradient of one head of projected rows, summed over all query heads that see it, as an operand.
   void merge(const projected_rows<P>& to, index query_heads, T factor) const {
     const sums_in_parts<T>& all = to.sums[0];
     all.merge(T(1));
@@ -265,10 +265,10 @@ struct linformer_backward_call {
       return packed;
     });
     keys.packed = (*memory)[0], values.packed = (*memory)[1];
-    // The first item writes its columns over.
+    // The first batch item overwrites its columns.
     for (const projection_gradients<S>* x : {&key_gradients, &value_gradients})
       x->clear(shape().batch > 0 ? views.lengths.keys(0) : 0);
-    // As forward: 32 heads together share the packing of E and F.
+    // As in the forward pass, 32 heads share the packing of E and F.
     for_each_wave(
         exec, shape().batch, std::max<index>(1, 32 / shape().heads), [&](arena& m) { return layout(m); },
         [&](const wave<item>& w) { run_wave(w); });

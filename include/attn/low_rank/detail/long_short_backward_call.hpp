@@ -1,8 +1,8 @@
-// attn: the driver of long_short_backward: keys are compressed again, queries pass gradients to their windows and to
-// the compressed keys piece by piece, and the compressed keys pass theirs to tokens and logits.
+// attn: the driver of long_short_backward: keys are compressed again; gradients of queries go to the keys of their
+// windows and to the compressed keys, part by part; those of the compressed keys go to tokens and logits.
 //
-// A piece is a range of queries of all heads of a key head, with sums of its own for the keys of its windows and for
-// the compressed keys; at most 8 of them, cut by shape alone.
+// A part is a range of queries of all heads of a key head, with separate sums for the keys of its windows and for the
+// compressed keys; there are at most 8, depending on the shape alone.
 #pragma once
 
 #include <attn/low_rank/detail/long_short_pair.hpp>
@@ -31,7 +31,7 @@ struct long_short_backward_call {
     const index reach = forward.left + forward.right + 2 * forward.block;
     return std::clamp<index>(shape().queries / std::max<index>(2048, 4 * reach), 1, 8);
   }
-  /// Keys a piece may see.
+  /// Number of keys that a part may see.
   index piece_keys() const {
     return std::min(shape().keys,
                     ceil_div(shape().queries, pieces()) + forward.left + forward.right + 2 * forward.block);
@@ -128,7 +128,7 @@ struct long_short_backward_call {
 
   // Queries -----------------------------------------------------------------------------------------------------------
 
-  /// Queries [begin, end): a chunk of one piece.
+  /// Queries [begin, end): a chunk of one part.
   void chunk_back(const pair& p, index b, index kv, index n, index begin, index end, query_scratch& s) const {
     const index length = keys(b), at = shift(b);
     const auto key = head_of(in.k, b, kv), value = head_of(in.v, b, kv);
@@ -198,7 +198,7 @@ struct long_short_backward_call {
 
   // Keys --------------------------------------------------------------------------------------------------------------
 
-  /// What all pieces pass to a block of keys by their windows, through the local norm.
+  /// The gradients of a block of keys by the windows of all parts, through the local norm.
   void gather_windows(const pair& p, index b, index kv, index block, execution& exec, int worker) const {
     const index begin = block * part_size, end = std::min(begin + part_size, keys(b));
     T* const x = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(shape().dim); });
@@ -223,8 +223,8 @@ struct long_short_backward_call {
     if (p.d_values) gather(head_of(in.v, b, kv), &long_short_piece<T>::d_values, p.d_values, stride_v(), T(1));
   }
 
-  /// The gradients of the compressed rows of one head, through the global norm, and what the softmax over tokens takes
-  /// from them.
+  /// The gradients of the compressed rows of one head, through the global norm, and the sums of them that the softmax
+  /// over tokens needs.
   void compressed_back(const pair& p, index b, index h, index g) const {
     member& m = p.members[g];
     const index rows = compressed_rows(b), dim = shape().dim, dim_v = shape().dim_v;
@@ -245,7 +245,7 @@ struct long_short_backward_call {
   }
 
   index segment_blocks(index b) const { return ceil_div(forward.segment(keys(b)), few_rows_block); }
-  /// Blocks of tokens of the longest sequence's segments.
+  /// Number of blocks of tokens in the segments of the longest sequence.
   index token_blocks() const {
     return forward.causal ? shape().keys / forward.causal_segment * ceil_div(forward.causal_segment, few_rows_block)
                           : ceil_div(shape().keys, few_rows_block);
@@ -297,7 +297,7 @@ struct long_short_backward_call {
 
   // -------------------------------------------------------------------------------------------------------------------
 
-  /// Pairs of batch item and key head.
+  /// Runs all key heads, in waves.
   void run_wave(const wave<pair>& w) const {
     const index heads = shape().kv_heads, group = shape().group();
     index most_parts = 0;
@@ -328,7 +328,7 @@ struct long_short_backward_call {
     for_each_head(w, heads, 1, [&](const pair& p, index b, index kv, index, int) { rest_back(p, b, kv); });
   }
 
-  /// gamma and beta: what heads and items pass on, in order.
+  /// gamma and beta: the sums over heads and batch items, in order.
   void store_norm(const T* sums, index count, const tensor_view<T, 1>& gamma, const tensor_view<T, 1>& beta) const {
     const index dim = shape().dim;
     const auto store = [&](const tensor_view<T, 1>& to, const T* from) {

@@ -1,4 +1,5 @@
-// attn: the driver of long_short: keys are compressed part by part, then queries attend to their window and to these.
+// attn: the driver of long_short: keys are compressed, part by part, then queries attend to their window and to the
+// compressed keys.
 #pragma once
 
 #include <attn/low_rank/detail/attention_call.hpp>
@@ -23,7 +24,7 @@ struct key_norm {
     const T factor = T(1) / std::sqrt(squares / static_cast<T>(dim) + eps);
     for (index d = 0; d < dim; ++d) x[d] = (x[d] - mean) * factor * gamma[d] + (beta ? beta[d] : T(0));
   }
-  /// Of the rows of x, into contiguous rows.
+  /// The norms of the rows of x, as contiguous rows.
   template <class S>
   void apply(const matrix_view<const S>& x, index begin, index count, T* to) const {
     for (index j = 0; j < count; ++j, to += x.cols) {
@@ -33,7 +34,7 @@ struct key_norm {
   }
 };
 
-/// What the threads share of one head.
+/// Memory that the threads share for one head.
 template <class P>
 struct long_short_head {
   using T = sum_type<P>;
@@ -72,23 +73,23 @@ struct long_short_call {
   key_norm<T> local, global;
   bool causal;
   index causal_segment;
-  index left, right, block;  // the window, cut to what can occur
+  index left, right, block;  // the window, clamped to what can occur
 
   const attention_shape& shape() const { return views.shape; }
   index length(index b) const { return views.lengths.keys(b); }
   index rank() const { return logits.extent(3); }
-  /// Pairs of query and key that are seen, and of token and compressed key, of one head; roughly.
+  /// The number of visible keys of all queries of one head, and of pairs of token and compressed key; roughly.
   double pairs() const {
     const index seen = std::min(left + right + block, shape().keys) + rank();
     return static_cast<double>(rank()) * static_cast<double>(shape().keys) +
            static_cast<double>(shape().queries) * static_cast<double>(seen);
   }
-  /// Queries a task takes.
+  /// Number of queries of a task.
   index chunk() const {
     return round_up(std::clamp<index>(left + right + block, 4 * max_rows, 20 * max_rows), max_rows);
   }
   index segment(index keys) const { return causal ? causal_segment : std::max<index>(1, keys); }
-  /// Segments that are finished after `tokens` tokens of a sequence of `keys`.
+  /// Number of segments that are finished after `tokens` tokens of a sequence of `keys`.
   index finished(index keys, index tokens) const {
     return keys == 0 ? 0 : std::clamp<index>(tokens, 0, keys) / segment(keys);
   }
@@ -107,7 +108,7 @@ struct long_short_call {
             memory.allocate<T>(normed * dim), memory.allocate<T>(normed * dim_v)};
   }
 
-  /// Ends the compressed keys of one segment: sums of its parts, normed.
+  /// Finishes the compressed keys of one segment: adds up its parts and applies the norm.
   void finish_segment(const long_short_head<P>& head, index b, index n) const {
     head.sums.merge(n, segment(length(b)));
     for (index c = 0; c < rank(); ++c) {

@@ -1,5 +1,5 @@
-// attn: what the backward pass of long_short knows of one query head, of the heads that share keys, and of a block of
-// tokens that go into compressed keys.
+// attn: the data of the backward pass of long_short for one query head, for the heads that share keys, and for a block
+// of tokens that go into compressed keys.
 #pragma once
 
 #include <attn/low_rank/detail/few_rows_backward.hpp>
@@ -8,7 +8,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The gradients of a call; what is not asked for is null.
+/// The gradients of a call; null: not wanted.
 template <class S>
 struct long_short_wanted {
   using T = compute_type<S>;
@@ -33,26 +33,26 @@ struct long_short_member {
   token_sums<T> sums;
   backward_keys<P> compressed;                         // normed, packed
   T *normed_keys = nullptr, *normed_values = nullptr;  // [row][padded], where there is a global norm
-  sums_in_parts<T> d_keys, d_values;                   // of compressed rows, by pieces
+  sums_in_parts<T> d_keys, d_values;                   // of compressed rows, by parts
   T *maximum = nullptr, *share = nullptr;              // per row: of the logits, and 1 / the sum of weights
   T* delta = nullptr;                                  // per row: the sum over tokens of weights and their gradients
 };
 
-/// What a piece adds to the keys of its windows, rows [first, ...) of the sequence.
+/// The sums of one part for the keys of its windows, rows [first, ...) of the sequence.
 template <class T>
 struct long_short_piece {
   T *d_keys = nullptr, *d_values = nullptr;
   index first = 0, end = 0;
 };
 
-/// A batch item and key head.
+/// One key head of one batch item.
 template <class P>
 struct long_short_pair {
   using T = sum_type<P>;
 
   long_short_member<P>* members = nullptr;  // [group]
   long_short_piece<T>* pieces = nullptr;
-  T *d_keys = nullptr, *d_values = nullptr;  // [Lk][]: what the windows pass on
+  T *d_keys = nullptr, *d_values = nullptr;  // [Lk][]: the gradients by the windows
   norm_sums<T>* local = nullptr;             // [blocks of keys]
 };
 

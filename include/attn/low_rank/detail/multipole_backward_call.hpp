@@ -1,7 +1,8 @@
-// attn: the driver of multipole_backward: keys are clustered and chosen again, then blocks of queries pass gradients to
-// the keys they take, to their own segment and to clusters, whose members share what their mean receives.
+// attn: the driver of multipole_backward: keys are clustered and chosen again; gradients of blocks of queries then go
+// to the keys they take, to their own segment and to clusters, whose members share the gradient of their mean.
 //
-// A piece is a range of tasks of all heads of a key head, with sums of its own; at most 8 of them, cut by shape alone.
+// A part is a range of tasks of all heads of a key head, with separate sums; there are at most 8, depending on the
+// shape alone.
 #pragma once
 
 #include <attn/low_rank/detail/multipole_call.hpp>
@@ -10,12 +11,12 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// What a piece adds to every key, and to every member of a cluster. Null: not wanted.
+/// The sums of one part for every key, and for every member of a cluster. Null: not wanted.
 template <class T>
 struct multipole_piece {
   T *d_keys = nullptr, *d_values = nullptr;          // [Lk + panel][]
   T *share_keys = nullptr, *share_values = nullptr;  // [clusters][]
-  T *far_keys = nullptr, *far_values = nullptr;      // [clusters + panel][]: of their means, where some stay whole
+  T *far_keys = nullptr, *far_values = nullptr;      // [clusters + panel][]: of clusters' means, where some stay whole
 };
 
 template <class T>
@@ -108,7 +109,7 @@ struct multipole_backward_call {
     near.clear(0, c.slots + c.taken);
   }
 
-  /// Passes the sums of a block's own slots on: to keys taken, and to the members that are left of clusters.
+  /// Adds the sums of a block's own slots to those of the keys taken, and of the members that are left of clusters.
   static void scatter(const multipole_keys<T, S>& k, const multipole_block<T>& c, T* sums, index row_stride, T* to_keys,
                       T* to_members) {
     if (!sums) return;
@@ -212,7 +213,7 @@ struct multipole_backward_call {
 
   // Keys --------------------------------------------------------------------------------------------------------------
 
-  /// Adds up the pieces for keys [begin, end), in the first one, and stores them.
+  /// Adds up the parts for keys [begin, end), into the first one, and stores the result.
   void store_keys(const pair& p, index b, index kv, index begin, index end) const {
     const multipole_keys<T, S> k = forward.clustering().keys_of(p.clustered, b, kv);
     const index clustered = o().clusters > 0 ? o().segments(keys(b)) * o().segment_keys(keys(b)) : 0;
@@ -235,7 +236,7 @@ struct multipole_backward_call {
     store(in.dv, &multipole_piece<T>::d_values, &multipole_piece<T>::share_values, stride_v(), T(1));
   }
 
-  /// Rows that see nothing, by their position or because they are padding.
+  /// Zeros for rows that see no key, because of their position or because they are padding.
   void clear_queries(index b, index h) const {
     const index blind = o().causal ? std::clamp<index>(queries(b) - keys(b), 0, queries(b)) : 0;
     for (index i = 0; i < shape().queries; ++i)

@@ -1,7 +1,7 @@
-// attn: what one block of queries of multipole sees: the keys it takes exactly, and what these leave of the clusters.
+// attn: what one block of queries of multipole sees: the keys it takes exactly, and the clusters without them.
 //
-// Where there are many more clusters than keys taken, most stay whole: the `far` ones, packed once for all queries.
-// Only those that lost a key are the block's own.
+// Where there are many more clusters than keys taken, most clusters stay whole: these are called `far`, and are packed
+// once for all queries. Only clusters that lost a key are packed for the block.
 #pragma once
 
 #include <attn/low_rank/detail/multipole_choice.hpp>
@@ -21,15 +21,15 @@ struct multipole_blocks {
   index keys, queries;  // true lengths
 
   index shift() const { return keys - queries; }
-  /// Blocks whose probes are ranked at once, and the probes of each.
+  /// Number of blocks whose probes are ranked at once, and of the probes of each.
   static index together(const multipole_settings& o) { return std::max<index>(1, tile_rows / probes(o)); }
   static index probes(const multipole_settings& o) { return ceil_div(o.causal ? o.lookback : o.block, o.probe); }
-  /// Tasks of the longest sequence.
+  /// Number of tasks of the longest sequence.
   static index tasks(const multipole_settings& o, index most_keys, index most_queries) {
     return o.causal ? ceil_div(most_keys, o.segment) : ceil_div(most_queries, o.block * together(o));
   }
 
-  /// visit(blocks, count) for the blocks of a task, those ranked together at once; all of them have the same past.
+  /// visit(blocks, count) for the blocks of a task that are ranked together, all of which have the same past.
   template <class Visit>
   void visit_task(index task, Visit&& visit) const {
     query_block list[tile_rows];
@@ -50,7 +50,7 @@ struct multipole_blocks {
   }
 };
 
-/// What the threads share of one head of keys, clustered.
+/// Memory that the threads share for one head of keys, clustered.
 template <class T, class S>
 struct multipole_keys {
   const multipole_settings& o;
@@ -59,11 +59,11 @@ struct multipole_keys {
   const T* far_logs = nullptr;    // [clusters]: log2 of their counts
   const T* far_panels = nullptr;  // their means, packed across
 
-  /// Of key j among all.
+  /// The cluster of key j, numbered over all segments.
   index cluster_of(index j) const { return (o.causal ? j / o.segment * o.clusters : 0) + clusters.cluster[j]; }
 };
 
-/// Are only the clusters that lost a key the block's own?
+/// Whether only the clusters that lost a key are packed for the block.
 inline bool few_clusters_change(const multipole_settings& o, index clusters) { return clusters > 2 * o.exact; }
 
 /// Scratch of one worker.
@@ -72,17 +72,17 @@ struct multipole_block {
   index stride = 0;  // of ranks
   probe_rows<T> probes;
   T* ranks = nullptr;                   // [together][stride]
-  T* buffer = nullptr;                  // [most of keys and clusters]
+  T* buffer = nullptr;                  // [the larger of keys and clusters]
   T* far_ranks = nullptr;               // [together][clusters], for candidate_clusters
   bool* candidate = nullptr;            // [clusters]
-  index* list = nullptr;                // candidates, or places
+  index* list = nullptr;                // candidates, or positions
   index* chosen = nullptr;              // [keys]: taken exactly, ascending
   cluster_sums<T> rest;                 // per slot: what is left of a cluster
   T* logs = nullptr;                    // per slot: log2 of how many keys
   T* far_logs = nullptr;                // [clusters]: -infinity for those that lost a key
   cluster_number* slot = nullptr;       // [clusters]: or -1
   cluster_number* of_slot = nullptr;    // per slot: the cluster
-  index taken = 0, slots = 0, far = 0;  // keys taken; own clusters, filled up to whole panels; far ones
+  index taken = 0, slots = 0, far = 0;  // counts: keys taken; own clusters, in whole panels; far ones
 
   static index most_slots(const multipole_settings& o, index keys) {
     const index all = o.segments(keys) * o.clusters, most = few_clusters_change(o, all) ? 2 * o.exact : all;
@@ -120,7 +120,7 @@ struct multipole_block {
     probes.rows = 0;
     for (index b = 0; b < count; ++b) {
       const query_block& one = blocks[b];
-      for (index end = one.probe_end, begin; end > one.probe_begin; end = begin) {  // whole probes end at the end
+      for (index end = one.probe_end, begin; end > one.probe_begin; end = begin) {  // probes are counted from the end
         begin = std::max(end - o.probe, one.probe_begin);
         probes.add(q, begin, end, sign, b);
       }
@@ -134,7 +134,7 @@ struct multipole_block {
     }
   }
 
-  /// The keys block number b of those ranked takes.
+  /// The keys that block number b of those ranked takes.
   template <class S>
   void choose(const multipole_keys<T, S>& k, const query_block& one, index b) {
     const multipole_settings& o = k.o;
@@ -155,7 +155,7 @@ struct multipole_block {
     std::fill_n(candidate, all, false);
     for (index n = 0; n < near; ++n) candidate[list[n]] = true;
     index found = 0;
-    T* const some = ranks + b * stride;  // moved together: place n is never before what was read
+    T* const some = ranks + b * stride;  // moved to the front: entry n is never written before it was read
     for (index j = 0; j < one.past; ++j)
       if (candidate[k.cluster_of(j)]) list[found] = j, some[found++] = x[j];
     taken = choose_largest(some, found, o.exact, buffer, chosen);

@@ -7,15 +7,15 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// What the threads share of one head of keys.
+/// Memory that the threads share for one head of keys.
 template <class T>
 struct multipole_pair {
   multipole_clusters<T> clusters;
-  packed_keys<T> far;     // the clusters' means, where some blocks see clusters that lost nothing
+  packed_keys<T> far;     // the clusters' means, where some blocks see clusters that lost no key
   T* far_logs = nullptr;  // [segments * clusters]
 };
 
-/// The clusters of a pair, which may be part of more.
+/// The clusters in the shared memory of a key head, which may have further members.
 template <class Pair>
 const auto& clustered_of(const Pair& p) {
   if constexpr (requires { p.clustered; })
@@ -36,7 +36,7 @@ struct multipole_clustering {
   sequence_lengths lengths;
 
   index most_segments() const { return o.segments(shape.keys); }
-  /// Does any block see clusters that lost nothing, or choose among clusters?
+  /// Whether any block sees clusters that lost no key, or chooses among clusters.
   bool with_far() const {
     return few_clusters_change(o, most_segments() * o.clusters) || (o.candidate_clusters > 0 && o.clusters > 0);
   }
@@ -53,7 +53,7 @@ struct multipole_clustering {
     return {o, p.clusters, head_of(k, b, kv), head_of(v, b, kv), p.far_logs, p.far.keys};
   }
 
-  /// Pairs are batch item and key head, b * kv_heads + kv.
+  /// Key heads are counted over all batch items: b * kv_heads + kv.
   template <class Pair>
   void run(const wave<Pair>& pairs) const {
     constexpr index pack_step = 512;
@@ -111,7 +111,7 @@ struct multipole_clustering {
       const index n = lengths.keys(item(pair)), rows = o.segments(n) * o.clusters;
       p.clusters.sum_before(o, key(pair), n);
       if (!with_far() || rows == 0) return;
-      // Means overwrite the centres, which no later step reads; means of values their parts.
+      // Means overwrite the centres, which no later step reads; means of values overwrite the parts.
       for (index r = 0; r < rows; ++r) {
         const T count = p.clusters.sums.counts[r], factor = count > T(0) ? T(1) / count : T(0);
         p.far_logs[r] = count > T(0) ? std::log2(count) : -std::numeric_limits<T>::infinity();
@@ -132,7 +132,7 @@ struct multipole_clustering {
     for (index d = 0; d < n; ++d) to[d] = factor == T(0) ? T(0) : from[d] * factor;
   }
 
-  /// What the caller says, or every key its own cluster.
+  /// The caller's assignment, or every key as its own cluster.
   void take_assignment(const multipole_clusters<T>& c, index pair, index n, index part) const {
     const auto [begin, end] = c.part_keys(o, n, part);
     for (index j = begin; j < end; ++j)
@@ -180,7 +180,7 @@ struct multipole_call {
             packed_keys<T>::layout(memory, o.causal ? std::min(o.segment, keys) : 0, dim, dim_v)};
   }
 
-  /// Packs what a block sees of its own: clusters, then the keys it takes.
+  /// Packs the slots of a block: its own clusters, then the keys it takes.
   static void pack_near(const multipole_keys<T, S>& k, const multipole_block<T>& c, packed_keys<T>& near) {
     if (c.slots > 0) near.pack(c.rest_keys(near.dim), c.rest_values(near.dim_v), 0, c.slots);
     if (c.taken == 0) return;
@@ -247,7 +247,7 @@ struct multipole_call {
         exec, shape().batch * shape().kv_heads, [&](arena& memory) { return clusters.layout(memory); },
         [&](const wave<multipole_pair<T>>& pairs) {
           clusters.run(pairs);
-          // Of a causal call the last tasks are the longest: they go first.
+          // In causal calls the last tasks are the longest: they go first.
           pairs.for_each(tasks * group, [&](index pair, const multipole_pair<T>& p, index step, int worker) {
             auto s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
             const index b = pair / shape().kv_heads, h = pair % shape().kv_heads * group + step % group;

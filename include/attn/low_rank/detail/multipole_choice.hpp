@@ -1,6 +1,6 @@
 // attn: which keys a block of queries of multipole takes exactly: those with the largest max over probes g of
-// x_g.(k_j - mean of the keys), x_g the mean of some of its queries. Ties: the earlier key. A rank that is not a number
-// is the lowest.
+// x_g.(k_j - mean of the keys), x_g the mean of some of its queries. Of equal ranks the earlier key is taken; NaN is
+// the lowest rank.
 #pragma once
 
 #include <attn/core/detail/tile_product.hpp>
@@ -10,7 +10,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Integers in the order of the floats they stand for; -0 is 0.
+/// Integers in the order of the floats they represent; -0 is 0.
 template <class T>
 struct ordered_bits {
   using integer = typename float_bits<T>::integer;
@@ -36,7 +36,8 @@ index count_from(const T* x, index n, T t) {
   return count + static_cast<index>(sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3]))));
 }
 
-/// The k-th largest of n numbers, 1 <= k <= n, none of which is NaN: bisection over their bits, a few dozen countings.
+/// The k-th largest of n numbers, 1 <= k <= n, none of which is NaN: bisection over their bits, a few dozen passes that
+/// count.
 template <class T>
 T kth_largest(const T* x, index n, index k) {
   using bits = ordered_bits<T>;
@@ -53,11 +54,11 @@ T kth_largest(const T* x, index n, index k) {
   return bits::number(least);
 }
 
-/// Writes the places of the `count` largest of n numbers, ascending; ties: the earlier ones. Returns how many.
-/// `buffer` holds n numbers, `chosen` n places.
+/// Writes the indices of the `count` largest of n numbers in ascending order; of equal numbers the earlier are taken.
+/// Returns how many. `buffer` holds n numbers, `chosen` n indices.
 ///
-/// The count-th largest of the maxima of disjoint sets is no more than the count-th largest of all: what lies below it
-/// is left out at once.
+/// The count-th largest of the maxima of disjoint sets is at most the count-th largest of all numbers: smaller numbers
+/// are dropped at once.
 template <class T>
 index choose_largest(const T* x, index n, index count, T* buffer, index* chosen) {
   if (count >= n) {
@@ -133,7 +134,7 @@ struct probe_rows {
     block[rows++] = of_block;
   }
 
-  /// Ready for rank(): `sum` is the sum of `keys` keys.
+  /// Prepares for rank(): `sum` is the sum of `keys` keys.
   void finish(const T* sum, index keys) const {
     const index stride = round_up(dim, width<T>);
     for (index r = 0; r < rows; ++r) {
@@ -160,7 +161,7 @@ struct probe_rows {
                                         T* const to = ranks + block[r + m] * stride + j + n * width<T>;
                                         const packet<T> known = load<T>(to);
                                         const packet<T> rank = sub(x, broadcast<T>(offset[r + m]));
-                                        store<T>(to, if_less(known, rank, rank, known));  // NaN is no larger
+                                        store<T>(to, if_less(known, rank, rank, known));  // NaN is not larger
                                       });
         });
     }

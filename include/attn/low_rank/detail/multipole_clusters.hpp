@@ -1,11 +1,11 @@
-// attn: the clusters of multipole: k-means of the keys of a segment, and what is summed up of every cluster.
+// attn: the clusters of multipole: k-means of the keys of a segment, and the sums over every cluster.
 //
 //   1. start     centres are keys of the segment, drawn by a seed
-//   2. assign    every key goes to the nearest centre, ties: the first: a product of centres and keys
-//   3. merge     centres become the means of their keys; one without keys stays. Back to 2, `iterations` times
-//   4. assign, and sum up keys and values
+//   2. assign every key goes to the nearest centre, of equal ones to the first: a product of centres and keys 3. merge
+//   centres become the means of their keys; one without keys is unchanged. Steps 2 and 3 run `iterations` times 4.
+//   assign, and sum up keys and values
 //
-// A segment is worked on in parts of fixed size, whose sums are added in order: the bits do not depend on threads.
+// A segment is processed in parts of fixed size, whose sums are added in order: the number of threads changes no bit.
 #pragma once
 
 #include <attn/core/detail/waves.hpp>
@@ -65,7 +65,7 @@ struct cluster_scratch {
             memory.allocate<T>(clusters * stride), memory.allocate<T>(stride), memory.allocate<index>(keys)};
   }
 
-  /// Packs centres [clusters][stride], less their mean: where keys lie far from the origin, fewer digits are lost.
+  /// Packs centres [clusters][stride], minus their mean: where keys are far from the origin, fewer digits are lost.
   void pack(const T* from, index stride, index clusters, index dim) const {
     std::fill_n(mean, stride, T(0));
     for (index c = 0; c < clusters; ++c)
@@ -101,7 +101,7 @@ void nearest_centres(const cluster_scratch<T>& s, index clusters, index dim, con
                                       const packet<T> score = sub(x, broadcast<T>(s.offsets[c + m]));
                                       const packet<T> number = broadcast<T>(static_cast<T>(c + m));
                                       at[n] = if_less(best[n], score, number, at[n]);
-                                      best[n] = if_less(best[n], score, score, best[n]);  // NaN is no larger
+                                      best[n] = if_less(best[n], score, score, best[n]);  // NaN is not larger
                                     });
       });
     alignas(64) T numbers[wide];
@@ -142,12 +142,12 @@ struct multipole_clusters {
     return c;
   }
 
-  /// Where every key is its own cluster, or the caller says which it is in, nothing is iterated.
+  /// Without iteration: every key is its own cluster, or the caller gives the assignment.
   static bool iterates(const multipole_settings& o, index keys) {
     return !o.assigned && o.clusters > 0 && o.segment_keys(keys) > o.clusters;
   }
 
-  /// `number` is that of the segment in the sequence, which draws its keys.
+  /// `number` is that of the segment in the sequence, by which its keys are drawn.
   template <class S>
   void start(const multipole_settings& o, const matrix_view<const S>& k, index keys, index segment, index number,
              const cluster_scratch<T>& s) const {

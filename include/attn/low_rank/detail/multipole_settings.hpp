@@ -8,22 +8,22 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index cluster_part = 1024;  // keys of a part
 
-/// What the options say, defaults filled in.
+/// The options with defaults filled in.
 struct multipole_settings {
-  bool causal = false, assigned = false;  // assigned: the caller says which cluster a key is in
+  bool causal = false, assigned = false;  // assigned: the caller gives the cluster of every key
   index block = 1, probe = 1, exact = 0, clusters = 0, candidate_clusters = 0;
   index segment = 1, lookback = 1;  // causal only
   index iterations = 0;
   std::uint64_t seed = 0;
 
-  /// Segments of a sequence of `keys` that are clustered. The last one is seen by no later query.
+  /// Number of segments of a sequence of `keys` that are clustered: all but the last, which no later query sees.
   index segments(index keys) const {
     if (keys == 0) return 0;
     return causal ? (keys - 1) / segment : 1;
   }
   index segment_keys(index keys) const { return causal ? segment : keys; }
   index parts_per_segment(index keys) const { return ceil_div(segment_keys(keys), cluster_part); }
-  /// Clusters of the segments before position `past`; all keys where not causal.
+  /// Number of clusters of the segments before position `past`; of all keys where not causal.
   index clusters_before(index past) const {
     if (past == 0) return 0;
     return causal ? past / segment * clusters : assigned ? clusters : std::min(clusters, past);
@@ -31,7 +31,7 @@ struct multipole_settings {
   index parts(index keys) const { return segments(keys) * parts_per_segment(keys); }
 };
 
-/// What multipole and its cache have in common.
+/// The checks that multipole and its cache have in common.
 inline void check_multipole_settings(const validator& check, const multipole_settings& o) {
   check.at_least("exact", 0, o.exact);
   check.at_least("clusters", 0, o.clusters);
@@ -39,7 +39,7 @@ inline void check_multipole_settings(const validator& check, const multipole_set
   check.at_least("candidate_clusters", 0, o.candidate_clusters);
   check.at_least("segment", 1, o.segment);
   check.at_least("iterations", 0, o.iterations);
-  constexpr index most = index(1) << 24;  // they are counted in the compute type: float holds these integers
+  constexpr index most = index(1) << 24;  // float, the compute type, represents these integers
   if (o.clusters > most) check.fail({"clusters <= ", most}, o.clusters);
 }
 

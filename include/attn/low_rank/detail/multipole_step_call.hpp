@@ -2,10 +2,11 @@
 //
 //   1. scores of all clusters             one reading of their means, for all query heads
 //   2. per query head: choose             clusters, then keys among those of the clusters chosen
-//   3. one softmax over keys taken, rests of clusters, and the own segment
+//   3. one softmax over keys taken, the rests of clusters, and the own segment
 //
-// The rest of a cluster needs no keys: with S its members taken, n_rest its score is (n s - sum_S s_j) / n_rest, and
-// its value (n v - sum_S v_j) / n_rest: weights of the clusters' means and of the keys taken change instead.
+// The rest of a cluster is computed without its keys. With S the members taken, and n_rest those left, its score is (n
+// s - sum_S s_j) / n_rest, and its value (n v - sum_S v_j) / n_rest. Instead of computing that value, the weights of
+// the clusters' means and of the keys taken are changed.
 #pragma once
 
 #include <attn/low_rank/detail/multipole_choice.hpp>
@@ -56,10 +57,10 @@ struct multipole_step_call {
     T *ranks, *buffer;                // of keys, of those and clusters
     T* taken_scores;                  // [exact]
     index *list, *chosen, *taken;     // candidates, choices, keys taken
-    cluster_number *of_list, *slot;   // the cluster of a candidate; [clusters]: its place among those that lost keys
+    cluster_number *of_list, *slot;   // the cluster of a candidate; [clusters]: its number among those that lost keys
     cluster_number *of_taken, *lost;  // [exact]
     T *lost_scores, *lost_counts;     // [exact]: sums over the members taken
-    T* factors;                       // [exact]: what a member taken loses of its weight
+    T* factors;                       // [exact]: what is subtracted from the weight of a member taken
   };
   scratch layout(arena& memory) const {
     const index group = shape.group(), past = most_past(), clusters = most_clusters();
@@ -121,7 +122,7 @@ struct multipole_step_call {
       return found;
     }
     T* const x = s.scores + r * s.stride;
-    T* const ranks = s.buffer;  // of clusters; empty ones and what is not a number come last
+    T* const ranks = s.buffer;  // of clusters; empty ones and NaN come last
     for (index n = 0; n < clusters; ++n)
       ranks[n] = c.counts[n] > T(0) && x[n] == x[n] ? x[n] : -std::numeric_limits<T>::infinity();
     const index near = choose_largest(ranks, clusters, o.candidate_clusters, s.ranks, s.chosen);

@@ -1,5 +1,5 @@
-// attn: the driver of nystrom_backward: the forward call up to A^+ softmax(scale Q' K^T) V, then back: the queries, the
-// inverse, the keys, and what goes to tokens through the landmarks.
+// attn: the driver of nystrom_backward: the forward call up to A^+ softmax(scale Q' K^T) V, then the backward passes of
+// the queries, of the inverse, of the keys, and of the landmarks.
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
@@ -23,9 +23,9 @@ struct nystrom_backward_call {
   bool accumulate;
 
   inverse_kind<T> kind{};
-  T* inner = nullptr;  // [batch * heads]: what the start of the whole batch passes on
+  T* inner = nullptr;  // [batch * heads]: gradients by the start of the iteration, which the whole batch shares
   index highest = -1;  // the head, of all items, with its largest column
-  index last = -1;     // the pair with that head, which comes last
+  index last = -1;     // the key head with that head, which comes last
   bool at_last = false;
 
   const landmark_plan& plan() const { return forward.plan; }
@@ -35,14 +35,14 @@ struct nystrom_backward_call {
   index m() const { return forward.m(); }
   index stride() const { return sums_stride<T>(shape().dim); }
   index stride_v() const { return sums_stride<T>(shape().dim_v); }
-  /// Queries are summed over in at most 16 pieces, cut by shape alone.
+  /// Sums over queries are divided into at most 16 parts, depending on the shape alone.
   index query_pieces() const { return std::clamp<index>(shape().queries / 2048, 1, 16); }
   T factor() const { return forward.terms.query_factor(); }
   T* query_sums_of(const pair& p, index g) const { return dq ? p.d_queries + g * shape().queries * stride() : nullptr; }
   T* landmark_gradients(const pair& p, index g) const {
     return p.d_w + g * std::min(m(), std::max(shape().queries, shape().keys)) * stride_v();
   }
-  /// Is the result what the landmarks of the queries attend to?
+  /// Whether the result is what the landmarks of the queries attend to.
   bool queries_are_landmarks(index b) const { return plan().few_queries(b) && !plan().few_keys(b); }
   convolution_backward<S> convolution() const {
     return {forward.convolution, forward.views.v, d_out, shape(), lengths()};
@@ -52,7 +52,7 @@ struct nystrom_backward_call {
                                        shape().dim_v);
   }
 
-  /// What queries attend to: K' or all keys, and for every query head the values.
+  /// Packs what queries attend to: K' or all keys, and the values of every query head.
   void pack_keys(pair& p, index b, index kv) const {
     if (plan().few_keys(b))
       p.keys.pack(head_of(forward.views.k, b, kv), lengths().keys(b), factor());
@@ -78,7 +78,7 @@ struct nystrom_backward_call {
     one.pack_landmarks(head_of(forward.views.q, b, h), queries, w, g * queries, d, stride_v(), factor());
   }
 
-  /// The queries of one piece.
+  /// The queries of one part.
   void queries_back(const pair& p, index b, index h, index g, index piece, execution& exec, int worker) const {
     const member& one = p.members[g];
     const index queries = lengths().queries(b), end = segment_begin(piece + 1, queries, query_pieces());
@@ -96,7 +96,7 @@ struct nystrom_backward_call {
                               .stride_v = stride_v()});
   }
 
-  /// Sums of pieces, and back through the inverse.
+  /// Adds up the parts, then the backward pass of the inverse.
   void inverse_back(const pair& p, index b, index h, index g, execution& exec, int worker) const {
     member& one = p.members[g];
     one.d_queries.clear(0);
@@ -148,7 +148,7 @@ struct nystrom_backward_call {
                           tokens ? keys : 0, accumulate);
   }
 
-  /// The keys and values of one piece.
+  /// The keys and values of one part.
   void keys_back(const pair& p, index b, index kv, index piece, execution& exec, int worker) const {
     const index keys = lengths().keys(b), group = shape().group();
     const index begin = segment_begin(plan().piece_begin(piece), keys, m());
@@ -182,7 +182,7 @@ struct nystrom_backward_call {
     }
   }
 
-  /// Rows of sums of tokens [begin, end) become scale times themselves plus their parts of the gradients of their
+  /// Multiplies rows of sums of tokens [begin, end) by the scale, and adds their shares of the gradients of their
   /// landmarks, if there are any.
   void finish_rows(T* rows, index begin, index end, const T* of_landmarks, index length) const {
     const T scale = forward.terms.scale;
@@ -218,7 +218,7 @@ struct nystrom_backward_call {
                         accumulate);
   }
 
-  /// Pairs of batch item and key head.
+  /// Runs all key heads, in waves.
   void run_wave(const wave<pair>& w) const {
     const index heads = shape().kv_heads, group = shape().group(), pieces = plan().pieces();
     const index landmark_steps = ceil_div(plan().most_queries(), landmark_step);
@@ -291,7 +291,7 @@ struct nystrom_backward_call {
       kind.norms->raise(norms[n]);
     }
     if (highest < 0) return run_waves(exec, pairs);
-    // The pair with the largest column of all comes last: what the others pass on goes to it.
+    // The key head with the largest column of all comes last, because the gradients of the others' starts go to it.
     last = highest / shape().group();
     run_waves(exec, pairs - 1);
     at_last = true;

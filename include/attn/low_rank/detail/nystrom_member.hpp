@@ -1,4 +1,4 @@
-// attn: what the backward pass of nystrom knows of one query head, and of the heads that share keys.
+// attn: the data of the backward pass of nystrom for one query head, and for the heads that share keys.
 #pragma once
 
 #include <attn/low_rank/detail/few_rows_backward.hpp>
@@ -13,7 +13,7 @@ struct inverse_kind {
   bool exact = false;
   index iterations = 0;
   double cutoff = 0;
-  std::optional<start_norms<T>> norms{};  // those of the whole batch
+  std::optional<start_norms<T>> norms{};  // if given, those of the whole batch
 };
 
 /// One query head.
@@ -21,8 +21,8 @@ template <class T>
 struct nystrom_member {
   few_rows<T> values;  // A^+ softmax(scale Q' K^T) V, or all values
   attended_rows<T> landmarks;
-  sums_in_parts<T> d_values, d_keys;           // of those values and of K', by pieces of the queries
-  sums_in_parts<T> d_queries;                  // of Q': part 0 through A, then by pieces of the keys
+  sums_in_parts<T> d_values, d_keys;           // of those values and of K', by parts of the queries
+  sums_in_parts<T> d_queries;                  // of Q': part 0 through A, then by parts of the keys
   T *weights = nullptr, *d_weights = nullptr;  // A and its gradient, [m][m]
   start_norms<T> norms{};
   inverse_iterates<T> iterates{};
@@ -46,7 +46,7 @@ struct nystrom_member {
     return x;
   }
 
-  /// A^+ W of landmarks Q' and K', W [m] rows of online softmax from row `first` on, made weights of sum 1.
+  /// A^+ W of landmarks Q' and K', W being [m] rows of online softmax from row `first` on, divided by their sums.
   [[gnu::noinline]] void invert(const T* queries, const T* keys, const online_softmax<T>& w, index first,
                                 const score_terms<T, no_score>& terms, const inverse_kind<T>& kind, execution& exec,
                                 int worker) {
@@ -90,7 +90,7 @@ struct nystrom_member {
   }
 
   /// Makes `rows` queries that have attended to all keys, with the gradients of their results, ready for
-  /// backward_of_keys; d_out is used up.
+  /// backward_of_keys; d_out is overwritten.
   template <class S>
   void pack_landmarks(const matrix_view<const S>& queries, index rows, const online_softmax<T>& w, index first,
                       T* d_out, index stride, T factor) {
@@ -108,8 +108,8 @@ struct nystrom_member {
     landmarks.d_out.pack(matrix_view<const T>{d_out, rows, w.cols, stride, 1}, rows, T(1));
   }
 
-  /// From the gradient of A^+ W: that of W goes to `d_w` [m][stride], that of A, where `through_a`, to d_weights.
-  /// Returns what the start of the iteration passes on to the norms, negative and times each of them.
+  /// From the gradient of A^+ W computes that of W in `d_w` [m][stride] and, where `through_a`, that of A in d_weights.
+  /// Returns minus the gradient of each norm by the start of the iteration, times that norm.
   [[gnu::noinline]] T invert_back(const online_softmax<T>& w, index first, const inverse_kind<T>& kind, bool through_a,
                                   T* d_w, index stride, execution& exec, int worker) {
     if (kind.exact) {
@@ -159,7 +159,7 @@ struct nystrom_member {
     for (index i = 0; i < m; ++i) d_weights[i * m + largest] += gradient;
   }
 
-  /// Through A = softmax(scale Q' K'^T): adds to the gradients of Q' and K', which lack the scale.
+  /// The backward pass of A = softmax(scale Q' K'^T): adds to the gradients of Q' and K', which are without the scale.
   [[gnu::noinline]] void add_through_weights(const few_rows<T>& keys, execution& exec, int worker) {
     const index m = values.capacity;
     panel_matrix<T> d, across;
@@ -218,7 +218,7 @@ struct nystrom_member {
   }
 };
 
-/// One batch item and key head.
+/// One key head of one batch item.
 template <class P>
 struct nystrom_backward_pair {
   using T = sum_type<P>;

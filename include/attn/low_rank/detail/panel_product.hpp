@@ -1,4 +1,5 @@
-// attn: products of matrices that lie in panels, for what is small beside the sequence: projections and landmarks.
+// attn: products of matrices in panels, for matrices that are small compared with the sequence: projections and
+// landmarks.
 #pragma once
 
 #include <attn/core/execution.hpp>
@@ -11,7 +12,7 @@ inline index segment_begin(index a, index length, index count) {
   const index whole = length / count, rest = length % count;
   return a * whole + a * rest / count;  // a * length might overflow
 }
-/// The segment token i lies in; count <= length.
+/// The segment that contains token i; count <= length.
 inline index segment_of(index i, index length, index count) { return ((i + 1) * count - 1) / length; }
 
 /// A matrix in panels [capacity][panel_width], as pack_panels writes it: an operand of a product or its result. Rows up

@@ -1,8 +1,8 @@
 // attn: products with projections along the sequence, x' = E x, for all heads in one pass over E.
 //
-// E [heads or 1, rank, length] is packed for several steps of tokens at a time, once for all heads that share it; then
-// every head's rows of these tokens are multiplied by it and added to the result. An element of the result is summed
-// over steps in the order of the tokens, cut at the same places whatever the threads.
+// E [heads or 1, rank, length] is packed for several steps of project_step tokens at a time, once for all heads that
+// share it; then every head's rows of these tokens are multiplied by it and added to the result. An element of the
+// result is summed over steps in the order of the tokens; where steps begin does not depend on threads.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -31,11 +31,11 @@ tensor_view<const S, 3> projection_view(const X& x) {
   }
 }
 
-/// The first numbers of pairs alone: of a last pair of which only one token is there.
+/// Only the first number of each pair: for a last pair that has one token only.
 template <class P>
 struct first_of_pairs {
   packed_rows<P> a;
-  index first;  // the pair of k = 0
+  index first;  // the pair at k = 0
   ATTN_INLINE P at(int m, index k) const { return {a.at(m, first + k).bits & 0xffff}; }
 };
 
@@ -73,7 +73,7 @@ struct sequence_projection {
   /// Numbers of one head's result, in whole tiles of rows.
   index result_size() const { return round_up(rank(), tile_rows) * columns(); }
   index step_size() const { return round_up(rank(), tile_rows) / tile_rows * project_tile<P>; }
-  /// Steps that are packed at a time.
+  /// Number of steps that are packed at a time.
   index steps() const {
     const index all = std::max<index>(1, ceil_div(x.extent(2), project_step));
     return std::clamp<index>(project_numbers / (e.extent(0) * step_size()), 1, all);
@@ -107,8 +107,8 @@ struct sequence_projection {
   }
 };
 
-/// Projects keys and values of a wave of batch items, side by side; `shared` tells that they have one E. Results are
-/// `keys` and `values` of an item's scratch memory: [heads][result_size].
+/// Projects keys and values of a wave of batch items, side by side; `shared`: they have one E. Results are `keys` and
+/// `values` of an item's scratch memory: [heads][result_size].
 template <class S, class P, class Item>
 void project(const sequence_projection<S, P>& keys, const sequence_projection<S, P>& values, bool shared,
              const sequence_lengths& lengths, const wave<Item>& w) {
@@ -120,7 +120,7 @@ void project(const sequence_projection<S, P>& keys, const sequence_projection<S,
     std::fill_n(w.scratch[n].keys, keys.heads * keys.result_size(), T(0));
     std::fill_n(w.scratch[n].values, values.heads * values.result_size(), T(0));
   }
-  // Heads are cut into groups of rows only where they are too few to keep the threads busy.
+  // Heads are divided into ranges of rows only where they are too few to keep the threads busy.
   const index heads = w.count * (keys.heads + values.heads), threads = w.exec.active_threads();
   const index parts = threads > 1 && heads < 4 * threads ? row_groups : 1;
   for (index begin = 0; begin < longest; begin += steps * project_step) {

@@ -1,8 +1,8 @@
 // attn: the pseudo-inverse of a small square matrix, applied to values: w = A^+ b.
 //
-// The iteration of Razavi et al. 2014, as Xiong et al. 2021 use it, is products alone. The exact one is a one-sided
-// Jacobi decomposition (Hestenes 1958), which finds small singular values to high relative accuracy, in scratch memory:
-// Eigen's decompositions allocate theirs, and take seconds to compile.
+// The iteration of Razavi et al. 2014, as Xiong et al. 2021 use it, consists of products alone. The exact one is a
+// one-sided Jacobi decomposition (Hestenes 1958), which finds small singular values to high relative accuracy, in
+// scratch memory: Eigen's decompositions allocate theirs, and take seconds to compile.
 #pragma once
 
 #include <attn/low_rank/detail/panel_product.hpp>
@@ -87,10 +87,10 @@ struct iterative_inverse {
 
 /// By singular values s, each inverted to s / (s^2 + cutoff^2 (largest^2 - s^2)); in double.
 ///
-/// On the queries and keys of a trained encoder A is nearly singular, and what small singular values carry is noise.
-/// Error of the whole against full softmax, layers 0 / 1, 64 landmarks: 0.30 / 0.11 with 6 iterations; 22 / 0.85 with
-/// cutoff 0, 0.32 / 0.10 with 0.01, 0.303 / 0.106 with 0.03 (the default), 0.31 / 0.14 with 0.1. With 0.03 it is below
-/// that of the iteration for 16, 32, 64, 128 and 256 landmarks. A sharp cut is worse at its best, 0.312 / 0.105.
+/// On the queries and keys of a trained encoder A is nearly singular, and the components of small singular values are
+/// noise. Error of the whole against full softmax, layers 0 / 1, 64 landmarks: 0.30 / 0.11 with 6 iterations; 22 / 0.85
+/// with cutoff 0, 0.32 / 0.10 with 0.01, 0.303 / 0.106 with 0.03 (the default), 0.31 / 0.14 with 0.1. With 0.03 it is
+/// below that of the iteration for 16, 32, 64, 128 and 256 landmarks. A sharp cut is worse at its best, 0.312 / 0.105.
 struct exact_inverse {
   static constexpr int lanes = width<double>;
 
@@ -121,7 +121,7 @@ struct exact_inverse {
 
   double squared_norm(index i) const { return dot(rows + i * stride, rows + i * stride, stride); }
 
-  /// Turns every pair of rows until they are orthogonal.
+  /// Rotates every two rows until they are orthogonal.
   void decompose() const {
     constexpr double small = 2 * std::numeric_limits<double>::epsilon();
     bool turned = true;
@@ -154,7 +154,7 @@ struct exact_inverse {
     double largest = 0;
     for (index i = 0; i < size; ++i)
       if (const double square = squared_norm(i); !(square <= largest)) largest = square;
-    // A^+ b = S^T (J b / s^2), s the lengths of the rows of S; what rounding leaves of 0 is 0
+    // A^+ b = S^T (J b / s^2), s the lengths of the rows of S; lengths that are 0 but for rounding count as 0
     const double none = static_cast<double>(size) * static_cast<double>(std::numeric_limits<T>::epsilon());
     std::fill_n(product, size * cols, 0.0);
     std::fill_n(result, size * cols, 0.0);

@@ -1,8 +1,8 @@
-// attn: the way back through the pseudo-inverse of a small square matrix (pseudo_inverse.hpp).
+// attn: the backward pass of the pseudo-inverse of a small square matrix (pseudo_inverse.hpp).
 //
-// With Y = A Z, T1 = 7 - Y, U1 = 15 - Y T1, T2 = 13 - Y U1, a step is Z' = Z T2 / 4, and on the way back from dZ'
-//   dT2 = Z^T dZ' / 4,  dU1 = -Y^T dT2,  dT1 = -Y^T dU1,  dY = -dT2 U1^T - dU1 T1^T - dT1,
-//   dA += dY Z^T,  dZ = dZ' T2^T / 4 + A^T dY.
+// With Y = A Z, T1 = 7 - Y, U1 = 15 - Y T1, T2 = 13 - Y U1, a step is Z' = Z T2 / 4, and its backward pass from dZ' dT2
+//   = Z^T dZ' / 4, dU1 = -Y^T dT2, dT1 = -Y^T dU1, dY = -dT2 U1^T - dU1 T1^T - dT1, dA += dY Z^T, dZ = dZ' T2^T / 4 +
+//   A^T dY.
 // All of Z, Y, T1, U1, T2 enter transposed: the iteration is run transposed, and every product is one of plain
 // matrices.
 #pragma once
@@ -44,7 +44,7 @@ struct inverse_iterates {
 
 template <class T>
 struct iterative_inverse_backward {
-  // y, t1, u1, t2: transposed; others as they are
+  // y, t1, u1, t2 are transposed, the others are not
   panel_matrix<T> y, t1, u1, t2, d_z, d_next, d_t2, d_u1, d_y, d_a;
 
   static iterative_inverse_backward layout(arena& memory, index m) {
@@ -84,8 +84,8 @@ struct iterative_inverse_backward {
     }
   }
 
-  /// From d_z, the gradient of the last iterate: d_a becomes that of A, without what the norms pass on. Returns the sum
-  /// of dZ_0 Z_0: it passes on minus that over each norm.
+  /// From d_z, the gradient of the last iterate: d_a becomes that of A, without the part through the norms. Returns the
+  /// sum of dZ_0 Z_0: the gradient of each norm is minus that sum over the norm.
   T back(const inverse_iterates<T>& from, const start_norms<T>& norms) {
     d_a.clear();
     for (index n = from.iterations - 1; n >= 0; --n) {
@@ -139,7 +139,7 @@ struct exact_inverse_backward {
     bool singular = false;
   };
 
-  /// h and k from the decomposition of a matrix, whose rows are those of A turned.
+  /// h and k from the decomposition of a matrix, whose rows are the rotated rows of A.
   spectrum invert(const exact_inverse& from, double cutoff, double epsilon) const {
     for (const matrix* one : {&a, &h, &k, &d_h, &x, &y, &z, &right}) one->clear();
     const index m = from.size;

@@ -1,8 +1,8 @@
 // attn: weighted sums of keys and values over tokens, K' = P^T K and V' = P^T V, with P = softmax over tokens of
 // logits.
 //
-// A segment of tokens is summed in parts of part_size, each with its own maximum, which are then merged: parts lie at
-// fixed places and may be summed by any thread.
+// A segment of tokens is divided into parts of part_size, each with its own maximum, whose sums are then merged. Parts
+// begin at fixed tokens, and any thread may compute any part.
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
@@ -78,7 +78,7 @@ struct token_sums {
     return all;
   }
 
-  /// Merges the parts of one segment: keys(n, c) and values(n, c) are what was sought.
+  /// Merges the parts of one segment: keys(n, c) and values(n, c) are then the result.
   void merge(index n, index segment) const {
     const index begin = n * parts(segment), end = begin + parts(segment);
     for (index c = 0; c < rank; ++c) {

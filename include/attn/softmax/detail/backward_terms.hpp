@@ -1,14 +1,14 @@
-// attn: the way back through the terms of a score (score_terms.hpp), and the gradients of what they are made of.
+// attn: the backward pass of the terms of a score (score_terms.hpp), and the gradients of their parameters.
 #pragma once
 
 #include <attn/softmax/detail/score_terms.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// In place of the derivative of a score function where there is none.
+/// Stands for the derivative where there is no score function.
 struct no_score_backward {};
 
-/// The terms of one head with the gradients their parameters want. One for each task: `d_slope` is the task's own sum.
+/// The terms of one head with the gradients of their parameters. One for each task: `d_slope` is the sum of that task.
 template <class T, class Score, class ScoreBackward>
 struct backward_terms {
   const score_terms<T, Score>& terms;
@@ -17,13 +17,13 @@ struct backward_terms {
   bool sum_slope = false;
   T d_slope = 0;
 
-  /// Do they need the scores as they were before the terms?
+  /// Whether the gradients need the scores as they were before the terms.
   bool need_raw() const { return terms.scored || terms.softcap; }
   bool any() const { return need_raw() || d_bias || sum_slope; }
 
   /// Row of query i: raw[n], the scores before the terms, and d[n], the gradients of the final ones, of the keys at slots
-  /// slot + n, n < count, a multiple of the vector width; d becomes the gradient of the raw scores, raw is used up. A
-  /// gradient of exactly 0 passes nothing on.
+  /// slot + n, n < count, a multiple of the vector width; d becomes the gradient of the raw scores, raw is overwritten.
+  /// A gradient of exactly 0 stays 0, whatever the score.
   void operator()(T* raw, T* d, index count, index i, const index_map& positions, index slot) {
     const index p = i + terms.query_shift;
     if (terms.softcap) {
@@ -67,7 +67,7 @@ concept score_derivative = requires(F& f, T s, index i) {
   { f(s, s, i, i, i, i) } -> std::convertible_to<T>;
 };
 
-/// A score function has its derivative given with it, and none else has.
+/// Checks at compile time that a derivative is given exactly where a score function is.
 template <class Score, class ScoreBackward, class T>
 constexpr void require_score_backward() {
   if constexpr (std::same_as<std::remove_cvref_t<Score>, no_score>)

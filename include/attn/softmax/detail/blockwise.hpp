@@ -13,12 +13,12 @@
 //
 // A tile's scores (18 KiB) never leave the first-level cache; a block of keys and values is reused from the
 // second-level cache by all tiles. Which keys a row sees is a range of slots per row: the kernel knows no pattern.
-// Panels no row of a tile sees are not touched. A key whose weight is exactly 0 contributes nothing, whatever its
-// value: not even NaN.
+// Panels that no row of a tile sees are not read. A key whose weight is exactly 0 contributes nothing, even if its
+// value is NaN.
 //
-// P is what products take (bf16_pair.hpp), T = sum_type<P> everything else. Pairs of bf16 numbers are what the caller's
-// bf16 queries, keys and values are, so that scores lose nothing, and the scale follows the product; weights are rounded
-// for the product with the values, not in their sum.
+// P is the operand type of products (bf16_pair.hpp), T = sum_type<P> that of everything else. With bf16 pairs the
+// caller's bf16 queries, keys and values are multiplied as they are, so that scores lose nothing, and the scale is
+// applied after the product; weights are rounded for the product with the values, not in their sum.
 #pragma once
 
 #include <attn/softmax/detail/score_terms.hpp>
@@ -36,8 +36,8 @@ struct row_block {
   online_softmax<T, width<T>> state;
   key_range* ranges = nullptr;  // [max_rows]: slots a row sees
   index dim = 0, rows = 0;
-  T factor = T(1);        // of scores, which queries are not multiplied by
-  index_map positions{};  // which query a row is
+  T factor = T(1);        // of scores, where it was not applied to the queries
+  index_map positions{};  // the query of each row
 
   static row_block layout(arena& memory, index dim, index dim_v) {
     constexpr bool paired = numbers_of<P> > 1;
@@ -49,7 +49,7 @@ struct row_block {
             .dim = dim};
   }
 
-  /// Takes `count` queries, rows which[...] of q, that have seen nothing yet.
+  /// Begins with `count` queries, rows which[...] of q, that have seen no key yet.
   template <class S>
   void begin(const matrix_view<const S>& q, const index_map& which, index count, T scale) {
     rows = count;
@@ -65,12 +65,12 @@ struct row_block {
   }
 
   P* second_weights() const { return weights + tile_rows * operands<P>(score_stride); }
-  /// Those of the tile that begins with this row.
+  /// The packed queries of the tile that begins with this row.
   P* queries_from(index row) const { return queries + row * row_operands<P>(dim); }
 };
 
-/// Step 1: products of M rows and slots [first, first + count), both multiples of a vector; a panel at either end may be
-/// half.
+/// Step 1: products of M rows and slots [first, first + count), both multiples of a vector; the first and the last
+/// panel may be half used.
 template <class P, int M>
 void tile_scores(const P* queries, const packed_keys<P>& keys, index first, index count, sum_type<P>* scores) {
   using T = sum_type<P>;
@@ -78,7 +78,7 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, index first, inde
   for (index n = 0; n < count;) {
     const index slot = first + n, half = slot % panel_width<T>;
 #if ATTN_HAS_AMX
-    if constexpr (rows_for_matrix_unit<P>)  // whole tiles of sums go where they belong
+    if constexpr (rows_for_matrix_unit<P>)  // whole tiles of sums are stored in place
       if (half == 0 && count - n >= 2 * panel_width<T> && depth % unit_pairs == 0 && prepare_matrix_unit()) {
         unit_product<4, panel_width<T>, P, packed_rows<P>>{{queries}, keys.key_panel(slot), depth * panel_width<T>}.run(
             depth, scores + n, score_stride);
@@ -100,7 +100,7 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, index first, inde
 }
 
 /// Step 3, first half, for one row: raises `maximum` to that of its new scores, those of `row` times `factor`. Returns
-/// the power of two that takes what was summed up so far to the new `reference`.
+/// the power of two that rescales the sums so far to the new `reference`.
 template <class T>
 ATTN_INLINE T row_maximum(const T* row, index count, T factor, T& maximum, T& reference) {
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
@@ -115,8 +115,8 @@ ATTN_INLINE T row_maximum(const T* row, index count, T factor, T& maximum, T& re
   return old - reference;
 }
 
-/// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. What works tile by
-/// tile, forward or backward, then meets the same tiles in the same order.
+/// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. Forward and
+/// backward passes thus visit the same tiles in the same order.
 template <class T, index Step = key_block, class Visit>
 void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
   index begin = std::numeric_limits<index>::max(), end = 0;
@@ -146,13 +146,13 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
   }
 }
 
-/// What the mask leaves of a tile.
+/// Which keys of a tile the mask leaves visible: all, some or none.
 template <class T, class Score>
 keys_seen seen_of_tile(const key_range* ranges, const index_map& positions, const index_map& keys, const tile& t,
                        const score_terms<T, Score>& terms) {
   bool any = false, all = true;
-  const index rows = terms.mask.extent(2) == 1 ? 1 : t.rows;  // of one row for all queries the whole tile is looked at
-  for (index m = 0; m < t.rows && rows > 1 && !positions.list; ++m)  // those of the next tile: rows are far apart
+  const index rows = terms.mask.extent(2) == 1 ? 1 : t.rows;  // one row serves all queries of the tile
+  for (index m = 0; m < t.rows && rows > 1 && !positions.list; ++m)  // prefetch the next tile: rows are far apart
     terms.prefetch_mask(positions[t.row + t.rows + m], t.high - t.low, keys, t.low);
   for (index m = 0; m < rows && (all || !any); ++m) {
     const key_range seen = rows == 1 ? key_range{t.low, t.high} : ranges[t.row + m];
@@ -165,9 +165,9 @@ keys_seen seen_of_tile(const key_range* ranges, const index_map& positions, cons
 }
 
 /// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
-/// `raw`, if given, takes the scores as they were before the terms. Of pairs they are multiplied by `factor`, unless
-/// `left` is given, `factor` is positive and there is no term but a mask: `left` then takes it. Where a mask hides the
-/// whole tile, nothing is computed, and it returns false.
+/// `raw`, if given, receives the scores as they were before the terms. With bf16 pairs scores are multiplied by
+/// `factor` here, unless `left` is given, `factor` is positive and there is no term but a mask: then `factor` is stored
+/// in `left` for later. Where a mask hides the whole tile, nothing is computed, and it returns false.
 template <class P, class T, class Score>
 bool masked_scores(const P* queries, const key_range* ranges, const index_map& positions, const packed_keys<P>& keys,
                    const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr, T factor = 1,
@@ -196,8 +196,8 @@ bool masked_scores(const P* queries, const key_range* ranges, const index_map& p
   return true;
 }
 
-/// Step 3, second half, for one row: scores, times `factor`, become weights, in `pairs` if given; those of slots beyond
-/// the last become 0.
+/// Step 3, second half, for one row: scores times `factor` become weights, stored in `pairs` if given; those of slots
+/// beyond the last become 0.
 template <class T>
 ATTN_INLINE packet<T> row_weights(T* row, index count, T factor, T reference, packet<T> sum, T* = nullptr) {
   for (index n = 0; n < count; n += width<T>) {
@@ -228,7 +228,7 @@ ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, flo
 }
 #endif
 
-/// Attends the rows of a tile to its slots; its output is left to `last`.
+/// Computes the weights of a tile; its output is left to `last`.
 template <class P, class Score>
 [[gnu::noinline]] void attend_tile(const row_block<P>& block, const packed_keys<P>& keys, const tile& t,
                                    const score_terms<sum_type<P>, Score>& terms, tile_output<P>& last) {
@@ -264,8 +264,8 @@ struct no_prefetch {
   void operator()(index, index) const {}
 };
 
-/// Takes the block through the slots of `keys` its rows' ranges name. prefetch(r, n) is called once for the rows from r
-/// to r + n - 1, before they are first attended: it may ask for memory that will be needed when they are done.
+/// Attends the block to the slots of `keys` that the ranges of its rows name. prefetch(r, n) is called once for the
+/// rows from r to r + n - 1, before they are first attended: it may prefetch memory that is needed when they are done.
 template <class P, class Score, class Prefetch = no_prefetch>
 void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_terms<sum_type<P>, Score>& terms,
             const Prefetch& prefetch = {}) {
@@ -281,7 +281,7 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
   last.finish();
 }
 
-/// Ends the block: its rows go to out.row(which[r]) and lse[which[r] * lse_stride].
+/// Ends the block: stores its rows in out.row(which[r]) and lse[which[r] * lse_stride].
 template <class P, class S>
 void finish(const row_block<P>& block, const matrix_view<S>& out, const sum_type<P>* sink, sum_type<P>* lse,
             index lse_stride) {
@@ -291,7 +291,7 @@ void finish(const row_block<P>& block, const matrix_view<S>& out, const sum_type
   }
 }
 
-/// Zeros for the rows of padding of one head, and what goes with them.
+/// Sets the rows of padding of one head to zero, and their lse to -infinity.
 template <class T, class S>
 void clear_rows(const matrix_view<S>& out, index begin, index end, T* lse, index lse_stride) {
   clear_rows(out, begin, end);

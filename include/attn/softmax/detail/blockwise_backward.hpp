@@ -6,7 +6,7 @@
 //   dS_ij = P_ij (d_out_i . v_j - D_i)                       gradient of the final scores
 //   dQ_i  = scale sum_j dS'_ij k_j,  dK_j = scale sum_i dS'_ij q_i      dS' = dS through the terms of the scores
 //
-// backward_block() takes a block of rows (backward_rows) through a block of keys (backward_keys):
+// backward_block() handles a block of rows (backward_rows) with a block of keys (backward_keys):
 //
 //   for every tile of rows:
 //     1. P = 2^(S - lse)               masked_scores, as forward
@@ -19,10 +19,10 @@
 // P and dS of a block (2 x 96 KiB in float) and the packed keys stay in the second-level cache: on Zen 5, 4096 tokens in
 // float, full_softmax_backward takes 2.5 to 2.6 times its forward call with blocks of 192, 256 and 384 keys alike. A
 // second pass for dQ, by blocks of queries, would take seven products where this takes five. A key whose weight is
-// exactly 0 passes nothing on, whatever its value, key, query or gradient: not even NaN.
+// exactly 0 contributes to no gradient, even if its value, key, query or gradient is NaN.
 //
-// Of pairs of bf16 numbers (P, see blockwise.hpp), weights and dS are rounded for steps 4 and 5, where they are pairs of
-// slots and of rows.
+// With bf16 pairs (P, see blockwise.hpp), weights and dS are rounded for step 4, as pairs of slots, and for step 5, as
+// pairs of rows.
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
@@ -32,7 +32,7 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index backward_key_block = 256;  // keys of a block, at most score_stride
 
-/// The queries of one head with what their gradients need, packed block by block of max_rows.
+/// The queries of one head with all that their gradients need, packed in blocks of max_rows.
 template <class P>
 struct backward_rows {
   using T = sum_type<P>;
@@ -41,7 +41,7 @@ struct backward_rows {
   P *queries = nullptr, *d_out = nullptr;              // per block, panels [max_rows][panel_width]
   P *query_tiles = nullptr, *d_out_tiles = nullptr;    // of pairs: per tile [dim][tile_rows]
   T *lse = nullptr, *delta = nullptr;                  // per row: lse in base 2, 0 where no key is seen; D
-  bool* finite = nullptr;                              // per block: are all queries and gradients?
+  bool* finite = nullptr;                              // per block: whether all queries and gradients are finite
   index dim = 0, dim_v = 0;
 
   static backward_rows layout(arena& memory, index rows, index dim, index dim_v) {
@@ -71,7 +71,7 @@ struct backward_rows {
     return rest;
   }
 
-  /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out. lse and delta are the caller's to fill.
+  /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out. The caller fills in lse and delta.
   template <class S>
   void pack(const matrix_view<const S>& q, const matrix_view<const S>& d, const index_map& positions,
             index rows) const {
@@ -103,7 +103,7 @@ template <class P>
 struct backward_keys {
   using T = sum_type<P>;
 
-  packed_keys<P> keys;    // as columns for S, as rows (in place of values) for dQ
+  packed_keys<P> keys;    // as columns for S; as rows, in the place of values, for dQ
   packed_keys<P> values;  // as columns for d_out V^T
   T *d_keys = nullptr, *d_values = nullptr;  // [slots][round_up(dim, panel_width)]; null: not wanted
 
@@ -135,14 +135,13 @@ struct backward_keys {
     if (d_values) std::fill_n(d_values + begin * stride(values.dim), padded * stride(values.dim), T(0));
   }
 
-  /// The slots from `slot` on, a multiple of the panel width, with a map of their own. Their sums are the caller's to
-  /// name.
+  /// The slots from `slot` on, a multiple of the panel width, with a map of their own. The caller sets their sums.
   backward_keys from(index slot, const index_map& map) const {
     return {.keys = keys.from(slot, map), .values = values.from(slot, map)};
   }
 
-  /// Slots [begin, end) become the rows of these numbers of the gradients of k, times `scale`, and v, which may each be
-  /// null; rows from `real` on are padding.
+  /// Stores slots [begin, end) as the rows of the same numbers of the gradients of k, times `scale`, and of v, each of
+  /// which may be null; rows from `real` on are padding.
   template <class S>
   void store(const tensor_view<S>& dk, const tensor_view<S>& dv, index b, index h, index begin, index end, index real,
              T scale, bool accumulate) const {
@@ -164,7 +163,7 @@ struct backward_scratch {
   using T = sum_type<P>;
 
   P *weights = nullptr, *d_scores = nullptr;       // [max_rows][score_stride], rows in pairs
-  T *tile_weights = nullptr, *tile_d = nullptr;    // of pairs: a tile of these as numbers, [tile_rows][score_stride],
+  T *tile_weights = nullptr, *tile_d = nullptr;    // with pairs: a tile of these as numbers, [tile_rows][score_stride],
   P* tile_pairs = nullptr;                         // and of dS with its slots in pairs
   T* raw = nullptr;                                // [tile_rows][score_stride], where the terms of the scores need them
   P *queries = nullptr, *d_out = nullptr;          // not of pairs: one tile [dim][tile_rows]
@@ -193,14 +192,16 @@ void transposed_output(const P* weights, const P* panels, index depth, index key
   const left_operand<P, 1, score_stride> left{weights};
   panel_products<P, M>(left, panels, operands<P>(max_rows) * panel_width<T>, 0, cols, depth,
                        [&](auto m, index col, const auto& x) {
-                         // Whole vectors of keys are whole steps of tiles, but where a vector is shorter than a step.
+                         // Whole vectors of keys are whole steps of tiles, except where a vector is shorter than a
+                         // step.
                          if (width<T> % tile_step != 0 && m >= keys) return;
                          T* const to = sums + m * stride + col;
                          store<T>(to, add(load<T>(to), x));
                        });
 }
 
-/// Step 5 where a query or gradient is not finite: weight by weight, those of 0 left out. Same sums, to the last bit.
+/// Step 5 where a query or gradient is not finite: weight by weight, skipping those that are 0. Same sums, to the last
+/// bit.
 template <class P>
 [[gnu::noinline]] void transposed_output_checked(const P* weights, const P* panels, index depth, index keys, index cols,
                                                  sum_type<P>* sums, index stride) {
@@ -246,13 +247,13 @@ ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, index count,
     const packet<T> x = load<T>(weight + n);  // -infinity where the key is not seen, also by a row whose lse is NaN
     const packet<T> w = if_less(x, lowest, zero<T>(), power(sub(x, lse)));
     store<T>(weight + n, w);
-    // 0 where the weight is, whatever the value; a weight of NaN passes on.
+    // 0 where the weight is 0, whatever the value; a weight of NaN stays NaN.
     store<T>(d + n, if_less(zero<T>(), w, mul(w, sub(load<T>(d + n), delta)), w));
   }
 }
 
-/// Steps 1 to 4 for one tile. `column` is where its slots lie in the rows of weights and dS. False where a mask hides all
-/// of it: they are 0 then.
+/// Steps 1 to 4 for one tile. Its slots lie at `column` in the rows of weights and dS. Returns false where a mask hides
+/// the whole tile: these are then 0.
 template <class P, class Score, class Terms>
 [[gnu::noinline]] bool backward_tile(const backward_rows<P>& rows, const backward_keys<P>& k, const tile& t,
                                      const index_map& positions, const score_terms<sum_type<P>, Score>& terms,
@@ -309,8 +310,8 @@ template <class P, class Score, class Terms>
   return true;
 }
 
-/// Takes one block of rows through slots [from, to) of the keys, to - from <= backward_key_block, from a multiple of the
-/// panel width. `ranges` are the slots its rows see, `positions` their queries; dq [rows][dq_stride], if given, takes the
+/// One block of rows with slots [from, to) of the keys, to - from <= backward_key_block, from a multiple of the panel
+/// width. `ranges` are the slots its rows see, `positions` their queries; dq [rows][dq_stride], if given, takes the
 /// sums of dS' K; `back` takes dS to dS'.
 template <class P, class Score, class Terms>
 void backward_block(const backward_rows<P>& rows, index count, const key_range* ranges, const index_map& positions,
@@ -330,11 +331,11 @@ void backward_block(const backward_rows<P>& rows, index count, const key_range* 
   if (low >= high) return;
   const index base = low / width<T> * width<T>, columns = round_up(high, width<T>) - base;
   const bool all_seen = all_low <= low && all_high >= high;  // by every row
-  for (index r = 0; r < operands<P>(count) && !all_seen; ++r) {  // what no tile writes is 0
+  for (index r = 0; r < operands<P>(count) && !all_seen; ++r) {  // entries that no tile writes are 0
     std::fill_n(s.weights + r * score_stride, columns, P{});
     std::fill_n(s.d_scores + r * score_stride, columns, P{});
   }
-  bool seen[max_rows / tile_rows + 1] = {};  // has a tile of these rows keys that the mask does not hide?
+  bool seen[max_rows / tile_rows + 1] = {};  // whether a tile of these rows has keys that the mask does not hide
   visit_tiles<T>(s.ranges, count, [&](const tile& t) {
     seen[t.row / tile_rows] |=
         backward_tile(rows, k, t, positions, terms, s, t.first - base, dq, dq_stride, back);
@@ -371,7 +372,7 @@ void backward_block(const backward_rows<P>& rows, index count, const key_range* 
   }
 }
 
-/// Takes one block of rows through all slots its ranges name, as attend() does.
+/// One block of rows with all slots that its ranges name, as attend() does.
 template <class P, class Score, class Terms>
 void differentiate(const backward_rows<P>& rows, index count, const key_range* ranges, const index_map& positions,
                    const backward_keys<P>& k, const score_terms<sum_type<P>, Score>& terms,

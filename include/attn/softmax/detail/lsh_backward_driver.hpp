@@ -1,7 +1,8 @@
 // attn: the backward pass of lsh.hpp, in waves of key heads, query head by query head:
 //   1. tokens are hashed and sorted (lsh_order.hpp)
-//   2. round by round, with the final lse: dQ, dK of the keys k = q / |q| and dV are added up token by token. Tasks of
-//      sorted tokens that see common keys run one after the other: first the even ones, then the odd
+//   2. round by round, with the final lse: dQ, dK of the keys k = q / |q| and dV are added up token by token.
+//      Neighbouring tasks of sorted tokens see common keys and must not run at the same time: first the even tasks run,
+//      then the odd ones
 //   3. rows that saw no other key attended themselves; dQ and dK become the gradient of q
 #pragma once
 
@@ -23,7 +24,7 @@ struct lsh_backward_driver {
   index stride_k() const { return backward_keys<P>::stride(shape.dim); }
   index stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
 
-  /// What the threads share of one pair of batch item and key head.
+  /// Memory that the threads share for one key head of one batch item.
   struct pair_scratch {
     lsh_tables<T> tables;  // of the query head in progress
     T *d_query, *d_key;    // [L][stride_k]: sums of that head, before the scale; null: not wanted
@@ -70,13 +71,13 @@ struct lsh_backward_driver {
     });
   }
 
-  /// Query head `member` of a pair's group.
+  /// Query head `member` of the group of a key head.
   lsh_head<S> head(index pair, index member, const pair_scratch& p) const {
     const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * shape.group() + member;
     return {b, h, in.lengths().keys(b), head_of(in.q, b, h), head_of(in.v, b, h / shape.group()), p.tables};
   }
 
-  /// The slots sorted tokens [begin, end) of a round see.
+  /// The slots that the sorted tokens [begin, end) of a round see.
   static key_range slots_of(const lsh_chunks& chunks, index begin, index end) {
     return {chunks.slots_of(begin).begin, chunks.slots_of(end - 1).end};
   }
@@ -136,7 +137,7 @@ struct lsh_backward_driver {
     return back.d_slope;
   }
 
-  /// Has token i seen another one, in any round?
+  /// Whether token i has seen another one, in any round.
   bool sees_other(const lsh_head<S>& h, index i) const {
     const lsh_chunks chunks(h.length, options);
     const auto head_terms = in.terms().for_head(h.batch, h.head, 0);
@@ -192,7 +193,7 @@ struct lsh_backward_driver {
     for (index d = 0; d < shape.dim; ++d) d_query[d] += factor * (d_key[d] - key(d) * along);
   }
 
-  /// What is left to do for tokens [begin, end) of a head after all rounds. Returns their part of the gradient of the
+  /// The last step, for tokens [begin, end) of a head, after all rounds. Returns their part of the gradient of the
   /// slope.
   T finish_tokens(const lsh_head<S>& h, const pair_scratch& p, index begin, index end) const {
     T slope = 0;
@@ -213,7 +214,7 @@ struct lsh_backward_driver {
     index begin(index n) const { return n * step; }
     index end(index n) const { return std::min((n + 1) * step, tokens); }
   };
-  /// Does a task see chunks of other rounds? Their tokens may be any.
+  /// Whether a task sees chunks of other rounds, whose tokens may be any.
   bool wraps(const lsh_chunks& chunks, const task_range& tasks, index n) const {
     const key_range slots = slots_of(chunks, tasks.begin(n), tasks.end(n));
     return slots.begin < chunks.before() || slots.end > chunks.before() + chunks.n;

@@ -1,6 +1,6 @@
 // attn: the work of lsh.hpp, in waves of heads: tokens are hashed and sorted (lsh_order.hpp), then attend round by
-// round: pack the keys of whole chunks in sorted order, attend their queries; rows are set aside between one round and
-// the next.
+// round: pack the keys of whole chunks in sorted order, attend their queries; the states of rows are stored between one
+// round and the next.
 #pragma once
 
 #include <attn/core/detail/prefetch.hpp>
@@ -19,7 +19,7 @@ struct lsh_driver {
   const attention_shape& shape = in.shape;
   lsh_order<S, Options> tokens{options, in.shape};
 
-  /// What the threads share of one head.
+  /// Memory that the threads share for one head.
   struct head_scratch {
     lsh_tables<T> tables;
     row_states<T> states;
@@ -86,7 +86,7 @@ struct lsh_driver {
         const key_range seen = chunks.slots_of(t);
         block.ranges[t - first] = {seen.begin - slots.begin, seen.end - slots.begin};
       }
-      attend(block, keys, head_terms, [&](index r, index n) {  // rows that come next, sorted, lie anywhere in memory
+      attend(block, keys, head_terms, [&](index r, index n) {  // in sorted order the next rows lie anywhere in memory
         for (index t = first + r; t < first + r + n; ++t) {
           if (const index next = round > 0 ? t + unit : t; next < chunks.n)
             prefetch_row(state_rows, order[next]);
@@ -140,7 +140,7 @@ struct lsh_driver {
   void run() const {
     execution& exec = in.exec;
     const auto limit = exec.limit_threads({.operations = tokens.operations(2 * (shape.dim + shape.dim_v))});
-    // In the caches, per head: its tables, queries, values and results.
+    // Per head, what should stay in the caches: its tables, queries, values and results.
     const index heads = shape.batch * shape.heads, numbers_per_token = 4 * options.rounds + shape.dim + 2 * shape.dim_v,
                 bytes = shape.keys * numbers_per_token * static_cast<index>(sizeof(T));
     tokens.with_rotations(exec, [&](const tensor_view<const T>& rotations) {

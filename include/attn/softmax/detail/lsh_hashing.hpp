@@ -12,7 +12,7 @@ namespace attn::inline ATTN_ISA::detail {
 inline void check_buckets(const validator& check, index buckets) {
   check.at_least("buckets", 2, buckets);
   if (buckets % 2 != 0) check.fail("an even number of buckets", buckets);
-  constexpr index max_buckets = index(1) << 24;  // they are counted in the compute type: float holds these integers
+  constexpr index max_buckets = index(1) << 24;  // float, the compute type, represents these integers
   if (buckets > max_buckets) check.fail({"buckets <= ", max_buckets}, buckets);
 }
 
@@ -23,7 +23,7 @@ void fill_rotations(T* numbers, index count, std::uint64_t seed, index head) {
   for (index n = 0; n < count; ++n) numbers[n] = static_cast<T>(random.normal());
 }
 
-/// 1 / sqrt(|x|^2 + dim eps), the factor that makes x a key; 0 where that is 1 / 0.
+/// 1 / sqrt(|x|^2 + dim eps), the factor that makes x a key; 0 where the denominator is 0.
 template <class T, class S>
 T key_factor(const S* x, index stride, index dim, T eps) {
   packet<T> squares = zero<T>();
@@ -48,11 +48,11 @@ void pack_rotations(const tensor_view<const T>& given, index head, T* packed) {
   }
 }
 
-/// bucket[i] = argmax [x R; -x R], the first of equals, for `count` keys x of a panel and one round's rotation R.
+/// bucket[i] = argmax [x R; -x R], the first of equal ones, for `count` keys x of a panel and one round's rotation R.
 template <class T>
 void hash_panel(const T* rotation, index half, index dim, const T* panel, index count, index* bucket) {
   constexpr T infinity = std::numeric_limits<T>::infinity();
-  // Largest and smallest product so far, and of which column, lane by lane.
+  // Largest and smallest product so far, and their columns, lane by lane.
   packet<T> high[2] = {broadcast<T>(-infinity), broadcast<T>(-infinity)}, high_at[2] = {zero<T>(), zero<T>()};
   packet<T> low[2] = {broadcast<T>(infinity), broadcast<T>(infinity)}, low_at[2] = {zero<T>(), zero<T>()};
   for (index c = 0; c < half; c += tile_rows)
@@ -74,7 +74,7 @@ void hash_panel(const T* rotation, index half, index dim, const T* panel, index 
   }
   for (index i = 0; i < count; ++i) {
     const bool up = best[0][i] >= -best[2][i];
-    const auto column = static_cast<index>(best[up ? 1 : 3][i]);  // a tile repeats the last one, which is not more
+    const auto column = static_cast<index>(best[up ? 1 : 3][i]);  // a tile repeats the last column, which is not larger
     bucket[i] = up ? column : half + column;
   }
 }

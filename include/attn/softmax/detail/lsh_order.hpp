@@ -1,6 +1,5 @@
-// attn: what lsh.hpp does before it attends, forward and backward, for one head at a time:
-//   1. hash     keys from queries, and the bucket of every token in every round
-//   2. sort     tokens of every round by (bucket, position)
+// attn: the preparations of lsh.hpp, forward and backward, for one head at a time: 1. hash keys from queries, and the
+//   bucket of every token in every round 2. sort tokens of every round by (bucket, position)
 // and which slots of that order, cut into chunks, a token sees.
 #pragma once
 
@@ -34,7 +33,7 @@ struct lsh_chunks {
     return round * n + (c - round * chunks) * chunk;
   }
   index before() const { return wrap && n ? -tokens_before(-lookback) : 0; }
-  /// Slots of this or any shorter length.
+  /// Number of slots, for this or any shorter length.
   index most_slots() const { return n + (wrap ? (lookback + lookahead) * chunk : 0); }
 
   /// The slots the sorted token t sees.
@@ -45,12 +44,12 @@ struct lsh_chunks {
     return {before() + tokens_before(first), before() + tokens_before(last + 1)};
   }
 
-  /// Sorted tokens a task takes: whole chunks, so many that what it packs is mostly seen by its own queries, yet stays
-  /// in the second-level cache.
+  /// Number of sorted tokens of a task: whole chunks, so many that the keys it packs are mostly seen by its own
+  /// queries, and still fit in the second-level cache.
   index tokens_per_task() const {
     return chunk * std::max<index>(ceil_div(lsh_segment, chunk), 2 * (lookback + lookahead));
   }
-  /// Slots the tokens of a task see, for this or any shorter length.
+  /// Number of slots that the tokens of a task see, for this or any shorter length.
   index slots_per_task() const {
     return std::min(most_slots(), tokens_per_task() + (lookback + lookahead) * chunk);
   }
@@ -61,14 +60,14 @@ struct lsh_chunks {
     return round_up(ceil_div(rows_per_unit(most), ceil_div(rows_per_unit(most), most)), tile_rows);
   }
 
-  /// The round and the rank in its order of a slot of round r.
+  /// Of a slot of round r: the round it belongs to, and its rank in the order of that round.
   std::pair<index, index> source(index r, index slot) const {
     const index at = slot - before(), turn = floor_div(at, n), round = r + turn;
     return {round - floor_div(round, rounds) * rounds, at - turn * n};
   }
 };
 
-/// What the threads share of one head.
+/// Memory that the threads share for one head.
 template <class T>
 struct lsh_tables {
   T* rotations = nullptr;  // packed: pack_rotations

@@ -1,4 +1,4 @@
-// attn: the online softmax of some rows: what is known of each after part of its keys.
+// attn: the online softmax of some rows: the state of each after some of its keys.
 //
 //   maximum   m = max_j s_j, of scores in base 2
 //   sum       l = sum_j 2^(s_j - m)
@@ -20,7 +20,7 @@ inline constexpr T log2_e = T(1.442695040888963407359924681001892137L);
 template <class T>
 inline constexpr T ln_2 = T(0.693147180559945309417232121458176568L);
 
-/// The sum of a row may be kept in Lanes parts, one per lane of a vector.
+/// The sum of a row may be stored as Lanes partial sums, one per lane of a vector.
 template <class T, int Lanes = 1>
 struct online_softmax {
   index rows = 0, cols = 0, stride = 0;
@@ -55,7 +55,7 @@ struct online_softmax {
   }
   void clear() const { clear(rows); }
 
-  /// Row r becomes row `from_row` of another state.
+  /// Copies row `from_row` of another state to row r.
   template <int Others>
   void copy_row(index r, const online_softmax<T, Others>& from, index from_row) const {
     const T* const source = from.row(from_row);
@@ -65,12 +65,12 @@ struct online_softmax {
     maximum[r] = from.maximum[from_row];
   }
 
-  /// Takes in what another state of the same rows has seen.
+  /// Merges another state of the same rows into this one.
   void merge(const online_softmax& other) const
     requires(Lanes == 1)
   {
     for (index r = 0; r < rows; ++r) {
-      if (other.sum[r] == T(0)) continue;  // it has seen no key; a sum of NaN goes on
+      if (other.sum[r] == T(0)) continue;  // it has seen no key; a sum of NaN is merged
       const T highest = std::max(maximum[r], other.maximum[r]);
       const T reference = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
       const T own = std::exp2(maximum[r] - reference), others = std::exp2(other.maximum[r] - reference);

@@ -6,7 +6,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Which row of the sequence a slot holds: first + step * slot, or a list.
+/// The row of the sequence that each slot has: first + step * slot, or a list.
 struct index_map {
   index first = 0, step = 1;
   const index* list = nullptr;
@@ -20,15 +20,15 @@ struct index_map {
   }
 };
 
-/// Slots [begin, end) a query sees.
+/// The slots [begin, end) that a query sees.
 struct key_range {
   index begin = 0, end = 0;
 };
 
 /// Slots [0, count) of keys and values. Keys are the columns of panels [dim][panel_width]; values the rows of panels
-/// [capacity][panel_width]. `finite` says, for every panel_width slots, whether a value in them is not finite: such
-/// values are multiplied only into the rows that see them. T may be bf16_pair: pairs of dims of the keys, of slots of the
-/// values.
+/// [capacity][panel_width]. `finite` says, for every panel_width slots, whether all their values are finite: values
+/// that are not are multiplied only for the rows that see them. T may be bf16_pair: pairs of dims of the keys, of slots
+/// of the values.
 template <class T>
 struct packed_keys {
   static constexpr index wide = panel_width<T>;

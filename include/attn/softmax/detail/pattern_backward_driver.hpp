@@ -1,8 +1,8 @@
 // attn: the backward passes of block, strided, bigbird and pattern_softmax. backward_by(call, pattern) makes the plan
 // of the pattern (pattern_plan.hpp), then pattern_backward_driver takes waves of key heads, query head by query head:
 //   1. keys and values that several query sets see are packed once
-//   2. for every pattern: its query sets, in parts with sums of dK and dV of their own; sums of contiguous keys are
-//      added to where they belong, others are gathered with their keys and added at the end of the query set
+//   2. for every pattern: its query sets, divided into parts with separate sums of dK and dV; sums of contiguous keys
+//      are added in place, those of gathered keys are added at the end of the query set
 //   3. the parts' sums are added in order and stored
 #pragma once
 
@@ -27,8 +27,8 @@ struct pattern_gradients {
 
 namespace detail {
 
-/// Parts of the query sets of a head, each of which sums up dK and dV on its own. Depends on the length only, so that
-/// threads do not change the sums.
+/// Number of parts into which the query sets of a head are divided; each part sums up dK and dV separately. It depends
+/// on the length only, so that threads do not change the sums.
 inline index backward_parts(index queries) { return std::clamp<index>(queries / 2048, 1, 4); }
 
 template <class S, class Score, class ScoreBackward>
@@ -49,13 +49,13 @@ struct pattern_backward_driver {
   matrix_view<const S> key(const pattern_shape& s) const { return head_of(in.k, s.batch, s.head / shape.group()); }
   matrix_view<const S> value(const pattern_shape& s) const { return head_of(in.v, s.batch, s.head / shape.group()); }
 
-  /// What all threads share of one pair of batch item and key head.
+  /// Memory that all threads share for one key head of one batch item.
   struct pair_scratch {
     backward_keys<P> keys;  // where keys are packed once for all query sets
     bool* needed;           // per pack_step keys
     T *d_keys, *d_values;   // [parts][slots][stride]: sums of each part; null: not wanted
-    bool* begun;            // [parts][pack_steps]: are sums of these keys under way? Else they are 0, and not written
-    T* dq;                  // [Lq][stride_k], for joined patterns: sums of those that are done
+    bool* begun;            // [parts][pack_steps]: whether sums of these keys were begun; else they are 0
+    T* dq;                  // [Lq][stride_k], for joined patterns: sums of the patterns that are done
     T* slopes;              // [parts]: their sums of the gradient of the slope
   };
   pair_scratch layout(arena& memory) const {
@@ -99,7 +99,7 @@ struct pattern_backward_driver {
     });
   }
 
-  /// One query set of a pattern, with what its threads share, and the sums of its part.
+  /// One query set of a pattern, with the memory its threads share and the sums of its part.
   struct query_set {
     const pattern_ref& pattern;
     bool first, last;  // of joined patterns
@@ -118,7 +118,8 @@ struct pattern_backward_driver {
     index gathered = 0;  // slots the query set packs itself; none: they are read in place
   };
 
-  /// visit(packed_set, query_range) for every key set. Contiguous ones are summed up in place, whoever packs them.
+  /// visit(packed_set, query_range) for every key set. Sums of contiguous ones are taken in place, wherever they are
+  /// packed.
   template <class Visit>
   void for_each_key_set(const query_set& set, const backward_keys<P>& gathered, Visit&& visit) const {
     index used = 0, summed = 0;
@@ -141,7 +142,7 @@ struct pattern_backward_driver {
     });
   }
 
-  /// Before sums of keys [begin, end) of the head are added to.
+  /// Call before adding to sums of keys [begin, end) of the head.
   void begin_sums(const query_set& set, index begin, index end) const {
     for (index step = begin / plan.pack_step; step * plan.pack_step < end; ++step)
       if (!std::exchange(set.begun[step], true)) clear_step(set.shared, step);
@@ -213,8 +214,8 @@ struct pattern_backward_driver {
     store_gradient_rows(dq, stride_k(), in.terms().scale, to, 0, rows, rows, in.accumulate);
   }
 
-  /// One part of the query sets of a pattern, for one head: some in a row, which share keys, in turns with the other
-  /// parts, as those that see most come first.
+  /// One part of the query sets of a pattern, for one head: runs of consecutive query sets, which share keys. Runs are
+  /// dealt to the parts in turn, because the query sets that see most keys come first.
   void differentiate_part(const pattern_ref& pattern, const pattern_shape& s, const pair_scratch& pair, index part,
                           int worker) const {
     const bool first = &pattern == &plan.patterns.front(), last = &pattern == &plan.patterns.back();
@@ -251,7 +252,7 @@ struct pattern_backward_driver {
     sums.store(in.dk, in.dv, b, kv, begin, end, keys, in.terms().scale, in.accumulate);
   }
 
-  /// A wave of pairs of batch item and key head.
+  /// A wave of key heads.
   void differentiate_pairs(const wave<pair_scratch>& pairs) const {
     const index group = shape.group();
     if (plan.shared) {

@@ -2,7 +2,7 @@
 // plan of the pattern (pattern_plan.hpp), then pattern_driver takes waves of key heads:
 //     1. keys and values that several query sets see are packed once, pack_step at a time
 //     2. for every query set: pack its other keys; for every block of its rows, for every key set: attend
-//     3. rows of joined patterns are set aside between one pattern and the next
+//     3. with joined patterns, the states of rows are stored between one pattern and the next
 #pragma once
 
 #include <attn/core/detail/prefetch.hpp>
@@ -26,7 +26,7 @@ struct pattern_driver {
   matrix_view<const S> value(const pattern_shape& s) const { return in.value(s.batch, s.head); }
   matrix_view<S> result(const pattern_shape& s) const { return in.result(s.batch, s.head); }
 
-  /// What all threads share of one pair of batch item and key head.
+  /// Memory that all threads share for one key head of one batch item.
   struct pair_scratch {
     packed_keys<P> keys;    // where keys are packed once for all query sets
     row_states<T>* states;  // per query head, for joined patterns
@@ -55,7 +55,7 @@ struct pattern_driver {
     });
   }
 
-  /// One query set of a pattern, with what its threads share.
+  /// One query set of a pattern, with the memory its threads share.
   struct query_set {
     const pattern_ref& pattern;
     bool first, last;  // of joined patterns
@@ -90,8 +90,8 @@ struct pattern_driver {
     });
   }
 
-  /// Prefetches what the next query set needs: its rows, their states if there are any, and of what it gathers the part
-  /// from `begin` to `end` of `count`.
+  /// Prefetches what the next query set needs: its rows, their states if there are any, and, of the keys it gathers,
+  /// the fraction from `begin` to `end` of `count`.
   void prefetch_next(const query_set& set, index begin, index end, index count) const {
     const pattern_shape& s = set.shape;
     const index next = set.number + 1;
@@ -148,7 +148,7 @@ struct pattern_driver {
     }
   }
 
-  /// A wave of pairs of batch item and key head.
+  /// A wave of key heads.
   void attend_pairs(const wave<pair_scratch>& pairs) const {
     const index group = shape.group();
     if (plan.shared) {
@@ -161,7 +161,7 @@ struct pattern_driver {
       });
     }
     for (const pattern_ref& pattern : plan.patterns) {
-      index sets = 0;  // of the head that has most
+      index sets = 0;  // of the head that has most of them
       for (index x = pairs.first * group; x < (pairs.first + pairs.count) * group; ++x)
         sets = std::max(sets, pattern.query_sets(plan.shape_of(x)));
       pairs.for_each(sets * group, [&](index pair, const pair_scratch& p, index step, int worker) {

@@ -1,5 +1,5 @@
-// attn: what a call by a pattern attends: the checks of the pattern, which keys are packed by whom, and which query set
-// sees which packed slots. Knows no element type and no arithmetic.
+// attn: what a call by a pattern attends: the checks of the pattern, where keys are packed (once per head or per query
+// set), and which query set sees which packed slots. Knows no element type and no arithmetic.
 #pragma once
 
 #include <attn/core/execution.hpp>
@@ -13,17 +13,17 @@ struct pattern_plan {
   attention_shape shape;
   sequence_lengths lengths;
   bool causal;
-  index panel;                              // packed keys come in panels of so many
-  std::span<const pattern_ref> patterns{};  // the first to the last of joined ones
+  index panel;                              // width of the panels of packed keys
+  std::span<const pattern_ref> patterns{};  // joined patterns in order
 
   // Found by examine():
-  bool shared = false;     // are keys packed once for all query sets? Else every query set packs what it sees.
+  bool shared = false;     // keys are packed once for all query sets; else every query set packs its own
   index gathered = 0;      // slots of the query set that gathers most
-  index not_in_place = 0;  // those of them that are gathered in any case
+  index not_in_place = 0;  // those of them that are gathered even if keys are shared
   index contiguous = 0;    // keys in ranges of step 1
-  double pairs = 0;        // of query and key, at most
+  double pairs = 0;        // visible keys of all queries, at most
 
-  /// Head x of all batch items' heads.
+  /// Head x, counted over all batch items.
   pattern_shape shape_of(index x) const {
     const index b = x / shape.heads;
     return {b, x % shape.heads, lengths.queries(b), lengths.keys(b), causal};
@@ -41,16 +41,16 @@ struct pattern_plan {
     if (shared) gathered = not_in_place;
   }
 
-  /// Is a set read where all keys of its head lie packed? Else its query set packs it.
+  /// Whether a set is read from the packed keys of its head; else its query set packs it.
   bool in_place(const key_set& set) const { return shared && set.contiguous(); }
 
-  /// Packed slots before those of the set. A contiguous one begins at a panel of its head: whoever packs it, sums come
-  /// out the same.
+  /// Number of packed slots before those of the set. A contiguous set begins at a panel of its head, so that sums do
+  /// not depend on where it is packed.
   index lead_of(const key_set& set) const {
     return !set.contiguous() ? 0 : shared ? set.positions.first : set.positions.first % panel;
   }
 
-  /// Marks the blocks of pack_step keys of a pair of batch item and key head that its query sets read in place.
+  /// Marks, for one key head, the runs of pack_step keys that its query sets read in place.
   void mark_needed(index pair, bool* needed) const {
     std::fill_n(needed, ceil_div(shape.keys, pack_step), false);
     for (index x = pair * shape.group(); x < (pair + 1) * shape.group(); ++x) {

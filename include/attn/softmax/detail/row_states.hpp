@@ -1,12 +1,12 @@
-// attn: the online softmax of all queries of one head, kept while others are attended. For operators whose keys come in
-// several sets that group the queries differently.
+// attn: the online softmax states of all queries of one head, stored while other rows are attended. For operators with
+// several sets of keys that group the queries differently.
 #pragma once
 
 #include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// States of the rows of `result`, whose memory holds the unnormalised output where it can.
+/// States of the rows of `result`; the unnormalised output is stored in the memory of `result` where possible.
 template <class T>
 struct row_states : online_softmax<T> {
   template <class S>
@@ -36,12 +36,12 @@ struct row_states : online_softmax<T> {
     return states;
   }
 
-  /// Keeps the rows of a block.
+  /// Stores the rows of a block.
   template <class P>
   void save(const row_block<P>& block) const {
     for (index r = 0; r < block.rows; ++r) this->copy_row(block.positions[r], block.state, r);
   }
-  /// Goes on with them: after block.begin().
+  /// Restores them; call it after block.begin().
   template <class P>
   void resume(const row_block<P>& block) const {
     for (index r = 0; r < block.rows; ++r) block.state.copy_row(r, *this, block.positions[r]);

@@ -1,9 +1,8 @@
-// attn: what may be done to a score between the product and the softmax, in this order:
-//   softcap c tanh(s / c),  + bias,  + ALiBi (-slope |distance|),  the caller's score(s, batch, head, i, j),
-//   -infinity for keys that are excluded though they lie in the range the query sees, and for those the mask hides,
-//   + log(count) for slots that stand for several keys.
-// What is not asked for costs nothing: with no term given, the kernel never looks at a score. All operators have the one
-// type of terms, so that their kernels are compiled once.
+// attn: the terms of a score between the product and the softmax, in this order: softcap c tanh(s / c), + bias, + ALiBi
+//   (-slope |distance|), the caller's score(s, batch, head, i, j), -infinity for keys that are excluded though they lie
+//   in the range the query sees, and for those the mask hides, + log(count) for slots that stand for several keys.
+// Terms that are not given cost nothing: without any, the kernel does not process scores at all. All operators use this
+// one type of terms, so that their kernels are compiled once.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -18,10 +17,10 @@
 namespace attn::inline ATTN_ISA {
 namespace detail {
 
-/// How many of some keys a mask leaves.
+/// How many of a set of keys a mask leaves visible.
 enum class keys_seen { none, some, all };
 
-/// Of bytes, 0 or not.
+/// Examines bytes, which are 0 or not.
 inline keys_seen seen_of(const unsigned char* bytes, index count, index stride) {
   bool any = false, all = true;
   index n = 0;
@@ -40,21 +39,21 @@ inline keys_seen seen_of(const unsigned char* bytes, index count, index stride) 
   return any ? (all ? keys_seen::all : keys_seen::some) : keys_seen::none;
 }
 
-/// In place of a score function where there is none.
+/// Stands for a score function where there is none.
 struct no_score {};
 
 /// Keys a query does not see though they lie in its range of slots: its own, or its own and all later ones.
 struct excluded_keys {
   enum class kind { none, own, own_and_later };
   kind what = kind::none;
-  /// Where positions do not ascend along the slots: the key at position p is in slot known.begin + offset[p]; beyond the
-  /// slots `known` it may be anywhere.
+  /// Where positions do not ascend along the slots: the key at position p is in slot known.begin + offset[p]; keys in
+  /// slots outside `known` may be at any position.
   const index* offset = nullptr;
   key_range known{};
 
   explicit operator bool() const { return what != kind::none; }
 
-  /// Masks them among the keys of slots slot + n, n < count, for the query at `position`.
+  /// Masks the excluded keys among those of slots slot + n, n < count, for the query at `position`.
   template <class T>
   void apply(T* s, index count, index position, const index_map& positions, index slot) const {
     constexpr T hidden = -std::numeric_limits<T>::infinity();
@@ -74,8 +73,8 @@ struct excluded_keys {
   }
 };
 
-/// Slots [0, slots) stand for several keys each: log2 of how many, -infinity for none. Per query head where the lists lie
-/// head_stride apart.
+/// Slots [0, slots) represent several keys each: log2 of their number, -infinity for none. The list of each query head
+/// begins head_stride after that of the head before.
 template <class T>
 struct slot_counts {
   const T* log2 = nullptr;
@@ -106,13 +105,13 @@ struct score_terms {
 
   static constexpr bool scored = !std::same_as<std::remove_const_t<Score>, no_score>;
 
-  /// Is there a term that needs scores in base e?
+  /// Whether there is a term that needs scores in base e.
   bool change_scores() const { return scored || softcap || bias || !slopes.empty(); }
   bool any_but_mask() const { return change_scores() || excluded || counts; }
   bool any() const { return any_but_mask() || mask; }
 
-  /// What queries are multiplied by as they are packed. Scores enter the softmax in base 2; where a term needs them in
-  /// base e, the change of base follows the terms.
+  /// The factor of queries as they are packed. Scores enter the softmax in base 2; where a term needs them in base e,
+  /// the change of base follows the terms.
   T query_factor() const { return change_scores() ? scale : scale * log2_e<T>; }
 
   score_terms for_head(index b, index h, index shift) const {
@@ -132,12 +131,12 @@ struct score_terms {
     if (mask) hide(s, count, i, positions, slot);
   }
 
-  /// Asks for what seen() will look at.
+  /// Prefetches what seen() will read.
   void prefetch_mask(index i, index count, const index_map& positions, index slot) const {
     if (positions.list || positions.step != 1 || mask.stride(3) != 1) return;
     prefetch_bytes<cache_level::first>(reinterpret_cast<const char*>(mask_row(i) + positions[slot]), count);
   }
-  /// How many of the keys at slots slot + n, n < count, the mask leaves query i.
+  /// How many of the keys at slots slot + n, n < count, the mask leaves visible for query i.
   keys_seen seen(index i, index count, const index_map& positions, index slot) const {
     const unsigned char* const row = mask_row(i);
     if (!positions.list)
@@ -167,8 +166,9 @@ struct score_terms {
     }
   }
 
-  /// The caller's function on every score; key(n) is the position of key n. In pieces, through memory of its own: nothing
-  /// the function reads can then be what is written, and compilers vectorise it. What the bias masks stays masked.
+  /// The caller's function on every score; key(n) is the position of key n. Some scores at a time, through a local
+  /// buffer: the function then cannot read what is being written, and compilers vectorise it. Keys that the bias masks
+  /// stay masked.
   template <class Key>
   void ask_caller(T* s, index count, index i, Key key) const {
     constexpr index piece = 64;
@@ -194,7 +194,7 @@ struct score_terms {
       const index stride = bias.stride(3);
       const T* row = bias.data() + (bias.extent(0) == 1 ? 0 : batch) * bias.stride(0) +
                      (bias.extent(1) == 1 ? 0 : head) * bias.stride(1) + (bias.extent(2) == 1 ? 0 : i) * bias.stride(2);
-      // A masked key is not seen, whatever its score: also where that is NaN.
+      // A masked key is not seen, even if its score is NaN.
       const auto masked = [](T x, T y) { return y == -std::numeric_limits<T>::infinity() ? y : x + y; };
       if (stride == 1 && !positions.list && positions.step == 1) {
         const T* b = row + positions[slot];
@@ -241,13 +241,13 @@ inline std::optional<index> checked_position(const validator& check, std::option
   return first;
 }
 
-/// A scale is finite in base 2 too.
+/// Checks the scale, which must be finite in base 2 too.
 template <class T>
 void check_scale(const validator& check, const std::optional<T>& scale) {
   if (scale && !std::isfinite(*scale * log2_e<T>)) check.fail("a finite scale, times log2(e) too", *scale);
 }
 
-/// The log-sum-exp, if it is asked for.
+/// Checks the view of the log-sum-exp, if it is given.
 template <class S>
 void check_lse(const validator& check, const attention_shape& s, const tensor_view<compute_type<S>, 3>& lse,
                const memory_layout& q, const memory_layout& k, const memory_layout& v, const memory_layout& out) {
@@ -258,7 +258,7 @@ void check_lse(const validator& check, const attention_shape& s, const tensor_vi
                  {"lse length = query length", s.queries, lse.extent(2)}});
 }
 
-/// The numbers every operator with a softmax over keys may be given: scale, softcap, slopes, sinks.
+/// Checks the numbers that every operator with a softmax over keys may be given: scale, softcap, slopes, sinks.
 template <class Options>
 void check_softmax_numbers(const validator& check, const attention_shape& s, const Options& options) {
   using T = std::remove_cvref_t<decltype(*options.scale)>;
@@ -276,7 +276,7 @@ void check_softmax_numbers(const validator& check, const attention_shape& s, con
   check_list("sinks", " that are finite, or -infinity for none", options.sinks, -std::numeric_limits<T>::infinity());
 }
 
-/// A mask, if there is one, of this shape.
+/// Checks the shape of the mask, if there is one.
 template <class Options>
 void check_mask(const validator& check, const attention_shape& s, const Options& options) {
   if constexpr (requires { options.mask; }) {
@@ -307,7 +307,7 @@ void check_softmax_options(const validator& check, const attention_shape& s, con
   }
 }
 
-/// What the caller gives as a score function, or nothing.
+/// Checks at compile time that the caller's score function can be called, or that there is none.
 template <class Score, class T>
 constexpr void require_score() {
   static_assert(std::is_invocable_r_v<T, Score&, T, index, index, index, index> ||

@@ -1,4 +1,5 @@
-// attn: what the backward passes of exact softmax attention do with their arguments, and what their drivers see of them.
+// attn: the arguments of the backward passes of exact softmax attention: their checks, and the form in which drivers
+// see them.
 //
 //   template <viewable Q, ..., class Options = NAME_options<element_of<const Q&>>, class Score = detail::no_score,
 //             class ScoreBackward = detail::no_score_backward>
@@ -35,13 +36,13 @@ memory_layout list_layout(std::span<const T> list) {
   return tensor_view<const T, 1>(list.empty() ? nullptr : list.data(), {static_cast<index>(list.size())});
 }
 
-/// A backward call after the checks that all operators share. The gradients of q, k and v are of elements G: S, or the
-/// compute type where they are part of a sum.
+/// A backward call after the checks that all operators share. The gradients of q, k and v have elements G: S, or the
+/// compute type where they are added up further.
 template <class S, class Score, class ScoreBackward, class G = S>
 struct softmax_backward_call {
   using T = compute_type<S>;
 
-  softmax_call<S, Score> forward;  // the forward call without values: what writes lse where it is not given
+  softmax_call<S, Score> forward;  // the forward call without values, which computes lse where it is not given
   tensor_view<const S> q, k, v, out, d_out;
   attention_shape shape;
   tensor_view<G> dq, dk, dv;
@@ -56,7 +57,7 @@ struct softmax_backward_call {
 
   const sequence_lengths& lengths() const { return forward.lengths; }
   const score_terms<T, Score>& terms() const { return forward.terms; }
-  /// A head's terms on the way back; they refer to `one`.
+  /// The backward terms of one head; they refer to `one`.
   auto back(const score_terms<T, Score>& one) const {
     return backward_terms<T, Score, ScoreBackward>{
         .terms = one, .score_backward = score_backward, .d_bias = d_bias, .sum_slope = bool(d_slopes)};
@@ -66,7 +67,8 @@ struct softmax_backward_call {
     return backward_scratch<P>::layout(memory, shape.dim, shape.dim_v, back(terms()).need_raw());
   }
 
-  /// Packs `count` rows which[...] of head h, from `query`, with their lse and D, into one block; no row follows them.
+  /// Packs `count` rows which[...] of head h, from `query`, with their lse and D, into one block, which they fill
+  /// alone.
   template <class P>
   void pack_rows(const backward_rows<P>& to, index b, index h, const matrix_view<const S>& query, const index_map& which,
                  index count) const {
@@ -92,7 +94,7 @@ struct softmax_backward_call {
   void run(double operations, const Recompute& recompute, const Body& body) {
     execution& exec = forward.exec;
     const auto limit = exec.limit_threads({.operations = operations});
-    // Weights are e^(score - lse): scores of other products may be far from those in lse.
+    // Weights are e^(score - lse): lse must come from the same kind of products as the scores.
     if (uses_fast_products<S>(exec)) forward.lse = {};
     const standard_products standard(exec);
     const index heads = shape.batch * shape.heads;
@@ -118,7 +120,7 @@ struct softmax_backward_call {
   }
 
  private:
-  /// Of one head: - sum_i e^(sink - lse_i) D_i.
+  /// The gradient of the sink of one head: - sum_i e^(sink - lse_i) D_i.
   T sink_gradient(index b, index h) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
     const T sink = forward.sinks[static_cast<std::size_t>(h)];
@@ -137,7 +139,7 @@ struct softmax_backward_call {
   }
 };
 
-/// The views every softmax backward pass checks, with those its options and gradients have.
+/// The views that every softmax backward pass checks, those of its options and gradients included.
 template <class S, class Call, class Options, class Gradients>
 void check_softmax_backward(const Call& call, const Options& options, const Gradients& g) {
   using T = compute_type<S>;

@@ -1,4 +1,5 @@
-// attn: what the operators of exact softmax attention do with their arguments, and what their kernels see of them.
+// attn: the arguments of the operators of exact softmax attention: their checks, and the form in which kernels see
+// them.
 //
 //   template <viewable Q, ..., class Options = NAME_options<element_of<const Q&>>, class Score = detail::no_score>
 //   void NAME(const Q& q, ..., O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
@@ -13,8 +14,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The views of a call, and what all its kernels know of the options. Keys and values of a cache may have a type of
-/// their own, C.
+/// The views of a call, and the options that all its kernels use. Keys and values of a cache may have another element
+/// type, C.
 template <class S, class C = S>
 struct softmax_inputs {
   using T = compute_type<S>;
@@ -28,24 +29,24 @@ struct softmax_inputs {
   std::optional<index> first_position{};
   list_view<T> sinks{};
   tensor_view<T, 3> lse{};
-  page_tables pages{};    // where k and v are [pages, Hkv, page rows, ..], a step's
-  tensor_view<T> sums{};  // takes the results in place of out, not rounded, where they are part of a sum
+  page_tables pages{};    // in steps with pages, where k and v are [pages, Hkv, page rows, ..]
+  tensor_view<T> sums{};  // receives the results in place of out, not rounded, where they are added up further
 
-  /// What query head h reads and writes.
+  /// The rows that query head h reads and writes.
   matrix_view<const S> query(index b, index h) const { return head_of(q, b, h); }
   matrix_view<const C> key(index b, index h) const { return head_of(k, b, h / shape.group()); }
   matrix_view<const C> value(index b, index h) const { return head_of(v, b, h / shape.group()); }
   matrix_view<S> result(index b, index h) const { return head_of(out, b, h); }
 
-  /// The position of the first query, and that after the last one's.
+  /// The position of the first query, and the one after the last query's.
   index shift(index b) const { return first_position.value_or(lengths.keys(b) - lengths.queries(b)); }
   index last_shift(index b) const { return shift(b) + lengths.queries(b); }
-  /// Keys that any query sees: the first so many.
+  /// Number of keys that any query sees, which are the first ones.
   index keys_seen(index b) const {
     return causal ? std::clamp(last_shift(b), index(0), lengths.keys(b)) : lengths.keys(b);
   }
 
-  /// Row r of the state is the result of query i.
+  /// Stores row r of the state as the result of query i.
   template <int Lanes>
   void finish_row(const online_softmax<T, Lanes>& state, index r, index b, index h, index i) const {
     T* const row = row_of(lse, b, h);
@@ -60,7 +61,7 @@ struct softmax_inputs {
   void finish(const row_block<P>& block, index b, index h) const {
     for (index r = 0; r < block.rows; ++r) finish_row(block.state, r, b, h, block.positions[r]);
   }
-  /// Rows of padding in [begin, end).
+  /// Clears the rows of padding in [begin, end).
   void clear_padding(index b, index h, index begin = 0, index end = std::numeric_limits<index>::max()) const {
     const index from = std::max(begin, lengths.queries(b)), to = std::min(end, shape.queries);
     if (sums) return clear_rows(head_of(sums, b, h), from, to, row_of(lse, b, h), lse.stride(2));
@@ -85,11 +86,11 @@ struct softmax_call : softmax_inputs<S, C> {
             check, terms, exec};
   }
 
-  /// Views the operator's own options add: they can be read, and what is written does not overlap them.
+  /// Checks views of the operator's own options: they can be read, and no written view overlaps them.
   void check_read(const char* name, const memory_layout& view) const {
     check.memory({{"out", this->out}, {"lse", this->lse}}, {{name, view}});
   }
-  /// For queries that see `seen` keys each; `read` keys of every key head are read.
+  /// The work of queries that see `seen` keys each, where `read` keys of every key head are read.
   [[nodiscard]] auto limit_threads(index seen, double read) const {
     const attention_shape& s = this->shape;
     const double queries = static_cast<double>(s.queries), per_key = static_cast<double>(s.dim + s.dim_v) * sizeof(S);

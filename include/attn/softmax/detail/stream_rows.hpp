@@ -1,13 +1,14 @@
-// attn: rows of keys and values read once, where they lie, for a few queries: the two products of streaming.hpp.
+// attn: rows of keys and values read once and in place, for a few queries: the two products of streaming.hpp.
 //
 //   rows                        queries and weights              sums
 //   float, double, half         compute_type                     compute_type
 //   bf16                        the same, or bf16 where the processor multiplies pairs (bf16_pair.hpp); in float. Queries
 //                               are multiplied unscaled, so that those of bf16 elements lose nothing
-//   eight bits (quantised.hpp)  16-bit whole numbers, which err by 2^-16 of the largest; exact
+//   eight bits (quantised.hpp) 16-bit integers, which err by 2^-16 of the largest; exact
 //
-// Scores are sums along the rows of k, added across registers at the end; of keys in eight bits 16 lie side by side, and
-// nothing is added across. The output is a weighted sum of the rows of v. Both are of R queries at a time.
+// Scores are sums along the rows of k, added across registers at the end; keys in eight bits are stored 16 side by
+// side, so that nothing is added across. The output is a weighted sum of the rows of v. Both products handle R queries
+// at a time.
 #pragma once
 
 #include <attn/core/detail/kv_memory.hpp>
@@ -16,22 +17,22 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Rows of C of a call, at most: two such tiles of dim 64 fit a first cache of 32 KiB. (Of one byte: measured, 0.92 of the
-/// time 128 take.)
+/// Rows of elements C in a tile, at most: two such tiles of dim 64 fit in a first-level cache of 32 KiB. (For elements
+/// of one byte 256 rows were measured: 0.92 of the time with 128.)
 template <class C>
 inline constexpr index stream_tile_of = sizeof(C) == 1 ? 256 : sizeof(C) <= 2 ? 128 : 64;
 inline constexpr index stream_tile = 256;  // the largest
 
-/// Rows fetched while others are worked on: values during the scores, the next keys during the output.
+/// Rows prefetched while others are processed: values during the scores, the next keys during the output.
 using stream_prefetcher = row_prefetcher<1, cache_level::second>;
 
-/// What numbers of queries are multiplied with rows of C as, beside T.
+/// The type, besides T, in which queries are multiplied with rows of C.
 template <class T, class C>
 using stream_operand = std::conditional_t<std::same_as<C, std::int8_t>, code_pair,
                                           std::conditional_t<std::same_as<T, double>, T, product_type<C>>>;
 
-/// R queries: row r is data + r * stride, scaled, padded with zeros. As operands of rows in fewer bits beside it, and what
-/// sums of those have to be multiplied with.
+/// R queries: row r is data + r * stride, scaled, padded with zeros. Beside it the same queries as operands for rows in
+/// fewer bits, and the factors of sums of those.
 template <class T, class C>
 struct stream_row {
   const T* data;
@@ -41,8 +42,8 @@ struct stream_row {
   const float* factors;
 };
 
-/// scores[r][j] = factor q_r . k_j for R rows, a few scores beyond the last key being anything: width<T> sums at a time,
-/// each along a register, then all added across at once.
+/// scores[r][j] = factor q_r . k_j for R rows, with arbitrary values in the scores just beyond the last key: width<T>
+/// sums at a time, each along a register, then all added across at once.
 template <class P, int R, class Rows>
 void row_scores(const P* q, index q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
                 stream_prefetcher values) {
@@ -80,8 +81,8 @@ void stream_scores(const stream_row<T, C>& q, const matrix_view<const S>& k, T* 
   row_scores<T, R>(q.data, q.stride, T(1), k, scores, values);
 }
 
-/// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` tells that a weight may be 0,
-/// values of weight 0 are skipped: they may be anything.
+/// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` says that a weight may be 0, values
+/// of weight 0 are skipped, because they may be NaN.
 template <class T, int R, class Rows>
 void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T* out, index out_stride,
                 stream_prefetcher keys) {
@@ -113,8 +114,8 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
   for (; col < v.cols; col += width<T>) columns(col, std::integral_constant<int, 1>{});
 }
 
-/// The same by pairs of rows: of two packets of each, columns 2 n go with columns 2 n, and columns 2 n + 1 with their
-/// like. A row's result is the same, to the last bit, whether `zeros` is set for another's sake or not.
+/// The same by pairs of rows: in two packets of each row, even columns are combined with even ones and odd columns with
+/// odd ones. Whether `zeros` is set because of another row changes no bit of a row's result.
 template <int R>
 void pair_output(const float* weights, bool zeros, const float* rescale, const matrix_view<const Eigen::bfloat16>& v,
                  float* out, index out_stride, stream_prefetcher keys) {
@@ -170,14 +171,14 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const m
   for (; col < v.cols; col += 2 * w) columns(col, std::integral_constant<int, 1>{});
 }
 
-/// What is known of R rows of weights.
+/// Properties of R rows of weights.
 template <class T>
 struct weight_range {
-  bool zeros = false;  // may one be 0?
-  T largest[4] = {};   // in a row; of rows in eight bits alone
+  bool zeros = false;  // whether a weight may be 0
+  T largest[4] = {};   // in a row; only for rows in eight bits
 };
 
-/// What weights are multiplied with where rows of v have factors of their own: not those of a matrix.
+/// Multiplies weights with the factors of the rows of v, where they have any; rows of a matrix have none.
 template <class Rows>
 struct value_factors {
   explicit value_factors(const Rows&) {}
@@ -198,8 +199,8 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
 
 // Rows in eight bits --------------------------------------------------------------------------------------------------
 
-/// A tile of rows in eight bits that follow one another, and the whole blocks they are in: row j is number shift + j of
-/// those.
+/// A tile of consecutive rows in eight bits, and the whole blocks that contain it: row j of the tile is row shift + j
+/// of the blocks.
 struct quantised_tile {
   static constexpr index most_rows = stream_tile + quantised_block;
 
@@ -210,7 +211,7 @@ struct quantised_tile {
   const std::int8_t* block(index n) const { return of.block(0) + n * of.block_stride; }
   const std::int8_t* codes(index n) const { return block(n) + of.layout.code(0, 0); }
 
-  /// Row n is that of block n.
+  /// Row n is the reference of block n.
   struct reference_rows {
     const quantised_tile& tile;
     index rows = tile.blocks, cols = tile.of.cols;
@@ -222,11 +223,11 @@ struct quantised_tile {
 };
 
 /// scores[r][j] = factor_r scale_j (q_r . code_j) + q_r . reference for R queries and N registers of keys from number
-/// `first` of the tile's blocks on; shifts[r][n] is that of the reference of block n.
+/// `first` of the tile's blocks on; shifts[r][n] is the product q_r . reference of block n.
 template <int R, int N, class T, class C>
 ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, index first, const T* shifts,
                              T* scores, index stride) {
-  // Chains of multiply-adds, for each register of sums: eight are under way at least, and loops are short of overhead.
+  // Independent sequences of multiply-adds for each register of sums: at least eight in all, which hides their latency.
   constexpr int w = width<float>, chains = std::max(registers >= 32 ? 2 : 1, 8 / (R * N));
   index block[N], lane[N];
   const std::int8_t* codes[N];
@@ -281,7 +282,7 @@ void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores
     for (int r = 0; r < R; ++r) std::copy_n(of_blocks + r * stride + tile.shift, k.rows, scores + r * stream_tile);
 }
 
-/// weight_j scale_j, which codes are multiplied with, in place of weight_j.
+/// weight_j scale_j, the factor of the codes, in place of weight_j.
 template <>
 struct value_factors<quantised_rows> {
   alignas(64) float scales[quantised_tile::most_rows];
@@ -302,10 +303,10 @@ template <int R, class T>
 void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const quantised_rows& v, T* out,
                    index out_stride, stream_prefetcher keys) {
   constexpr int w = width<float>;
-  static_assert(code_most_of(quantised_tile::most_rows) == code_most);  // sums of a tile are whole numbers of 32 bits
+  static_assert(code_most_of(quantised_tile::most_rows) == code_most);  // sums of a tile fit in integers of 32 bits
   const quantised_tile tile(v);
   const index count = tile.blocks * quantised_block;
-  alignas(64) code_pair pairs[R][quantised_tile::most_rows / 2];  // of whole blocks: rows beside the tile have weight 0
+  alignas(64) code_pair pairs[R][quantised_tile::most_rows / 2];  // of whole blocks: rows not in the tile have weight 0
   float factors[R];
   for (int r = 0; r < R; ++r) {
     const T* of_blocks = weights + r * stream_tile;

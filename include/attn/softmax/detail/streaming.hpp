@@ -1,15 +1,15 @@
 // attn: exact softmax attention of a few queries, as in decoding: a second kernel beside blockwise.hpp.
 //
-// With few queries there is nothing to share the packing of the keys with, and the cost is that of reading the keys and
-// values once. So they are read in place: scores are dot products along the rows of k, the output a weighted sum
-// of the rows of v, both for up to four queries at a time; all query heads of one key head go together.
+// With few queries packing the keys does not pay, because the cost is that of reading keys and values once. So they are
+// read in place: scores are dot products along the rows of k, the output is a weighted sum of the rows of v, both for
+// up to four queries at a time; all query heads of one key head are computed together.
 //
 // Measured against packing and blockwise.hpp (one Zen 4 core, float, D 64, 8192 keys, 8 key heads): one query takes
 // 0.50 of its time, with 32 query heads 0.39; it stays faster up to about 12 queries per head, with 32 query heads up
 // to 6.
 //
-// Keys are taken in chunks of stream_chunk, each with a softmax of its own, merged in order. Threads may share the
-// chunks of one head, and the result does not depend on who took which.
+// Keys are divided into chunks of stream_chunk, each with a softmax of its own, which are merged in order. Threads may
+// share the chunks of one head; the result does not depend on which thread computes which chunk.
 #pragma once
 
 #include <attn/softmax/detail/blockwise.hpp>
@@ -20,12 +20,12 @@ namespace attn::inline ATTN_ISA::detail {
 inline constexpr index stream_chunk = 2048;  // keys with a softmax of their own
 
 /// The queries of one key head, and memory to attend them: row r is query r % queries of the query head first_head +
-/// r / queries. The rows they are multiplied with are of C.
+/// r / queries. They are multiplied with rows of elements C.
 template <class T, class C = T>
 struct stream_queries {
   using P = stream_operand<T, C>;
   static constexpr bool in_codes = std::same_as<C, std::int8_t>;
-  static constexpr bool twice = !std::same_as<P, T>;  // are they kept as operands of rows in fewer bits too?
+  static constexpr bool twice = !std::same_as<P, T>;  // whether they are also stored as operands for rows in fewer bits
 
   index rows = 0, dim = 0, stride = 0, queries = 0, first_head = 0;
   T* data = nullptr;                     // [rows][stride], scaled, padded with zeros
@@ -42,7 +42,7 @@ struct stream_queries {
             .values = memory.allocate<T>(stream_tile_of<C> * round_up(dim_v, width<T>))};
   }
 
-  /// Takes `count` rows: the first `per_head` queries of the query heads from `head` on, times `factor`.
+  /// Loads `count` rows: the first `per_head` queries of the query heads from `head` on, times `factor`.
   template <class S>
   void begin(const tensor_view<const S>& q, index batch, index head, index count, index per_head, T factor) {
     rows = count;
@@ -72,8 +72,8 @@ struct stream_queries {
   }
 };
 
-/// f(tile) takes the first `count` rows with rows of whole packets: in place, in their own type, where they are that
-/// already, else converted into `buffer`.
+/// Calls f(tile) with the first `count` rows, padded to whole packets: in place and in their own type where their
+/// layout allows it, else converted into `buffer`.
 template <class T, class S, class F>
 void with_whole_packets(const matrix_view<const S>& x, index count, T* buffer, bool, F&& f) {
   const index stride = round_up(x.cols, width<T>);
@@ -84,7 +84,7 @@ void with_whole_packets(const matrix_view<const S>& x, index count, T* buffer, b
   f(matrix_view<const T>{buffer, count, stride, stride, 1});
 }
 
-/// The codes of rows in eight bits are taken in place too.
+/// Rows in eight bits are used in place too.
 template <class T, class F>
 void with_whole_packets(const quantised_rows& x, index count, T* buffer, bool keys, F&& f) {
   if (x.step == 1 && x.layout.of_keys == keys && x.cols % width<T> == 0) return f(every(x, 1, count));
@@ -103,13 +103,13 @@ void by_rows(index rows, F&& f) {
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>{});
 }
 
-/// Rows below first + i * step are seen by query i.
+/// Query i sees the rows below first + i * step.
 struct stream_limit {
   index first = 0, step = 0;
   index operator()(index i) const { return first + i * step; }
 };
 
-/// Does the mask hide the tile of rows from `begin` on from every query?
+/// Whether the mask hides the tile of rows from `begin` on from every query.
 template <class T, class C, class Score>
 bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, index begin, index count,
                      const score_terms<T, Score>& terms) {
@@ -120,7 +120,7 @@ bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, 
   return true;
 }
 
-/// The rows from j on that follow one another.
+/// The contiguous rows from j on.
 template <class Rows>
 auto rows_from(const Rows& x, index j) {
   return x.from(j);
@@ -134,7 +134,7 @@ inline quantised_rows rows_from(quantised_rows x, index j) {
   return x;
 }
 
-/// 2^x, as exact as what it is multiplied with.
+/// 2^x, as exact as the products it is used in.
 template <class T, class C>
 ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
   if constexpr (std::same_as<stream_operand<T, C>, T>)
@@ -143,9 +143,9 @@ ATTN_INLINE packet<T> stream_weight(const packet<T>& x) {
     return exp2_rounded(x);
 }
 
-/// Takes the queries through rows [begin, end) of k and v, which are at positions[row]; query i sees the rows below
-/// limit(i). `terms` is of any head of the batch item. Rows are cache_rows, matrices or quantised_rows; those from `end`
-/// up to `wanted_next` are what another call will begin with: the last tile fetches some (decoding from int8: 0.92 of
+/// Attends the queries to rows [begin, end) of k and v, which are at positions[row]; query i sees the rows below
+/// limit(i). `terms` is of any head of the batch item. Rows are cache_rows, matrices or quantised_rows; the next call
+/// begins with those from `end` up to `wanted_next`: the last tile prefetches some of them (decoding from int8: 0.92 of
 /// the time).
 template <class T, class C, class Rows, class Score>
 void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, const index_map& positions,
@@ -199,7 +199,7 @@ void attend_stream(const stream_queries<T, C>& q, const Rows& k, const Rows& v, 
           if constexpr (in_eight_bits)
             range.largest[r - r0] = max_lanes(most);
           else
-            range.zeros |= !(min_lanes(least) >= std::numeric_limits<T>::min());  // as bf16 smaller ones are 0
+            range.zeros |= !(min_lanes(least) >= std::numeric_limits<T>::min());  // smaller ones become 0 as bf16
           rescale[r - r0] = state.maximum[r] - reference;
           state.maximum[r] = maximum;
           sums[r - r0] = sum_lanes(sum);

@@ -11,8 +11,8 @@ inline constexpr index key_block = 384;  // keys a tile takes at a time
 /// Rows of a tile fall into different cache sets, and begin a cache line.
 inline constexpr int score_stride = key_block + 32;
 
-/// Keys a tile of operands P takes. For the matrix unit, to which loads cost more than products, fewer: what a tile
-/// reads then comes from the first cache more often.
+/// Keys a tile of operands P takes. Fewer for the matrix unit, whose loads cost more than its products: the operands of
+/// a tile then come from the first-level cache more often.
 template <class P>
 inline constexpr index tile_keys = rows_for_matrix_unit<P> ? 192 : key_block;
 
@@ -21,7 +21,7 @@ struct tile {
   index row, rows;             // the first of at most tile_rows rows
   index low, high;             // slots seen
   index first = 0, count = 0;  // the same in whole vectors
-  bool masked = false;         // are there slots among them that a row does not see?
+  bool masked = false;         // whether there are slots among them that a row does not see
 };
 
 /// The weights of a tile, on the left of the product with the values.
@@ -41,7 +41,7 @@ void add_output(const P* weights, const sum_type<P>* rescale, const packed_keys<
                        });
 }
 
-/// What has weight 0 in a row is left out of it.
+/// Slots with weight 0 in a row are skipped for that row.
 template <class Left>
 auto seen_by_weight(const Left& left) {
   return [left](index m, index k) { return seen_by(left.at(static_cast<int>(m), k)); };
@@ -49,7 +49,7 @@ auto seen_by_weight(const Left& left) {
 template <class P>
 inline constexpr index seen_depth = operands<P>(std::max(key_block, max_rows));
 
-/// Step 4 where a value is not finite: weight by weight, those of 0 left out. Same sums, to the last bit.
+/// Step 4 where a value is not finite: weight by weight, skipping those that are 0. Same sums, to the last bit.
 template <class P>
 [[gnu::noinline]] void careful_output(const P* weights, const sum_type<P>* rescale, const packed_keys<P>& keys,
                                       index low, index high, index rows, sum_type<P>* out, index out_stride) {
@@ -79,8 +79,8 @@ template <class P>
   }
 }
 
-/// Step 4 of a tile, once its weights are there. The matrix unit takes it step by step while the weights of the next
-/// tile are computed: its loads need not be waited for (1.1 times as fast, full_softmax on Sapphire Rapids).
+/// Step 4 of a tile, after its weights were computed. The matrix unit does it in small steps while the weights of the
+/// next tile are computed, so that nothing waits for its loads (1.1 times as fast, full_softmax on Sapphire Rapids).
 template <class P>
 class tile_output {
  public:
@@ -88,7 +88,7 @@ class tile_output {
 
   tile_output(const online_softmax<T, width<T>>& to, const packed_keys<P>& from) : state(to), keys(from) {}
 
-  /// Takes a tile: `first_weights` are those of its first slot, `factors` those of its rows, in whole packets.
+  /// Begins a tile: `first_weights` are those of its first slot, `factors` those of its rows, in whole packets.
   void begin(const tile& t, const P* first_weights, const T* factors) {
     constexpr index step = numbers_of<P>;
     row = t.row, rows = t.rows;
@@ -107,7 +107,7 @@ class tile_output {
 
   const P* weights_in_use() const { return rows > 0 ? weights : nullptr; }
 
-  /// What there is time for while the weights of another row are computed.
+  /// The steps for which there is time while the weights of another row are computed.
   void go_on() {
 #if ATTN_HAS_AMX
     if constexpr (rows_for_matrix_unit<P>)
@@ -157,12 +157,12 @@ class tile_output {
   const online_softmax<T, width<T>>& state;
   const packed_keys<P>& keys;
   index row = 0, rows = 0;     // no tile where there are no rows
-  index low = 0, high = 0;     // slots; pairs begin at an even one: beside those that are seen, weights are 0
+  index low = 0, high = 0;     // slots; pairs begin at an even slot; weights of unseen slots are 0
   const P* weights = nullptr;  // from slot `low` on
   alignas(64) T rescale[round_up(tile_rows, width<T>)] = {};
-  bool finite = true;                  // are the values?
-  index col = 0, depth = 0;            // where the matrix unit is
-  index steps = 0, steps_per_row = 0;  // that it has before it
+  bool finite = true;                  // whether all values are finite
+  index col = 0, depth = 0;            // progress of the matrix unit
+  index steps = 0, steps_per_row = 0;  // steps that remain
 };
 
 }  // namespace attn::inline ATTN_ISA::detail

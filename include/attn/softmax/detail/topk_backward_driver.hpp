@@ -1,7 +1,6 @@
 // attn: the backward pass of topk_blocks.hpp, in waves of key heads, query head by query head:
-//   1. queries choose their blocks and are sorted by them, as forward
-//   2. round by round, with the final lse: dQ is added up row by row; dK and dV in parts of the round's entries that
-//      have sums of their own
+//   1. queries choose their blocks and are sorted by them, as in the forward pass 2. round by round, with the final
+//   lse: dQ is added up row by row; for dK and dV the entries of the round are divided into parts with separate sums
 //   3. the parts' sums are added in order and stored
 #pragma once
 
@@ -25,16 +24,16 @@ struct topk_backward_driver {
   /// The last vector of a block reaches beyond its keys.
   index slots() const { return shape.keys + panel_width<T>; }
   index all_blocks() const { return blocks.blocks + 1; }
-  /// Parts of the entries of a round. Depends on the length only, so that threads do not change the sums.
+  /// Number of parts of the entries of a round. It depends on the length only, so that threads do not change the sums.
   static index parts_of(index queries) { return std::clamp<index>(queries / 2048, 1, 4); }
   index parts() const { return parts_of(shape.queries); }
 
-  /// What all threads share of one pair of batch item and key head.
+  /// Memory that all threads share for one key head of one batch item.
   struct pair_scratch {
     typename topk_choice<S>::pair_scratch choice;  // of the query head in progress
     T* dq;                                          // [Lq][stride_k]: sums of that head; null: not wanted
     T *d_keys, *d_values;                           // [parts][slots][stride]
-    bool* begun;                                    // [parts][all_blocks]: else the sums of a block are not there yet
+    bool* begun;                                    // [parts][all_blocks]: whether the sums of a block were begun
     T* slopes;                                      // [parts]: sums of the gradient of the slope
   };
   pair_scratch layout(arena& memory) const {
@@ -123,7 +122,7 @@ struct topk_backward_driver {
     p.slopes[part] += back.d_slope;
   }
 
-  /// Stores the gradients of the keys of a block, from the sums of all parts; beyond the last block, of padding.
+  /// Stores the gradients of the keys of a block, from the sums of all parts; beyond the last block, zeros for padding.
   void store_block(index pair, const pair_scratch& p, index block) const {
     const index b = pair / shape.kv_heads, keys = in.lengths().keys(b), begin = block * blocks.block,
                 end = std::min(begin + blocks.block, shape.keys), real = std::min(end, keys);
@@ -176,7 +175,7 @@ struct topk_backward_driver {
         exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
         [&](const wave<pair_scratch>& w) { differentiate_pairs(w); });
     for (index x = 0; in.dq && !in.accumulate && x < shape.batch * shape.heads; ++x) {
-      const index b = x / shape.heads;  // what sees no key, and padding
+      const index b = x / shape.heads;  // rows that see no key, and padding
       const matrix_view<S> dq = head_of(in.dq, b, x % shape.heads);
       clear_rows(dq, 0, std::clamp<index>(in.lengths().queries(b) - in.lengths().keys(b), 0, shape.queries));
       clear_rows(dq, in.lengths().queries(b), shape.queries);

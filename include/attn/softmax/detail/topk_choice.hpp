@@ -5,8 +5,8 @@
 //   3. topk_head       the queries of round r, those that choose an r-th block, sorted by it
 //   4. topk_choice     all of this for all heads of a call, in tasks
 //
-// Blocks have equal numbers of keys, so their sums rank as their means do. In a round every query is in one place:
-// threads may share it as it comes. The own block, which every query has, is the last round.
+// Blocks have equal numbers of keys, so their sums rank as their means do. In a round every query occurs once, so
+// threads may divide a round in any way. The last round is that of the own blocks, which every query has.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -16,8 +16,8 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// The blocks of a call.
 struct topk_shape {
-  index block = 1;   // keys of a block; one longer than the sequence means the same as one as long
-  index blocks = 0;  // that may be chosen: all but the last
+  index block = 1;   // keys of a block; a size beyond the length means the same as the length
+  index blocks = 0;  // blocks that may be chosen: all but the last
   index rounds = 0;  // blocks a query chooses beside its own, at most
 
   topk_shape() = default;
@@ -31,7 +31,8 @@ struct topk_shape {
   index choices(index position) const { return std::clamp<index>(block_of(position), 0, rounds); }
 };
 
-/// The sums of the keys of blocks, as the columns of panels [dim][panel_width]. Number is const T where they are read.
+/// The sums of the keys of blocks, as the columns of panels [dim][panel_width]. Number is const T where they are only
+/// read.
 template <class Number>
 struct block_sums {
   using T = std::remove_const_t<Number>;
@@ -99,7 +100,7 @@ struct block_chooser {
       return;
     }
     pack_rows<T>([&](index m) { return q.row(first + m); }, count, sums.dim, q.col_stride, T(1), queries);
-    const packed_keys<T> panels{.keys = const_cast<T*>(sums.data), .dim = sums.dim};  // which are read alone
+    const packed_keys<T> panels{.keys = const_cast<T*>(sums.data), .dim = sums.dim};  // which are only read
     for (index from = 0; from < most; from += key_block) {
       const index some = std::min(key_block, most - from);
       with_tile_height(count, [&](auto M) {
@@ -113,8 +114,8 @@ struct block_chooser {
   }
 
  private:
-  /// Takes blocks [begin, end), whose products these are, into the list of row m. What is not a number counts as
-  /// -infinity; of equals the earlier one is first.
+  /// Merges blocks [begin, end), whose products these are, into the list of row m. NaN counts as -infinity; of equal
+  /// products the earlier block comes first.
   void take(index m, index begin, index end, const T* product) const {
     constexpr T lowest = -std::numeric_limits<T>::infinity();
     T* const list = best + m * rounds;
@@ -124,7 +125,7 @@ struct block_chooser {
       const T x = product[n - begin];
       insert(list, which, n, x == x ? x : lowest, n);
     }
-    for (; n < end; n += width<T>) {  // seldom is one of them better than the last in the list
+    for (; n < end; n += width<T>) {  // rarely is one of them better than the last in the list
       const index stop = std::min<index>(n + width<T>, end);
       bool any = false;
       for (index j = n; j < stop; ++j) any |= product[j - begin] > list[rounds - 1];
@@ -133,7 +134,7 @@ struct block_chooser {
         if (product[j - begin] > list[rounds - 1]) insert(list, which, rounds - 1, product[j - begin], j);
     }
   }
-  /// Block n comes into a list, in place of what is at `last`.
+  /// Inserts block n into a list, dropping the entry at `last`.
   static void insert(T* list, index* which, index last, T x, index n) {
     for (; last > 0 && list[last - 1] < x; --last) {
       list[last] = list[last - 1];
@@ -154,7 +155,7 @@ struct topk_head {
 
   static index size(index queries, const topk_shape& blocks) { return queries * blocks.rounds; }
 
-  /// The queries of round r are those from this one on. Round `rounds` is that of own blocks.
+  /// The queries of round r are those from this one on. Round number `rounds` is that of the own blocks.
   index first_of(index round) const {
     if (round == blocks.rounds) return 0;
     return std::clamp<index>((round + 1) * blocks.block - shift, 0, queries);
@@ -208,10 +209,10 @@ struct topk_choice {
   const sequence_lengths& lengths;
   const topk_shape& blocks;
   tensor_view<const S> q, k;
-  const T* sums = nullptr;  // of a cache, pair by pair sums_stride apart, or null
+  const T* sums = nullptr;  // those of a cache, sums_stride from key head to key head, or null
   index sums_stride = 0;
 
-  /// What the threads share of one pair of batch item and key head.
+  /// Memory that the threads share for one key head of one batch item.
   struct pair_scratch {
     block_sums<T> sums;
     index *chosen, *order;  // of every query head
@@ -231,7 +232,7 @@ struct topk_choice {
             .next = memory.allocate<index>(blocks.blocks + 1)};
   }
 
-  /// Query head `member` of a pair, whose tables are the `slot`th.
+  /// Query head `member` of a key head, whose tables are number `slot`.
   topk_head head(index pair, index member, const pair_scratch& p, index slot) const {
     const index b = pair / shape.kv_heads, size = topk_head::size(shape.queries, blocks);
     return {.batch = b, .head = pair % shape.kv_heads * shape.group() + member, .queries = lengths.queries(b),
@@ -252,7 +253,7 @@ struct topk_choice {
       if (begin < end) p.sums.fill(head_of(k, b, pair % shape.kv_heads), blocks.block, begin, end);
     });
   }
-  /// The choice of query heads [first, first + count) of every pair.
+  /// The choice of query heads [first, first + count) of every key head.
   template <class ForEach>
   void choose(index first, index count, const ForEach& for_each) const {
     if (blocks.rounds == 0) return;
@@ -279,7 +280,7 @@ struct topk_choice {
   }
 };
 
-/// The rows of a run that are attended at a time: about equal parts.
+/// Number of rows of a run that are attended at a time, so that these row blocks are about equal.
 inline index rows_of_run(index count) { return round_up(ceil_div(count, ceil_div(count, max_rows)), tile_rows); }
 
 }  // namespace attn::inline ATTN_ISA::detail

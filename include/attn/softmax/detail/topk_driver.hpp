@@ -1,8 +1,8 @@
 // attn: the work of topk_blocks.hpp, in waves of key heads:
 //   1. the keys of every block are added up, unless a cache has the sums; queries choose their blocks, and are sorted
 //      by them, round by round (topk_choice.hpp)
-//   2. round by round, the own blocks last: pack the keys of a block, attend the queries that chose it; rows are set
-//      aside between one round and the next
+//   2. round by round, the own blocks last: pack the keys of a block, attend the queries that chose it; the states of
+//      rows are stored between one round and the next
 #pragma once
 
 #include <attn/core/detail/waves.hpp>

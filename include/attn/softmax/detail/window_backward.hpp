@@ -1,13 +1,14 @@
 // attn: the driver of sliding_window_backward.
 //
 // A residue class of a head's dilation (sliding_window.hpp) is cut into parts of part_length() entries. A part owns its
-// keys and its queries: it computes their gradients whole, and for that
-//   own queries see all their keys, those of the neighbouring parts too, whose dK and dV come from their own part;
-//   queries of the neighbouring parts see the own keys only, and their dQ comes from their own part.
-// What is computed twice is about w / (2 part_length()) of the work, for a window of w keys on each side, and no part
-// waits for another: scratch does not depend on the length.
+// keys and its queries and computes their complete gradients. For that
+//   its own queries attend to all their keys, including those of neighbouring parts, for which they compute no dK and
+//   dV; queries of neighbouring parts attend to its own keys only, without dQ. The work done twice is about w / (2
+// part_length()) of the whole, for a window of w keys on each side, and no part waits for another: scratch does not
+// depend on the length.
 //
-// Global keys and queries meet every part: what a part adds to their gradients is kept apart and summed in order.
+// Global keys and queries take part in every part: what a part adds to their gradients is stored separately and summed
+// in order.
 #pragma once
 
 #include <attn/core/detail/waves.hpp>
@@ -29,7 +30,7 @@ struct window_backward : window_sets {
   bool own() const { return bool(options.q_global); }  // projections of the global queries
   index global_count() const { return std::ssize(globals); }
   index part_length() const {
-    const index all = round_up(std::max<index>(1, shape.keys), max_rows);  // at least a block: there may be no key
+    const index all = round_up(std::max<index>(1, shape.keys), max_rows);  // at least one block, also without keys
     return std::min(all, round_up(std::max<index>(2048, 8 * (left + right)), max_rows));
   }
   index query_stride() const { return backward_keys<P>::stride(shape.dim); }
@@ -39,14 +40,15 @@ struct window_backward : window_sets {
   index parts(index h) const {
     return dilation(h) * std::max<index>(1, ceil_div(ceil_div(shape.keys, dilation(h)), part_length()));
   }
-  /// Have all query heads of a key head one dilation? Then a part takes them together, else the pair is one task.
+  /// Whether all query heads of a key head have one dilation. Then a part handles them together; else the whole key
+  /// head is one task.
   bool alike(index kv) const {
     bool all = true;
     for (index h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h)
       all &= dilation(h) == dilation(kv * shape.group());
     return all;
   }
-  /// Tasks of a pair.
+  /// Number of tasks of a key head.
   index steps(index kv) const { return alike(kv) ? parts(kv * shape.group()) : 1; }
 
   /// What a part adds to the gradients of global keys and queries, and to those of the slopes.
@@ -55,11 +57,11 @@ struct window_backward : window_sets {
     T* queries = nullptr;                  // [group][globals][query_stride]
     T* slopes = nullptr;                   // [group]
   };
-  /// Sums of the gradients of all keys and values of a pair of batch item and key head.
+  /// Sums of the gradients of all keys and values of a key head.
   struct key_sums {
     T *keys = nullptr, *values = nullptr;  // [Lk][stride]
   };
-  /// What the tasks of one pair leave behind.
+  /// The sums that the tasks of one key head leave to be added up.
   struct pair_scratch {
     partial* parts;                   // [most parts]
     key_sums ordinary{}, projected{};  // where heads of a group differ in dilation
@@ -111,7 +113,7 @@ struct window_backward : window_sets {
             .row_list = memory.allocate<index>(max_rows)};
   }
 
-  /// One part: the keys [k0, k1) of class r of a pair, for the heads [h, h_end), whose dilation is d.
+  /// One part: the keys [k0, k1) of class r of a key head, for the query heads [h, h_end), whose dilation is d.
   struct part_of_class {
     index b, kv, h, h_end, d, r, shift;  // position of query 0
     const part_scratch& s;
@@ -119,14 +121,14 @@ struct window_backward : window_sets {
     index low = 0, high = 0;  // keys packed
     bool listed = false;      // without global ones
 
-    /// Where key t of the class is packed, or the next one that is.
+    /// The slot of key t of the class, or of the next one that is packed.
     index slot(index t) const {
       const index at = std::clamp(t, low, high) - low;
       return listed ? s.rank[at] : at;
     }
   };
 
-  /// Packs the keys of a part and their neighbours, the global ones apart.
+  /// Packs the keys of a part and their neighbours, without the global ones, which are packed separately.
   void pack(part_of_class& p) const {
     index count = p.high - p.low;
     packed_keys<P> &keys = p.s.keys.keys, &global_keys = p.s.global_keys.keys;
@@ -152,7 +154,7 @@ struct window_backward : window_sets {
   void take_queries(const part_of_class& p, index h, index begin, index end, bool owned, T& slope) const {
     const auto head_terms = in.terms().for_head(p.b, h, p.shift);
     auto back = in.back(head_terms);
-    back.sum_slope &= owned;  // every pair of query and key counts once
+    back.sum_slope &= owned;  // every key of a query counts once
     key_range ranges[max_rows];
     T* const dq = owned && in.dq ? p.s.dq : nullptr;
     const index all = in.lengths().keys(p.b);
@@ -216,8 +218,8 @@ struct window_backward : window_sets {
     slope += back.d_slope;
   }
 
-  /// One part. store(projected, row of k, sums of dK, sums of dV) takes its own keys, but for global ones, then those of
-  /// k_global.
+  /// One part. store(projected, row of k, sums of dK, sums of dV) is called for its own keys except global ones, then
+  /// for those of k_global.
   template <class Store>
   void take_part(part_of_class p, index number, const partial& sums, const Store& store) const {
     const index n = in.lengths().keys(p.b), keys = std::max<index>(0, ceil_div(n - p.r, p.d));
@@ -234,7 +236,7 @@ struct window_backward : window_sets {
       s.own_keys.pack(head_of(options.k_global, p.b, p.kv), head_of(options.v_global, p.b, p.kv), 0, p.k1 - p.k0);
 
     const index q_first = first_of(p.shift, p.r, p.d);
-    const bool last = p.k0 + part_length() >= keys;  // its queries are also those beyond the keys
+    const bool last = p.k0 + part_length() >= keys;  // it also has the queries beyond the keys
     const index q1 = last ? end : std::min(p.k0 + part_length(), end);
     for (index h = p.h; h < p.h_end; ++h) {
       const index member = h - p.kv * shape.group();
@@ -263,7 +265,7 @@ struct window_backward : window_sets {
     if (dv) store_gradient_row(d_value, T(1), head_of(dv, b, kv), row, in.accumulate);
   }
 
-  /// Task `step` of a pair: one part of all its heads, or all parts of one head after the other.
+  /// Task `step` of a key head: one part of all its query heads, or all parts of one query head after the other.
   void take(index pair, const pair_scratch& scratch, index step, int worker) const {
     const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads, group = shape.group(), h0 = kv * group;
     if (step >= steps(kv)) return;
@@ -301,7 +303,7 @@ struct window_backward : window_sets {
                     row_of(sums[projected].values, value_stride(), row));
   }
 
-  /// Adds what the parts of a pair left behind, in order, and stores it; and zeros for what no part met.
+  /// Adds up and stores, in order, the sums that the parts of a key head left, and zeros for rows that no part has.
   void finish(index pair, const pair_scratch& scratch) const {
     const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads, n = in.lengths().keys(b);
     const index shift = in.forward.shift(b), seen_globals = globals_before(n);
@@ -346,7 +348,7 @@ struct window_backward : window_sets {
     for (index kv = 0; kv < shape.kv_heads; ++kv) most_steps = std::max(most_steps, steps(kv));
     bool sums = false;
     for (index kv = 0; kv < shape.kv_heads; ++kv) sums |= !alike(kv);
-    // Pairs share no memory but their own: as many in progress as give every thread several parts.
+    // Key heads share no memory: as many are in progress as give every thread several parts.
     const index pairs = shape.batch * shape.kv_heads, threads = exec.active_threads();
     for_each_wave(
         exec, pairs, threads == 1 ? 1 : ceil_div(4 * threads, most_steps),

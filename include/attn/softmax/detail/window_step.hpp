@@ -6,7 +6,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// What a stream sees: `left` keys before the query's own, every dilation-th, and the global positions, which ascend.
+/// What the queries of a stream see: `left` keys before their own, `dilation` apart, and the global positions, which
+/// ascend.
 struct stream_window {
   index left = 0;
   std::span<const index> dilations{}, globals{};
@@ -14,9 +15,9 @@ struct stream_window {
   bool one_dilation() const { return dilations.size() <= 1; }
   index dilation(index query_head) const {
     const index given = dilations.empty() ? 1 : dilations[one_dilation() ? 0 : static_cast<std::size_t>(query_head)];
-    return std::min(given, furthest_position);  // a longer one leads nowhere either
+    return std::min(given, furthest_position);  // a larger one reaches no key either
   }
-  /// How many global positions there are up to p.
+  /// Number of global positions up to p.
   index globals_up_to(index p) const {
     return std::upper_bound(globals.begin(), globals.end(), p) - globals.begin();
   }
@@ -31,15 +32,11 @@ struct stream_window {
   }
 };
 
-/// Source tells where the tokens of the stream lie, elements C:
-///   using element_type = C;
-///   stream_window window() const;
-///   index before(index b) const;                            tokens before the chunk's
-///   index ring() const;                                     position p lies in row p % ring()
-///   index global_row(index g) const;                        the row of a global position,
-///   static constexpr bool adjacent_globals;                 and are they one after another?
-///   cache_rows<const C> keys(index b, index kv) const;      values likewise
-///   void put(index b, index kv, index t) const;             token t of the chunk must lie there now
+/// Source describes where the tokens of the stream are stored, with elements C: using element_type = C; stream_window
+///   window() const; index before(index b) const; tokens before the chunk's index ring() const; position p lies in row
+///   p % ring() index global_row(index g) const; the row of a global position, static constexpr bool adjacent_globals;
+///   whether these rows are adjacent cache_rows<const C> keys(index b, index kv) const; values likewise void put(index
+///   b, index kv, index t) const; stores token t of the chunk
 template <class S, class Score, class Source>
 struct window_step {
   using T = compute_type<S>;
@@ -71,7 +68,7 @@ struct window_step {
     s.state.clear();
     const auto keys = source.keys(b, kv), values = source.values(b, kv);
     const auto token_terms = in.terms.for_head(b, head, p);
-    // Every stride-th row from `row` on, of which pages may have some each.
+    // Every stride-th row from `row` on, in one or more pages.
     const auto take = [&](index row, index stride, index rows, index_map positions) {
       while (rows > 0) {
         const auto k = keys.from(row), v = values.from(row);
@@ -89,7 +86,7 @@ struct window_step {
       take(from % ring, step, rows, {from, step, nullptr});
       from += rows * step;
     }
-    // Global keys before the window, or beside its steps, run by run.
+    // Global keys before the window, or between its keys, run by run.
     const auto outside = [&](index position) { return position < first || (p - position) % d != 0; };
     for (index g = 0; g < known && !global_query; ++g) {
       index end = g;
@@ -121,7 +118,7 @@ struct window_step {
 template <class S, class Score, class Source>
 window_step(const softmax_call<S, Score>&, const Source&) -> window_step<S, Score, Source>;
 
-/// The tokens of a cache that has taken those of the chunk, all of them: kv_cache, paged_cache.
+/// A cache that keeps all tokens and already has those of the chunk: kv_cache, paged_cache.
 template <class Cache>
 struct cache_source {
   using element_type = typename Cache::value_type;
