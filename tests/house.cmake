@@ -85,6 +85,28 @@ if(isa_flags_avx2)
 endif()
 
 if(ATTN_TESTS_HOUSE STREQUAL "HEADERS")
+  # What .clang-tidy asks of all headers, in ten seconds.
+  find_program(CLANG_TIDY NAMES clang-tidy DOC "clang-tidy, for the test house.clang_tidy")
+  if(CLANG_TIDY)
+    set(everything ${work}/everything.cpp)
+    file(WRITE ${everything} "#include <attn/attn.hpp>\n")
+    set(mpi_include)
+    if(TARGET attn::mpi)
+      file(GLOB mpi_headers RELATIVE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/include/attn/mpi/*.hpp)
+      list(TRANSFORM mpi_headers REPLACE "(.+)" "#include <\\1>\n")
+      file(APPEND ${everything} ${mpi_headers})
+      set(mpi_include $<TARGET_PROPERTY:MPI::MPI_CXX,INTERFACE_INCLUDE_DIRECTORIES>)
+    endif()
+    add_test(NAME ${prefix}house.clang_tidy
+      COMMAND ${CLANG_TIDY} --quiet --config-file=${PROJECT_SOURCE_DIR}/.clang-tidy ${everything} -- -std=c++20
+        -I${PROJECT_SOURCE_DIR}/include
+        -isystem "$<JOIN:$<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>;${mpi_include},;-isystem;>"
+      COMMAND_EXPAND_LISTS)
+    set_tests_properties(${prefix}house.clang_tidy PROPERTIES COST 20)
+  else()
+    add_test(NAME ${prefix}house.clang_tidy COMMAND ${CMAKE_COMMAND} -E echo "clang-tidy is not installed")
+    set_tests_properties(${prefix}house.clang_tidy PROPERTIES SKIP_REGULAR_EXPRESSION "clang-tidy is not installed")
+  endif()
   return()
 endif()
 
