@@ -1,156 +1,13 @@
 // The laws that speak of bits, for bfloat16: other instructions multiply it, from operands packed in other ways, with code
 // of their own for what is not finite. Batch items alone, padding, memory with gaps, threads, and tokens that come later,
-// forward and on the way back.
-#include <functional>
-
-#include "support/call_kernel.hpp"
-#include "support/call_long_short.hpp"
-#include "support/call_low_rank.hpp"
-#include "support/call_lsh.hpp"
-#include "support/call_patterns.hpp"
-#include "support/call_topk_blocks.hpp"
+// forward and backward.
+#include "laws/stored_operators.hpp"
 #include "support/catch.hpp"
 
 namespace testing::bfloat16_tests {
 namespace {
 
-using element = Eigen::bfloat16;
-using values = tensor<element>;
-constexpr index heads = 4, dim = 33, value_dim = 40, length = 150, features = 20;
-
-struct inputs {
-  values q, k, v, d_out;
-  std::vector<index> lengths{};
-};
-struct results {
-  values out, dq, dk, dv;
-  bool operator==(const results&) const = default;
-};
-struct stored_call {
-  in_view<element> q, k, v, d_out;
-  out_view<element> out, dq, dk, dv;
-  std::vector<index> lengths;
-  attn::execution& execution;
-
-  template <class Options>
-  Options options(bool causal) const {
-    Options to;
-    to.lengths = lengths;
-    if constexpr (requires { to.causal; }) to.causal = causal;
-    return to;
-  }
-};
-struct stored_operator {
-  std::string name;
-  bool causal;
-  std::function<void(const stored_call&)> run;
-  index kv_heads = 2;
-};
-
-values drawn(std::uint64_t seed, index batch, index count, index tokens, index width) {
-  return cast<element>(random_normal(seed, batch, count, tokens, width));
-}
-
-template <template <class> class Compiled>
-stored_operator softmax(const char* name, bool causal, const auto& set) {
-  return {name, causal, [=](const stored_call& c) {
-            using compiled = Compiled<element>;
-            auto options = c.options<typename compiled::options>(causal);
-            set(options);
-            compiled::call(c.q, c.k, c.v, c.out, options, {}, c.execution);
-            compiled::backward(c.q, c.k, c.v, c.out, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options, {}, {},
-                               c.execution);
-          }};
-}
-template <template <class> class Compiled>
-stored_operator random_features(const char* name, bool causal) {
-  return {name, causal, [=](const stored_call& c) {
-            using compiled = Compiled<element>;
-            static const values w = drawn(8, 1, 1, features, dim);
-            const auto options = c.options<typename compiled::options>(causal);
-            compiled::call(c.q, c.k, c.v, c.out, features_of(w), options, c.execution);
-            compiled::backward(c.q, c.k, c.v, features_of(w), c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options,
-                               c.execution);
-          }};
-}
-stored_operator linear(const char* name, bool causal) {
-  return {name, causal, [=](const stored_call& c) {
-            using compiled = compiled_linear<element>;
-            const auto options = c.options<compiled::options>(causal);
-            constexpr auto feature = reference::linear_feature::elu_plus_one;
-            compiled::call(c.q, c.k, c.v, c.out, options, feature, c.execution);
-            compiled::backward(c.q, c.k, c.v, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options, feature,
-                               c.execution);
-          }};
-}
-stored_operator linformer() {
-  return {"linformer", false, [](const stored_call& c) {
-            using compiled = compiled_linformer<element>;
-            static const values e = drawn(9, 1, 1, features, length);
-            const auto options = c.options<compiled::options>(false);
-            compiled::call(c.q, c.k, c.v, c.out, features_of(e), features_of(e), options, c.execution);
-            compiled::backward(c.q, c.k, c.v, c.out, features_of(e), features_of(e), c.d_out,
-                               {.q = c.dq, .k = c.dk, .v = c.dv}, options, c.execution);
-          }};
-}
-stored_operator nystrom() {
-  return {"nystrom", false, [](const stored_call& c) {
-            using compiled = compiled_nystrom<element>;
-            auto options = c.options<compiled::options>(false);
-            options.landmarks = 16;
-            compiled::call(c.q, c.k, c.v, c.out, options, c.execution);
-            compiled::backward(c.q, c.k, c.v, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options, c.execution);
-          }};
-}
-stored_operator long_short(const char* name, bool causal) {
-  return {name, causal, [=](const stored_call& c) {
-            using compiled = compiled_long_short<element>;
-            // One head's logits serve all heads of all items, so that each may be computed alone.
-            static const values logits = drawn(10, 1, 1, length, 6);
-            const in_view<element> shared(logits.data.data(), {c.q.extent(0), c.q.extent(1), length, 6}, {0, 0, 6, 1});
-            auto options = c.options<compiled::options>(causal);
-            options.left = 19, options.right = causal ? 0 : 11, options.segment = causal ? 32 : 0;
-            compiled::call(c.q, c.k, c.v, c.out, shared, options, c.execution);
-            compiled::backward(c.q, c.k, c.v, c.out, shared, c.d_out, {.q = c.dq, .k = c.dk, .v = c.dv}, options,
-                               c.execution);
-          }};
-}
-stored_operator lsh() {
-  // Tokens that come later take places in the sorted order, which moves what earlier ones see.
-  return {"lsh", false,
-          [](const stored_call& c) {
-            using compiled = compiled_lsh<element>;
-            auto options = c.options<compiled::options>(false);
-            options.chunk = 16, options.buckets = 8;
-            compiled::call(c.q, c.v, c.out, options, {}, c.execution);
-            compiled::backward(c.q, c.v, c.out, c.d_out, {.q = c.dq, .v = c.dv}, options, {}, {}, c.execution);
-          },
-          heads};
-}
-
-const std::vector<stored_operator>& stored_operators() {
-  const auto nothing = [](auto&) {};
-  static const std::vector<stored_operator> all = {
-      softmax<compiled_full_softmax>("full_softmax", false, nothing),
-      softmax<compiled_full_softmax>("full_softmax causal", true, nothing),
-      softmax<compiled_sliding_window>("sliding_window causal", true, [](auto& o) { o.left = 21; }),
-      softmax<compiled_block>("block", false, [](auto& o) { o.size = 20; }),
-      softmax<compiled_strided>("strided causal", true, [](auto& o) { o.stride = 9; }),
-      softmax<compiled_bigbird>("bigbird causal", true, [](auto& o) { o.size = 16; }),
-      softmax<compiled_topk_blocks>("topk_blocks", true, [](auto& o) { o.block = 24; }),
-      lsh(),
-      linformer(),
-      long_short("long_short", false),
-      long_short("long_short causal", true),
-      nystrom(),
-      linear("linear", false),
-      linear("linear causal", true),
-      random_features<compiled_performer>("performer", false),
-      random_features<compiled_performer>("performer causal", true),
-      random_features<compiled_rfa>("rfa", false),
-      random_features<compiled_rfa>("rfa causal", true)};
-  return all;
-}
+using namespace stored;
 
 // One call. `gap`: rows lie so many elements further apart, with NaN between them.
 results run(const stored_operator& op, const inputs& in, attn::execution& exec, index gap = 0) {
@@ -195,8 +52,9 @@ results run(const stored_operator& op, const inputs& in) {
 }
 
 inputs random_inputs(const stored_operator& op, index batch = 2) {
+  const index width = op.square ? dim : value_dim;
   return {drawn(1, batch, heads, length, dim), drawn(2, batch, op.kv_heads, length, dim),
-          drawn(3, batch, op.kv_heads, length, value_dim), drawn(4, batch, heads, length, value_dim)};
+          drawn(3, batch, op.kv_heads, length, width), drawn(4, batch, heads, length, width)};
 }
 
 values item_of(const values& x, index b) {

@@ -105,6 +105,8 @@ struct law_operator {
   bool reads_values = true;       // has v a gradient?
   bool queries_mix = false;       // law 10 of gradients: is a row of out made of other queries too?
   std::string of{};               // the operator it is a form of; set by law_entries
+  // Why no entry of the operator has a part in a law: {"stream", "there is no step"} (census.cpp).
+  std::map<std::string, std::string> without{};
 };
 
 // The table: each file operators/NAME.cpp registers its operator's entries by one object of this type,

@@ -37,9 +37,11 @@ TEST_CASE("accuracy: float agrees with double", "[precision]") {
 }
 
 TEST_CASE("accuracy: gradients in float agree with those in double", "[precision]") {
-  const std::vector<law_shape> shapes = law_shapes({1, 7, 16, 65, 130});
+  std::vector<law_shape> shapes = law_shapes({7, 16, 65, 130});
+  shapes.push_back({.queries = 33, .keys = 33, .dim = 33, .value_dim = 3});
   for_each_pair(shapes, [](const auto& single, const auto& twice, const law_shape& shape, const auto& in) {
-    if (!single.backward) return;
+    // A key seen alone, and a vector of dim 1 made a unit vector, have gradients of zero, of which rounding is all.
+    if (!single.backward || shape.dim == 1) return;
     const tensor<float> d_out = random_d_out<float>(shape);
     const law_gradients<float> a = differentiate(single, shape, in, d_out);
     const law_gradients<double> b = differentiate(twice, shape, in_double(in), cast<double>(d_out));

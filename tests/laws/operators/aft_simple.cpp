@@ -18,6 +18,10 @@ void add_aft_simple(std::vector<law_operator<T>>& all) {
         };
       };
       op.sees = [=](const law_shape&, index, index, index i, index j) { return !causal || j <= i; };
+      if (gate)
+        op.limits = {{"full without biases", op.bind, [=](const law_shape& s) {
+                        return bind_aft_full<T>(s, causal, [](index, index, index) { return T(0); });
+                      }}};
       if (causal)
         op.stream = [=](const law_shape& s) -> bound<T> {
           return [=, state = std::make_shared<attn::aft_simple_state<T>>(

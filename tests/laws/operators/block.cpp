@@ -32,6 +32,7 @@ void add_block(std::vector<law_operator<T>>& all) {
   all.push_back(pattern_operator<T>("block causal", sized(50, 1, true)));
   all.push_back(pattern_operator<T>("block permuted", permuted(false)));
   all.push_back(pattern_operator<T>("block of everything", permuted(true)));
+  all.back().without = {{"stream", "there is no step"}};
 }
 const law_entries entries("block", [](auto& all) { add_block(all); });
 

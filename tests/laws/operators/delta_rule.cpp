@@ -1,5 +1,6 @@
 #include "laws/law.hpp"
 #include "support/call_delta_rule.hpp"
+#include "support/call_kernel.hpp"
 
 namespace testing::delta_rule_law {
 namespace {
@@ -86,12 +87,49 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
   return op;
 }
 
+// What orthonormal keys have is never corrected: the rule is linear attention without a denominator. There are as many
+// orthonormal keys as dims; later ones are 0, and so is their beta.
+template <class T>
+law_limit<T> orthonormal_is_linear() {
+  const auto keys = [](const law_shape& s) {
+    auto k = std::make_shared<tensor<T>>(s.batch, s.heads, s.keys, s.dim);
+    for (index b = 0; b < s.batch; ++b)
+      for (index h = 0; h < s.heads; ++h)
+        for (index i = 0; i < std::min(s.keys, s.dim); ++i) (*k)(b, h, i, (i + h) % s.dim) = 1;
+    return k;
+  };
+  return {"orthonormal keys",
+          [keys](const law_shape& s) -> bound<T> {
+            auto beta = std::make_shared<tensor<T>>(s.batch, s.heads, s.keys, 1);
+            for (index b = 0; b < s.batch; ++b)
+              for (index h = 0; h < s.heads; ++h)
+                for (index i = 0; i < std::min(s.keys, s.dim); ++i) (*beta)(b, h, i, 0) = 1;
+            return [beta, k = keys(s)](const law_call<T>& call) {
+              attn::delta_rule_options<T> options{.scale = T(1)};
+              call.set_lengths(options);
+              options.beta = optional_rows(std::as_const(*beta));
+              compiled_delta_rule<T>::call(call.q, view(std::as_const(*k)), call.v, call.out, options, *call.execution);
+            };
+          },
+          [keys](const law_shape& s) -> bound<T> {
+            return [k = keys(s)](const law_call<T>& call) {
+              attn::linear_options<T> options;
+              options.causal = true, options.normalise = false;
+              call.set_lengths(options);
+              compiled_linear<T>::call(call.q, view(std::as_const(*k)), call.v, call.out, options,
+                                       reference::linear_feature::identity, *call.execution);
+            };
+          }};
+}
+
 template <class T>
 void add_delta_rule(std::vector<law_operator<T>>& all) {
   for (const delta_rule_entry& entry : {delta_rule_entry{.name = "delta_rule", .beta = false},
                                         {.name = "delta_rule with a decay per token", .decays = 1},
                                         {.name = "delta_rule with decays per channel", .decays = 2}})
     all.push_back(operator_of<T>(entry));
+  all[all.size() - 3].limits = {orthonormal_is_linear<T>()};
+  all.back().without = {{"averages", "there is no denominator"}};
 }
 const law_entries entries("delta_rule", [](auto& all) { add_delta_rule(all); });
 

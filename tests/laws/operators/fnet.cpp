@@ -23,6 +23,11 @@ void add_fnet(std::vector<law_operator<T>>& all) {
     };
   };
   all.push_back(op);
+  all.back().without = {{"causality", "bidirectional by definition"},
+                        {"averages", "there are no weights"},
+                        {"quiet", "every token reaches every other"},
+                        {"stream", "bidirectional by definition"},
+                        {"limits", "fourier/fnet.cpp tests that twice gives the even part of the sequence"}};
 }
 const law_entries entries("fnet", [](auto& all) { add_fnet(all); });
 

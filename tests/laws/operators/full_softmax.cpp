@@ -121,6 +121,7 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
                                           .sinks = true},
                                           {.name = "full_softmax with sinks", .sinks = true}})
     all.push_back(operator_of<T>(entry));
+  all.back().without = {{"limits", "it is what others become"}};
 }
 const law_entries entries("full_softmax", [](auto& all) { add_full_softmax(all); });
 

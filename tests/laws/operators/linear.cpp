@@ -100,6 +100,18 @@ law_operator<T> operator_of(const linear_entry& entry) {
   return op;
 }
 
+// Causal, every decay 1.
+template <class T>
+binder<T> bind_decay_of_one() {
+  return [](const law_shape& shape) -> bound<T> {
+    auto p = std::make_shared<parameters<T>>(linear_entry{.name = "", .causal = true, .gated = true}, shape);
+    std::fill(p->gate.data.begin(), p->gate.data.end(), T(1));
+    return [p](const law_call<T>& call) {
+      compiled_linear<T>::call(call.q, call.k, call.v, call.out, p->options(call), p->entry.feature, *call.execution);
+    };
+  };
+}
+
 template <class T>
 void add_linear(std::vector<law_operator<T>>& all) {
   for (const linear_entry& entry :
@@ -111,6 +123,7 @@ void add_linear(std::vector<law_operator<T>>& all) {
         {.name = "linear unnormalised", .normalise = false, .feature = reference::linear_feature::square},
         {.name = "linear of token features, causal", .causal = true, .feature = reference::linear_feature::pairs}})
     all.push_back(operator_of<T>(entry));
+  all[all.size() - 6].limits = {{"decays of 1", bind_decay_of_one<T>(), all[all.size() - 6].bind}};
 }
 const law_entries entries("linear", [](auto& all) { add_linear(all); });
 

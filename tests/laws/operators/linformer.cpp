@@ -101,6 +101,9 @@ void add_linformer(std::vector<law_operator<T>>& all) {
                                        {"linformer, F per head", 16, false, true}})
     all.push_back(operator_of<T>(entry));
   all[all.size() - 4].limits = {identity_is_full<T>()};
+  all.back().without = {{"causality", "bidirectional by definition"},
+                        {"averages", "rows of F do not sum to 1"},
+                        {"stream", "bidirectional by definition"}};
 }
 const law_entries entries("linformer", [](auto& all) { add_linformer(all); });
 

@@ -104,6 +104,7 @@ void add_long_short(std::vector<law_operator<T>>& all) {
       {.name = "long_short with norms, blocks", .left = 5, .right = 9, .rank = 13, .block = 12, .norms = true}));
   all.push_back(operator_of<T>(
       {.name = "long_short of everything", .left = 5, .right = 0, .rank = 3, .segment = 7, .softcap_and_sinks = true}));
+  all.back().without = {{"stream", "there is no step"}};
 }
 const law_entries entries("long_short", [](auto& all) { add_long_short(all); });
 

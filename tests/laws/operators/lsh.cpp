@@ -134,6 +134,9 @@ void add_lsh(std::vector<law_operator<T>>& all) {
                                 .lookahead = 1,
                                 .scaled = false,
                                 .norm_eps = 1e-3}));
+  all.back().without = {
+      {"causality", "later tokens take places in the sorted order, which moves what earlier ones see"},
+      {"stream", "there is no step"}};
 }
 const law_entries entries("lsh", [](auto& all) { add_lsh(all); });
 

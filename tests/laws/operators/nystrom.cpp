@@ -90,6 +90,9 @@ void add_nystrom(std::vector<law_operator<T>>& all) {
     all.push_back(operator_of<T>(entry));
   all[all.size() - 5].limits = {landmarks_for_all<T>("as many landmarks as tokens", 0),
                                 landmarks_for_all<T>("more landmarks than tokens", 1000000)};
+  all.back().without = {{"causality", "bidirectional by definition"},
+                        {"averages", "rows of the three factors' product sum to 1 only where the inverse is exact"},
+                        {"stream", "bidirectional by definition"}};
 }
 const law_entries entries("nystrom", [](auto& all) { add_nystrom(all); });
 

@@ -87,6 +87,8 @@ void add_pattern_softmax(std::vector<law_operator<T>>& all) {
                   full_binder<T>(causal)}};
     all.push_back(op);
   }
+  all.back().without = {{"stream", "there is no step"},
+                        {"bfloat16", "block, strided and bigbird are patterns of the same kernel"}};
 }
 const law_entries entries("pattern_softmax", [](auto& all) { add_pattern_softmax(all); });
 

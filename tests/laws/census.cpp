@@ -1,0 +1,74 @@
+// Which operator is tested by which law. A cell that is empty without a reason fails, and so does a reason for one that is
+// not; reasons are in the entries, as law_operator::without.
+#include <set>
+#include <sstream>
+
+#include "laws/law.hpp"
+#include "laws/stored_operators.hpp"
+#include "support/catch.hpp"
+
+namespace testing::census_tests {
+namespace {
+
+// A column: does an entry have what the law needs?
+template <class T>
+struct column {
+  std::string name;
+  bool (*filled)(const law_operator<T>&);
+};
+
+template <class T>
+std::vector<column<T>> columns() {
+  return {{"causality", [](const law_operator<T>& op) { return op.causal; }},
+          {"averages", [](const law_operator<T>& op) { return op.averages; }},
+          {"padding", [](const law_operator<T>& op) { return op.padding; }},
+          {"independence", [](const law_operator<T>& op) { return op.independent; }},
+          {"quiet", [](const law_operator<T>& op) { return bool(op.sees); }},
+          {"stream", [](const law_operator<T>& op) { return bool(op.stream); }},
+          {"limits", [](const law_operator<T>& op) { return !op.limits.empty(); }},
+          {"backward", [](const law_operator<T>& op) { return bool(op.backward); }}};
+}
+
+std::set<std::string> listed_operators() {
+  std::set<std::string> names;
+  std::istringstream list(ATTN_TEST_OPERATORS);
+  for (std::string name; std::getline(list, name, ',');) names.insert(name);
+  return names;
+}
+
+// The operators with laws of bfloat16: names of forms begin with that of the operator.
+bool has_bfloat16_laws(const std::string& name) {
+  for (const stored::stored_operator& op : stored::stored_operators())
+    if (op.name == name || op.name.starts_with(name + " ")) return true;
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("census: every operator is in the table of laws, and nothing else is", "[census]") {
+  std::set<std::string> registered;
+  for (const auto& op : operators<float>()) registered.insert(op.of);
+  CHECK(registered == listed_operators());
+}
+
+TEST_CASE("census: every law has an entry of every operator, or a reason", "[census]") {
+  std::map<std::string, std::vector<const law_operator<float>*>> forms;
+  for (const auto& op : operators<float>()) forms[op.of].push_back(&op);
+  for (const auto& [name, entries] : forms) {
+    std::map<std::string, std::string> reasons;
+    for (const auto* op : entries) reasons.insert(op->without.begin(), op->without.end());
+    const auto check = [&, &of = name](const std::string& law, bool filled) {
+      INFO(of << ", " << law << (filled ? ": has an entry and a reason for having none" : ": no entry and no reason"));
+      CHECK(filled != (reasons.erase(law) == 1));
+    };
+    for (const auto& c : columns<float>())
+      check(c.name, std::any_of(entries.begin(), entries.end(), [&](const auto* op) { return c.filled(*op); }));
+    check("bfloat16", has_bfloat16_laws(name));
+    for (const auto& [law, reason] : reasons) {
+      INFO(name << " gives a reason for \"" << law << "\", which is no law");
+      CHECK(false);
+    }
+  }
+}
+
+}  // namespace testing::census_tests
