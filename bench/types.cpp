@@ -49,6 +49,9 @@ std::vector<variant> make_variants(const flags& set) {
                                   "(cmake -DATTN_BENCH_TYPES=..., which bench/run sets); found \"" + name + "\"");
     for (variant& x : type->make(set)) all.push_back(std::move(x));
   });
+  for (const variant& x : all)
+    if (x.main)
+      for (variant& rival : all) rival.main |= rival.name == x.rival;
   return all;
 }
 
