@@ -133,6 +133,7 @@ std::string exponent_text(const points& all, const flags& set) {
 
 /// What the column says.
 std::string exponent_note(const flags& set) {
+  if (fitted_lengths(set).size() < 2) return "";
   std::string lengths;
   for (const index length : fitted_lengths(set)) lengths += (lengths.empty() ? "" : ", ") + std::to_string(length);
   return "exponent: slope of log time over log length, at " + lengths +
@@ -274,7 +275,7 @@ std::string not_run(const sweep& s, const flags& set) {
 
 std::string listing(const sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s, is_curve);
-  if (groups.empty()) return "";
+  if (groups.empty()) return not_run(s, set);
   std::string lines = text("\n%s, one core, sustained:\n", processor_name().c_str());
   for (const auto& [kind, name] : {std::pair(arithmetic::of_float, "float"), std::pair(arithmetic::of_double, "double"),
                                    std::pair(arithmetic::of_bf16, "bf16, summed in float")})

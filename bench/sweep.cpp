@@ -76,10 +76,18 @@ double sweep::time_left() const {
   return asked_.budgeted ? asked_.started + flags_.budget - asked_.closing_seconds - seconds_now() : 1e30;
 }
 
-/// Of one run: its own time if it was run before; else by the operations of the nearest length of the same operator, of
-/// its usual setting, of its rival (of a backward pass the forward one), or at a tenth of the machine's peak.
+/// Of one run: its own time if it was run before, or by its operations at the pace of what is nearest, or at a tenth of
+/// the machine's peak.
 double sweep::expected_seconds(const record& r) const {
   if (r.measured()) return r.best();
+  const record* nearest = nearest_measured(r);
+  const double operations = r.of->flops(r.length);
+  if (!nearest) return operations / (0.1 * machine_.peak_flops());
+  return nearest->best() * operations / nearest->of->flops(nearest->length);
+}
+
+/// The nearest length of the same operator, or of its usual setting, or of its rival (of a backward pass the forward one).
+const record* sweep::nearest_measured(const record& r) const {
   const record* nearest = nullptr;
   for (const std::string* name : {&r.of->name, &r.of->form, &r.of->rival}) {
     for (const record& other : records_)
@@ -88,9 +96,7 @@ double sweep::expected_seconds(const record& r) const {
         nearest = &other;
     if (nearest) break;
   }
-  const double operations = r.of->flops(r.length);
-  if (!nearest) return operations / (0.1 * machine_.peak_flops());
-  return nearest->best() * operations / nearest->of->flops(nearest->length);
+  return nearest;
 }
 
 double sweep::preparation_seconds(const record& r) const {
@@ -141,20 +147,25 @@ void sweep::run_tier(tier t) {
 }
 
 void sweep::announce_main_curve(const std::vector<record*>& rest) {
-  const double seconds =
-      std::accumulate(rest.begin(), rest.end(), 0.0, [&](double s, const record* r) { return s + visit_seconds(*r); });
-  say("The main curve (every operator at 256, 1024, 4096 and 16384 tokens) takes about %.0f s more", seconds);
+  double seconds = 0;
+  for (const record* r : rest)
+    if (beyond_limits(*r) == omission::none) seconds += visit_seconds(*r);
+  say("The rest of the main curve, from %td tokens, takes about %.0f s", rest[0]->length, seconds);
   if (seconds > time_left())
     say("That is more than the %.0f s left of the budget of %.0f s: it is run all the same", std::max(0.0, time_left()),
         flags_.budget);
 }
 
+omission sweep::beyond_limits(const record& r) const {
+  if (r.of->memory_bytes(r.length) > memory_) return omission::memory;
+  if (flags_.max_seconds > 0 && nearest_measured(r) && expected_seconds(r) > flags_.max_seconds)
+    return omission::seconds;
+  return omission::none;
+}
+
 bool sweep::is_left_out(record& r) {
-  if (r.of->memory_bytes(r.length) > memory_)
-    r.omitted = omission::memory;
-  else if (flags_.max_seconds > 0 && expected_seconds(r) > flags_.max_seconds)
-    r.omitted = omission::seconds;
-  else if (r.worth != tier::main_curve && visit_seconds(r) > time_left())
+  r.omitted = beyond_limits(r);
+  if (r.omitted == omission::none && r.worth != tier::main_curve && visit_seconds(r) > time_left())
     r.omitted = omission::time;
   return r.omitted != omission::none;
 }
@@ -281,9 +292,12 @@ void sweep::show_progress(const record& r, const char* what) {
 
 std::vector<std::pair<std::string, index>> sweep::omitted(omission reason) const {
   std::vector<std::pair<std::string, index>> names;
-  for (const variant& x : variants_)  // the order of the table of operators
-    for (const record& r : records_)
-      if (r.of == &x && r.omitted == reason) names.emplace_back(x.name, r.length);
+  std::vector<const record*> left_out;
+  for (const record& r : records_)
+    if (r.omitted == reason) left_out.push_back(&r);
+  // In the order of the table of operators.
+  std::ranges::sort(left_out, {}, [](const record* r) { return std::pair(r->of, r->length); });
+  for (const record* r : left_out) names.emplace_back(r->of->name, r->length);
   return names;
 }
 

@@ -75,12 +75,14 @@ class sweep {
 
  private:
   double time_left() const;
+  const record* nearest_measured(const record&) const;
   double expected_seconds(const record&) const;
   double preparation_seconds(const record&) const;
   double visit_seconds(const record&) const;
   void run_tier(tier);
   void announce_main_curve(const std::vector<record*>& rest);
   void repeat();
+  omission beyond_limits(const record&) const;
   bool is_left_out(record&);
   void visit(record&);
   void measure(benchmark::State&, record&);
