@@ -9,7 +9,8 @@
 #include <attn/aft/aft_simple_step.hpp>
 
 #include <algorithm>
-#include <random>
+#include <memory>
+#include <vector>
 
 #include "inputs.hpp"
 #include "table.hpp"
@@ -40,53 +41,44 @@ index kernel_width(const flags& set) { return 2 * (std::max<index>(set.window, 2
 
 double column_bytes(const problem& p) { return static_cast<double>(p.kv_heads * p.dim) * sizeof(element); }
 
-/// Unit normal biases [1, heads, rows, columns]. Whole matrices would take longer to draw than to use: a table of prime
-/// length, again and again.
-struct biases {
-  std::vector<element> numbers;
-  std::array<index, 4> shape;
-
-  biases(index heads, index rows, index columns)
-      : numbers(static_cast<std::size_t>(heads * rows * columns)), shape{1, heads, rows, columns} {
-    std::minstd_rand random(1);
-    std::normal_distribution<real> normal;
-    std::vector<element> table(65521);
-    for (element& x : table) x = static_cast<element>(normal(random));
-    for (std::size_t n = 0; n < numbers.size(); ++n) numbers[n] = table[n % table.size()];
-  }
-  input view() const { return {numbers.data(), shape}; }
-};
+/// Unit normal biases [1, heads, rows, columns].
+input biases(index heads, index rows, index columns) {
+  return {drawn_numbers<element>(role::bias, static_cast<std::size_t>(heads * rows * columns)),
+          {1, heads, rows, columns}};
+}
 
 runner prepare_full(const problem& p) {
-  auto w = std::make_shared<biases>(1, p.length, p.length);
+  const input w = biases(1, p.length, p.length);
   if (p.set.far == 0)
     return [=, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
-      attn::aft_full(q, k, v, out, w->view(), {.causal = causal}, exec);
+      attn::aft_full(q, k, v, out, w, {.causal = causal}, exec);
     };
   // Row and key maxima that miss each other: a key far above the others in one channel of each head, and in some blocks
   // a row whose bias for another key is as far above its others.
   const element far_above(200);
-  const element* const normal = normal_numbers<element>(role::key, static_cast<std::size_t>(p.heads * p.length * p.dim));
+  const element* const normal = drawn_numbers<element>(role::key, static_cast<std::size_t>(p.heads * p.length * p.dim));
   auto keys = std::make_shared<std::vector<element>>(normal, normal + p.heads * p.length * p.dim);
   for (index h = 0; h < p.heads; ++h) (*keys)[static_cast<std::size_t>(h * p.length * p.dim)] = far_above;
+  auto biased = std::make_shared<std::vector<element>>(w.data(), w.data() + p.length * p.length);
   constexpr index rows = attn::detail::block_rows;
   double due = 1;  // at least one block
   for (index row = 0; row < p.length; row += rows, due += p.set.far) {
     if (due < 1) continue;
     due -= 1;
     const index last = std::min(row + rows, p.length) - 1;
-    w->numbers[static_cast<std::size_t>(last * p.length + last)] = far_above;
+    (*biased)[static_cast<std::size_t>(last * p.length + last)] = far_above;
   }
   return [=, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
-    attn::aft_full(q, input(keys->data(), k.extents()), v, out, w->view(), {.causal = causal}, exec);
+    attn::aft_full(q, input(keys->data(), k.extents()), v, out, input(biased->data(), w.extents()), {.causal = causal},
+                   exec);
   };
 }
 
 runner prepare_local(const problem& p) {
   const index s = local_window(p.set);
-  return [w = std::make_shared<biases>(1, p.length, 2 * s - 1), s, causal = p.causal](
-             input q, input k, input v, output out, attn::execution& exec) {
-    attn::aft_local(q, k, v, out, w->view(), {.causal = causal, .window = s, .band = true}, exec);
+  return [w = biases(1, p.length, 2 * s - 1), s, causal = p.causal](input q, input k, input v, output out,
+                                                                    attn::execution& exec) {
+    attn::aft_local(q, k, v, out, w, {.causal = causal, .window = s, .band = true}, exec);
   };
 }
 
@@ -97,23 +89,22 @@ runner prepare_simple(const problem& p) {
 }
 
 runner prepare_conv(const problem& p) {
-  return [w = std::make_shared<biases>(1, p.heads, kernel_width(p.set)), causal = p.causal](
-             input q, input k, input v, output out, attn::execution& exec) {
-    attn::aft_conv(q, k, v, out, w->view(), {.causal = causal}, exec);
+  return [w = biases(1, p.heads, kernel_width(p.set)), causal = p.causal](input q, input k, input v, output out,
+                                                                          attn::execution& exec) {
+    attn::aft_conv(q, k, v, out, w, {.causal = causal}, exec);
   };
 }
 
 // With the gradient of w. `call` takes the views, w, its gradient and the execution.
 template <class Call>
-training_runner train_biased(std::shared_ptr<biases> w, Call call) {
-  const auto memory = parameter_memory<element>(w->numbers.size());
-  return {{}, [=](const training_views& x, attn::execution& exec) {
-            call(x, w->view(), output(memory->data(), w->shape), exec);
-          }};
+training_runner train_biased(input w, Call call) {
+  const auto count = static_cast<std::size_t>(w.extent(1) * w.extent(2) * w.extent(3));
+  const output dw(result_memory<element>(count, parameter_slot), w.extents());
+  return {{}, [=](const training_views& x, attn::execution& exec) { call(x, w, dw, exec); }};
 }
 
 training_runner train_full(const problem& p) {
-  return train_biased(std::make_shared<biases>(1, p.length, p.length),
+  return train_biased(biases(1, p.length, p.length),
                       [causal = p.causal](const training_views& x, input w, output dw, attn::execution& exec) {
                         attn::aft_full_backward(x.q, x.k, x.v, w, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv, .w = dw},
                                                 {.causal = causal}, exec);
@@ -122,7 +113,7 @@ training_runner train_full(const problem& p) {
 
 training_runner train_local(const problem& p) {
   const index s = local_window(p.set);
-  return train_biased(std::make_shared<biases>(1, p.length, 2 * s - 1),
+  return train_biased(biases(1, p.length, 2 * s - 1),
                       [s, causal = p.causal](const training_views& x, input w, output dw, attn::execution& exec) {
                         attn::aft_local_backward(x.q, x.k, x.v, w, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv, .w = dw},
                                                  {.causal = causal, .window = s, .band = true}, exec);
@@ -137,7 +128,7 @@ training_runner train_simple(const problem& p) {
 }
 
 training_runner train_conv(const problem& p) {
-  return train_biased(std::make_shared<biases>(1, p.heads, kernel_width(p.set)),
+  return train_biased(biases(1, p.heads, kernel_width(p.set)),
                       [causal = p.causal](const training_views& x, input w, output dw, attn::execution& exec) {
                         attn::aft_conv_backward(x.q, x.k, x.v, w, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv, .w = dw},
                                                 {.causal = causal}, exec);
@@ -147,10 +138,9 @@ training_runner train_conv(const problem& p) {
 // Decoding: every key head with one query head.
 struct full_stream final : stream {
   attn::kv_cache<element> cache;
-  std::shared_ptr<biases> w;
+  input w;
 
-  explicit full_stream(const problem& p)
-      : cache({.heads = p.kv_heads, .dim = p.dim}), w(std::make_shared<biases>(1, 1, p.length)) {
+  explicit full_stream(const problem& p) : cache({.heads = p.kv_heads, .dim = p.dim}), w(biases(1, 1, p.length)) {
     cache.reserve(p.length);
   }
   std::unique_ptr<stream> copy() const override { return std::make_unique<full_stream>(*this); }
@@ -158,25 +148,25 @@ struct full_stream final : stream {
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     const index heads = k.extent(1), length = cache.tokens() + 1;  // one row of biases stands for all
     attn::aft_full_step(cache, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads),
-                        input(w->numbers.data(), {1, 1, length, length}, {0, 0, 0, 1}), {}, exec);
+                        input(w.data(), {1, 1, length, length}, {0, 0, 0, 1}), {}, exec);
   }
   void rewind(index tokens) override { cache.truncate(tokens); }
 };
 
 struct local_stream final : stream {
   attn::aft_local_state<element> state;
-  std::shared_ptr<biases> w;
+  input w;
 
   explicit local_stream(const problem& p)
       : state({.heads = p.kv_heads, .dim = p.dim}, {.window = local_window(p.set)}),
-        w(std::make_shared<biases>(1, 1, 2 * state.window() - 1)) {}
+        w(biases(1, 1, 2 * state.window() - 1)) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<local_stream>(*this); }
   void feed(input k, input v) override { state.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     const index heads = k.extent(1);
     const std::array<index, 4> shape = {1, 1, state.tokens() + 1, 2 * state.window() - 1};
     attn::aft_local_step(state, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads),
-                         input(w->numbers.data(), shape, {0, 0, 0, 1}), {.band = true}, exec);
+                         input(w.data(), shape, {0, 0, 0, 1}), {.band = true}, exec);
   }
   void rewind(index) override {}
 };
@@ -196,16 +186,16 @@ struct simple_stream final : stream {
 
 struct conv_stream final : stream {
   attn::aft_conv_state<element> state;
-  std::shared_ptr<biases> w;
+  input w;
 
   explicit conv_stream(const problem& p)
       : state({.heads = p.kv_heads, .dim = p.dim}, {.width = kernel_width(p.set)}),
-        w(std::make_shared<biases>(1, p.kv_heads, kernel_width(p.set))) {}
+        w(biases(1, p.kv_heads, kernel_width(p.set))) {}
   std::unique_ptr<stream> copy() const override { return std::make_unique<conv_stream>(*this); }
   void feed(input k, input v) override { state.append(k, v); }
   void step(input q, input k, input v, output out, attn::execution& exec) override {
     const index heads = k.extent(1);
-    attn::aft_conv_step(state, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads), w->view(), {}, exec);
+    attn::aft_conv_step(state, q.slice(1, 0, heads), k, v, out.slice(1, 0, heads), w, {}, exec);
   }
   void rewind(index) override {}
 };
@@ -224,8 +214,10 @@ index in_window(const problem& p, index window) { return std::min(p.length, wind
 
 family aft_family() {
   return {
+      .title = "attention-free",
       .operators =
           {{.name = "aft_full",
+            .colour = "#8e3bb0",
             .cost = growth::quadratic,
             .has_causal = true,
             .exact = false,
@@ -239,6 +231,7 @@ family aft_family() {
             .approximates = false,
             .backward = {[](const problem& p) { return backward_flops(p, all_pairs(p)); }, train_full}},
            {.name = "aft_local",
+            .colour = "#c774d8",
             .cost = growth::linear,
             .has_causal = true,
             .exact = false,
@@ -253,6 +246,7 @@ family aft_family() {
             .backward = {[](const problem& p) { return backward_flops(p, near_pairs(p, local_window(p.set) - 1)); },
                          train_local}},
            {.name = "aft_simple",
+            .colour = "#5b2a86",
             .cost = growth::linear,
             .has_causal = true,
             .exact = false,
@@ -265,6 +259,7 @@ family aft_family() {
             .backward = {[](const problem& p) { return 2 * seen_flops(p, static_cast<double>(p.length)); },
                          train_simple}},
            {.name = "aft_conv",
+            .colour = "#e377c2",
             .cost = growth::linear,
             .has_causal = true,
             .exact = false,
@@ -313,4 +308,4 @@ family aft_family() {
   };
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

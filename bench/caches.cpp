@@ -26,8 +26,12 @@ struct paged_stream final : stream {
   attn::paged_cache<element> cache;
 
   explicit paged_stream(const problem& x)
-      : p(x), pool({.pages = x.length / page_tokens + 1, .page_tokens = page_tokens, .heads = x.kv_heads, .dim = x.dim,
-                    .value_dim = x.dim_v}),
+      : p(x),
+        pool({.pages = x.length / page_tokens + 1,
+              .page_tokens = page_tokens,
+              .heads = x.kv_heads,
+              .dim = x.dim,
+              .value_dim = x.dim_v}),
         cache(pool, 1) {}
   std::unique_ptr<stream> copy() const override {
     auto other = std::make_unique<paged_stream>(p);
@@ -52,7 +56,8 @@ struct ragged_stream final : stream {
   std::vector<element> results;
 
   explicit ragged_stream(const problem& p)
-      : longest(p.length), cache({.batch = sequences, .heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}),
+      : longest(p.length),
+        cache({.batch = sequences, .heads = p.kv_heads, .dim = p.dim, .value_dim = p.dim_v}),
         results(static_cast<std::size_t>(sequences * p.heads * p.dim_v)) {
     cache.reserve(p.length);
   }
@@ -83,24 +88,23 @@ struct ragged_stream final : stream {
 }  // namespace
 
 family cache_family() {
-  return {.operators = {},
-          .decoders = {{.name = "full_softmax_paged_decode",
-                        .exact = true,
-                        .uses = {},
-                        .flops = [](const problem& p) { return pair_flops(p, static_cast<double>(p.length)); },
-                        .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes(p); },
-                        .prepare = [](const problem& p) -> std::unique_ptr<stream> {
-                          return std::make_unique<paged_stream>(p);
-                        }},
-                       {.name = "full_softmax_ragged_decode",
-                        .exact = true,
-                        .uses = {},
-                        .flops = [](const problem& p) { return pair_flops(p, all_tokens(p)); },
-                        .cache_bytes = [](const problem& p) { return all_tokens(p) * token_bytes(p); },
-                        .prepare = [](const problem& p) -> std::unique_ptr<stream> {
-                          return std::make_unique<ragged_stream>(p);
-                        },
-                        .approximates = false}}};
+  return {
+      .title = "caches",
+      .operators = {},
+      .decoders = {
+          {.name = "full_softmax_paged_decode",
+           .exact = true,
+           .uses = {},
+           .flops = [](const problem& p) { return pair_flops(p, static_cast<double>(p.length)); },
+           .cache_bytes = [](const problem& p) { return static_cast<double>(p.length) * token_bytes(p); },
+           .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<paged_stream>(p); }},
+          {.name = "full_softmax_ragged_decode",
+           .exact = true,
+           .uses = {},
+           .flops = [](const problem& p) { return pair_flops(p, all_tokens(p)); },
+           .cache_bytes = [](const problem& p) { return all_tokens(p) * token_bytes(p); },
+           .prepare = [](const problem& p) -> std::unique_ptr<stream> { return std::make_unique<ragged_stream>(p); },
+           .approximates = false}}};
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

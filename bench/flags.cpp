@@ -47,8 +47,10 @@ const known_flag known[] = {
     {"min-length", &flags::min_length, 1, "shortest length; lengths double from here"},
     {"max-length", &flags::max_length, 0, "longest length; 0: 16384, 262144 for caches, 1048576 for what is linear"},
     {"max-seconds", &flags::max_seconds, 0,
-     "leave out lengths at which one run takes longer; 0: 0.7, or less to fit the budget"},
-    {"budget", &flags::budget, 0, "seconds the timing may take; the sweep is repeated up to 5 times while it fits"},
+     "leave out lengths at which one run takes longer; 0: only the budget decides"},
+    {"budget", &flags::budget, 0,
+     "seconds the sweep may take: first the main curve, whatever it takes (every operator at 256, 1024, 4096, 16384), "
+     "then other forms, lengths and settings, then repetitions, up to 5 runs of each line"},
     {"smoke", &flags::smoke, 0, "short lengths, one short repetition: does everything run? (some seconds)"},
     {"help", &flags::help, 0, "print this text"},
 };

@@ -34,7 +34,9 @@ training_runner train_fnet(const problem& p) {
 }  // namespace
 
 family fourier_family() {
-  return {.operators = {{.name = "fnet",
+  return {.title = "Fourier",
+          .operators = {{.name = "fnet",
+                         .colour = "#d1344b",
                          .cost = growth::linear,
                          .has_causal = false,
                          .exact = false,
@@ -46,4 +48,4 @@ family fourier_family() {
           .decoders = {}};
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

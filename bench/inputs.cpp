@@ -1,26 +1,56 @@
 #include "inputs.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <new>
 #include <numbers>
 #include <vector>
+
+#include "machine.hpp"
 
 namespace bench {
 namespace {
 
+constexpr std::size_t roles = 8;
+
+memory_cost cost;
+
+/// Memory that grows where it is. Address space is reserved for as much as the machine has; a page of it becomes memory
+/// when it is first written, and stays so. Begins behind a page's first 64 bytes, as large pieces from malloc do.
 template <class S>
-struct pool {
-  Eigen::Array<S, Eigen::Dynamic, 1> memory;  // aligned for the widest vectors, as a caller's Eigen matrices are
+class pool {
+ public:
   template <class Fill>
   S* at_least(std::size_t count, Fill&& fill) {
-    if (count > static_cast<std::size_t>(memory.size())) {
-      memory.resize(0);  // given back first: two of the longest might not fit
-      memory.resize(static_cast<Eigen::Index>(count));
-      fill(memory);
+    if (!numbers_) reserve();
+    if (count > most_) throw std::bad_alloc();
+    if (count > filled_) {
+      const auto begin = std::chrono::steady_clock::now();
+      fill(numbers_, filled_, count);
+      cost.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      cost.bytes += static_cast<double>((count - filled_) * sizeof(S));
+      filled_ = count;
     }
-    return memory.data();
+    return numbers_;
   }
+
+ private:
+  void reserve() {
+    constexpr std::size_t offset = 64;
+    const std::size_t bytes = available_memory_bytes();
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    numbers_ = reinterpret_cast<S*>(static_cast<std::byte*>(memory) + offset);
+    most_ = (bytes - offset) / sizeof(S);
+  }
+
+  S* numbers_ = nullptr;
+  std::size_t filled_ = 0, most_ = 0;
 };
 
 /// 65536 quantiles of the normal distribution. Looking up random ones is as good as drawing from it here, and many
@@ -53,15 +83,21 @@ std::uint64_t scrambled(std::uint64_t x) {  // the finaliser of SplitMix64
 }  // namespace
 
 template <class S>
-const S* normal_numbers(role r, std::size_t count) {
-  static pool<S> pools[5];
-  return pools[static_cast<std::size_t>(r)].at_least(count, [r](auto& memory) {
+const S* drawn_numbers(role r, std::size_t count) {
+  static pool<S> pools[roles];
+  return pools[static_cast<std::size_t>(r)].at_least(count, [r](S* numbers, std::size_t begin, std::size_t end) {
     const std::vector<float>& quantile = normal_quantiles();
-    std::uint64_t state = (static_cast<std::uint64_t>(r) + 1) << 56;
-    for (Eigen::Index i = 0; i < memory.size(); i += 4) {
-      std::uint64_t bits = scrambled(state += 0x9e3779b97f4a7c15U);
-      for (Eigen::Index j = i; j < std::min(i + 4, memory.size()); ++j, bits >>= 16)
-        memory[j] = static_cast<S>(quantile[bits & 0xffff]);
+    constexpr float uniform = 1.F / (1 << 16);
+    const std::uint64_t first = (static_cast<std::uint64_t>(r) + 1) << 56;
+    // Four numbers from each scrambled count, so that what is drawn later continues what was drawn before.
+    for (std::size_t i = begin / 4 * 4; i < end; i += 4) {
+      std::uint64_t bits = scrambled(first + (i / 4 + 1) * 0x9e3779b97f4a7c15U);
+      for (std::size_t j = i; j < std::min(i + 4, end); ++j, bits >>= 16) {
+        const auto at = static_cast<std::uint16_t>(bits);
+        numbers[j] = static_cast<S>(r == role::rate        ? uniform * static_cast<float>(at)
+                                    : r == role::log_decay ? -0.1F * uniform * static_cast<float>(at)
+                                                           : quantile[at]);
+      }
     }
   });
 }
@@ -69,13 +105,16 @@ const S* normal_numbers(role r, std::size_t count) {
 template <class S>
 S* result_memory(std::size_t count, int slot) {
   static pool<S> results[result_slots];
-  return results[slot].at_least(count, [](auto& memory) { memory.setZero(); });
+  return results[slot].at_least(
+      count, [](S* numbers, std::size_t begin, std::size_t end) { std::fill(numbers + begin, numbers + end, S(0)); });
 }
 
-template const float* normal_numbers<float>(role, std::size_t);
-template const double* normal_numbers<double>(role, std::size_t);
-template const Eigen::half* normal_numbers<Eigen::half>(role, std::size_t);
-template const Eigen::bfloat16* normal_numbers<Eigen::bfloat16>(role, std::size_t);
+memory_cost memory_so_far() { return cost; }
+
+template const float* drawn_numbers<float>(role, std::size_t);
+template const double* drawn_numbers<double>(role, std::size_t);
+template const Eigen::half* drawn_numbers<Eigen::half>(role, std::size_t);
+template const Eigen::bfloat16* drawn_numbers<Eigen::bfloat16>(role, std::size_t);
 template float* result_memory<float>(std::size_t, int);
 template double* result_memory<double>(std::size_t, int);
 template Eigen::half* result_memory<Eigen::half>(std::size_t, int);

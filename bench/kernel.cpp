@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "inputs.hpp"
 #include "table.hpp"
 
 namespace bench::inline ATTN_BENCH_TYPE {
@@ -126,19 +127,13 @@ training_runner train_rfa(const problem& p) {
 
 /// beta, and the log decays of tokens or, with so many, of their channels.
 struct delta_numbers {
-  attn::tensor<real, 3> beta;
-  attn::tensor<real> log_decay;
+  attn::tensor_view<const real, 3> beta;
+  attn::tensor_view<const real> log_decay;
 
   delta_numbers(index heads, index length, index channels)
-      : beta({1, heads, length}), log_decay({1, heads, length, channels}) {
-    attn::random_numbers random(9, 0);
-    for (index h = 0; h < heads; ++h)
-      for (index t = 0; t < length; ++t) {
-        beta.view()(0, h, t) = static_cast<real>(random.below(1000)) / 1000;
-        for (index d = 0; d < channels; ++d)
-          log_decay.view()(0, h, t, d) = real(-0.1) * static_cast<real>(random.below(1000)) / 1000;
-      }
-  }
+      : beta(drawn_numbers<real>(role::rate, static_cast<std::size_t>(heads * length)), {1, heads, length}),
+        log_decay(drawn_numbers<real>(role::log_decay, static_cast<std::size_t>(heads * length * channels)),
+                  {1, heads, length, channels}) {}
 };
 constexpr real unit_norm_eps = real(1e-6);
 
@@ -154,22 +149,21 @@ template <bool Channels>
 runner run_delta_rule(const problem& p) {
   return [x = delta_numbers(p.heads, p.length, Channels ? p.dim : 1)](input q, input k, input v, output out,
                                                                       attn::execution& exec) {
-    attn::delta_rule(q, k, v, out,
-                     {.beta = x.beta.view(), .log_decay = x.log_decay.view(), .unit_norm_eps = unit_norm_eps}, exec);
+    attn::delta_rule(q, k, v, out, {.beta = x.beta, .log_decay = x.log_decay, .unit_norm_eps = unit_norm_eps}, exec);
   };
 }
 template <bool Channels>
 training_runner train_delta_rule(const problem& p) {
   return {{},
           [x = delta_numbers(p.heads, p.length, Channels ? p.dim : 1)](const training_views& y, attn::execution& exec) {
-            attn::delta_rule_backward(
-                y.q, y.k, y.v, y.d_out, {.q = y.dq, .k = y.dk, .v = y.dv},
-                {.beta = x.beta.view(), .log_decay = x.log_decay.view(), .unit_norm_eps = unit_norm_eps}, exec);
+            attn::delta_rule_backward(y.q, y.k, y.v, y.d_out, {.q = y.dq, .k = y.dk, .v = y.dv},
+                                      {.beta = x.beta, .log_decay = x.log_decay, .unit_norm_eps = unit_norm_eps}, exec);
           }};
 }
 template <bool Channels>
-operator_entry delta_rule_entry(std::string name) {
+operator_entry delta_rule_entry(std::string name, const char* colour) {
   return {.name = std::move(name),
+          .colour = colour,
           .cost = growth::linear,
           .has_causal = false,
           .exact = false,
@@ -188,8 +182,7 @@ std::unique_ptr<stream> delta_rule_stream(const problem& p) {
       [](auto&, input, input) {},
       [x](auto& state, input q, input, input, output out, attn::execution& exec) {
         attn::delta_rule_step(state, q, q, q, out,
-                              {.beta = x.beta.view(), .log_decay = x.log_decay.view(), .unit_norm_eps = unit_norm_eps},
-                              exec);
+                              {.beta = x.beta, .log_decay = x.log_decay, .unit_norm_eps = unit_norm_eps}, exec);
       });
 }
 
@@ -199,8 +192,9 @@ problem causal(problem p) {
 }
 
 template <bool Channels>
-operator_entry linear_decay_entry(std::string name) {
+operator_entry linear_decay_entry(std::string name, const char* colour) {
   return {.name = std::move(name),
+          .colour = colour,
           .cost = growth::linear,
           .has_causal = false,
           .exact = false,
@@ -209,7 +203,7 @@ operator_entry linear_decay_entry(std::string name) {
           .prepare = [](const problem& p) -> runner {
             return [x = delta_numbers(p.heads, p.length, Channels ? p.dim : 1)](input q, input k, input v, output out,
                                                                                 attn::execution& exec) {
-              attn::linear(q, k, v, out, {.causal = true, .normalise = false, .log_decay = x.log_decay.view()},
+              attn::linear(q, k, v, out, {.causal = true, .normalise = false, .log_decay = x.log_decay},
                            attn::feature_maps::identity{}, exec);
             };
           },
@@ -219,10 +213,9 @@ operator_entry linear_decay_entry(std::string name) {
                          return {{},
                                  [x = delta_numbers(p.heads, p.length, Channels ? p.dim : 1)](const training_views& y,
                                                                                               attn::execution& exec) {
-                                   attn::linear_backward(
-                                       y.q, y.k, y.v, y.d_out, {.q = y.dq, .k = y.dk, .v = y.dv},
-                                       {.causal = true, .normalise = false, .log_decay = x.log_decay.view()},
-                                       attn::feature_maps::identity{}, exec);
+                                   attn::linear_backward(y.q, y.k, y.v, y.d_out, {.q = y.dq, .k = y.dk, .v = y.dv},
+                                                         {.causal = true, .normalise = false, .log_decay = x.log_decay},
+                                                         attn::feature_maps::identity{}, exec);
                                  }};
                        }}};
 }
@@ -231,8 +224,10 @@ operator_entry linear_decay_entry(std::string name) {
 
 family kernel_family() {
   return {
+      .title = "kernels",
       .operators =
           {{.name = "linear",
+            .colour = "#2e8b3d",
             .cost = growth::linear,
             .has_causal = true,
             .exact = false,
@@ -247,6 +242,7 @@ family kernel_family() {
             .backward = {[](const problem& p) { return kernel_backward_flops(p, 0, static_cast<double>(p.dim)); },
                          train_linear}},
            {.name = "performer",
+            .colour = "#7cb518",
             .cost = growth::linear,
             .has_causal = true,
             .exact = false,
@@ -261,6 +257,7 @@ family kernel_family() {
             .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), rows(p)); }, train_performer},
             .settings = settings_of(&flags::features, {64, 128, 512, 1024})},
            {.name = "rfa",
+            .colour = "#0f5c2e",
             .cost = growth::linear,
             .has_causal = true,
             .exact = false,
@@ -274,10 +271,10 @@ family kernel_family() {
             .parameter_bytes = feature_bytes,
             .approximates = false,
             .backward = {[](const problem& p) { return kernel_backward_flops(p, rows(p), 2 * rows(p)); }, train_rfa}},
-           linear_decay_entry<false>("linear_decay"),
-           linear_decay_entry<true>("linear_channel_decay"),
-           delta_rule_entry<false>("delta_rule"),
-           delta_rule_entry<true>("delta_rule_channel_decay")},
+           linear_decay_entry<false>("linear_decay", "#66c2a4"),
+           linear_decay_entry<true>("linear_channel_decay", "#1b9e91"),
+           delta_rule_entry<false>("delta_rule", "#9fb800"),
+           delta_rule_entry<true>("delta_rule_channel_decay", "#5f7a1f")},
       .decoders = {{.name = "linear_decode",
                     .exact = false,
                     .uses = {},
@@ -315,4 +312,4 @@ family kernel_family() {
   };
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

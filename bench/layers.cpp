@@ -50,12 +50,12 @@ runner prepare_project(const problem& p) {
 
 training_runner train_project(const problem& p) {
   const index channels = p.heads * p.dim;
-  return {{}, [=, w = random_weight(channels, channels, 1), dw = random_weight(channels, channels, 2)](
-                  const training_views& x, attn::execution& exec) {
-            attn::project_backward(sequence(x.q, channels), {.weight = w.view()}, sequence(x.d_out, channels),
-                                   {.x = sequence(x.dq, channels),
-                                    .weight = {dw.numbers->data(), {channels, channels}}},
-                                   exec);
+  return {{},
+          [=, w = random_weight(channels, channels, 1), dw = random_weight(channels, channels, 2)](
+              const training_views& x, attn::execution& exec) {
+            attn::project_backward(
+                sequence(x.q, channels), {.weight = w.view()}, sequence(x.d_out, channels),
+                {.x = sequence(x.dq, channels), .weight = {dw.numbers->data(), {channels, channels}}}, exec);
           }};
 }
 
@@ -63,15 +63,17 @@ runner prepare_feed_forward(const problem& p) {
   const index channels = p.heads * p.dim, hidden = hidden_for_one * channels;
   return [=, up = random_weight(hidden, channels, 1), down = random_weight(channels, hidden, 2)](
              input q, input, input, output out, attn::execution& exec) {
-    attn::feed_forward(sequence(q, channels), sequence(out, channels), {.up = up.view(), .down = down.view()}, {}, exec);
+    attn::feed_forward(sequence(q, channels), sequence(out, channels), {.up = up.view(), .down = down.view()}, {},
+                       exec);
   };
 }
 
 training_runner train_feed_forward(const problem& p) {
   const index channels = p.heads * p.dim, hidden = hidden_for_one * channels;
-  return {{}, [=, up = random_weight(hidden, channels, 1), down = random_weight(channels, hidden, 2),
-               d_up = random_weight(hidden, channels, 3), d_down = random_weight(channels, hidden, 4)](
-                  const training_views& x, attn::execution& exec) {
+  return {{},
+          [=, up = random_weight(hidden, channels, 1), down = random_weight(channels, hidden, 2),
+           d_up = random_weight(hidden, channels, 3),
+           d_down = random_weight(channels, hidden, 4)](const training_views& x, attn::execution& exec) {
             attn::feed_forward_backward(sequence(x.q, channels), {.up = up.view(), .down = down.view()},
                                         sequence(x.d_out, channels),
                                         {.x = sequence(x.dq, channels),
@@ -84,7 +86,9 @@ training_runner train_feed_forward(const problem& p) {
 }  // namespace
 
 family layers_family() {
-  return {.operators = {{.name = "project",
+  return {.title = "layers",
+          .operators = {{.name = "project",
+                         .colour = "#c05780",
                          .cost = growth::linear,
                          .has_causal = false,
                          .exact = false,
@@ -95,6 +99,7 @@ family layers_family() {
                          .backward = {[](const problem& p) { return twice(project_flops, p); }, train_project},
                          .has_fast = true},
                         {.name = "feed_forward",
+                         .colour = "#a3a300",
                          .cost = growth::linear,
                          .has_causal = false,
                          .exact = false,
@@ -108,4 +113,4 @@ family layers_family() {
           .decoders = {}};
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

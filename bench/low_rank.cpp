@@ -38,7 +38,7 @@ runner prepare_linformer(const problem& p) {
   constexpr index longest_drawn = 4096;
   if (p.length > longest_drawn) {
     const auto count = static_cast<std::size_t>(p.set.rank * p.length);
-    const element* numbers = normal_numbers<element>(role::parameter, 2 * count);
+    const element* numbers = drawn_numbers<element>(role::parameter, 2 * count);
     const attn::tensor_view<const element, 3> e(numbers, {1, p.set.rank, p.length}), f(numbers + count, e.extents());
     const real scale = 1 / std::sqrt(static_cast<real>(p.dim * p.set.rank));
     return [=](input q, input k, input v, output out, attn::execution& exec) {
@@ -47,7 +47,7 @@ runner prepare_linformer(const problem& p) {
   }
   return [e = attn::draw_projection<element>(p.set.rank, p.length, {.seed = 1}),
           f = attn::draw_projection<element>(p.set.rank, p.length, {.seed = 2})](input q, input k, input v, output out,
-                                                                               attn::execution& exec) {
+                                                                                 attn::execution& exec) {
     attn::linformer(q, k, v, out, e, f, {}, exec);
   };
 }
@@ -78,7 +78,7 @@ double logits_bytes(const problem& p) {
 
 runner prepare_long_short(const problem& p) {
   const auto count = static_cast<std::size_t>(p.heads * p.length * compressed_keys);
-  const input logits(normal_numbers<element>(role::parameter, count), {1, p.heads, p.length, compressed_keys});
+  const input logits(drawn_numbers<element>(role::parameter, count), {1, p.heads, p.length, compressed_keys});
   return [=, w = p.set.window, causal = p.causal](input q, input k, input v, output out, attn::execution& exec) {
     attn::long_short(q, k, v, out, logits,
                      {.causal = causal, .left = w, .right = w, .segment = causal ? longest_segment : 0}, exec);
@@ -93,16 +93,15 @@ double linformer_backward_flops(const problem& p) {
 
 training_runner train_linformer(const problem& p) {
   const auto count = static_cast<std::size_t>(p.set.rank * p.length);
-  const element* numbers = normal_numbers<element>(role::parameter, 2 * count);
+  const element* numbers = drawn_numbers<element>(role::parameter, 2 * count);
   const attn::tensor_view<const element, 3> e(numbers, {1, p.set.rank, p.length}), f(numbers + count, e.extents());
   const real scale = 1 / std::sqrt(static_cast<real>(p.dim * p.set.rank));
-  const auto memory = parameter_memory<element>(2 * count);
-  const attn::tensor_view<element, 3> de(memory->data(), e.extents()), df(memory->data() + count, e.extents());
+  element* const gradients = result_memory<element>(2 * count, parameter_slot);
+  const attn::tensor_view<element, 3> de(gradients, e.extents()), df(gradients + count, e.extents());
   return {[=](const training_views& x, attn::execution& exec) {
             attn::linformer(x.q, x.k, x.v, x.out, e, f, {.scale = scale, .lse = x.lse}, exec);
           },
           [=](const training_views& x, attn::execution& exec) {
-            (void)memory;  // held by this function
             attn::linformer_backward(x.q, x.k, x.v, x.out, e, f, x.d_out,
                                      {.q = x.dq, .k = x.dk, .v = x.dv, .e = de, .f = df},
                                      {.scale = scale, .lse = x.lse}, exec);
@@ -136,9 +135,8 @@ double long_short_backward_flops(const problem& p) {
 
 training_runner train_long_short(const problem& p) {
   const auto count = static_cast<std::size_t>(p.heads * p.length * compressed_keys);
-  const input logits(normal_numbers<element>(role::parameter, count), {1, p.heads, p.length, compressed_keys});
-  const auto memory = parameter_memory<element>(count);
-  const attn::tensor_view<element> d_logits(memory->data(), logits.extents());
+  const input logits(drawn_numbers<element>(role::parameter, count), {1, p.heads, p.length, compressed_keys});
+  const attn::tensor_view<element> d_logits(result_memory<element>(count, parameter_slot), logits.extents());
   const auto options = [w = p.set.window, causal = p.causal](const training_views& x) {
     return attn::long_short_options<element>{
         .causal = causal, .left = w, .right = w, .segment = causal ? longest_segment : 0, .lse = x.lse};
@@ -147,7 +145,6 @@ training_runner train_long_short(const problem& p) {
             attn::long_short(x.q, x.k, x.v, x.out, logits, options(x), exec);
           },
           [=](const training_views& x, attn::execution& exec) {
-            (void)memory;  // held by this function
             attn::long_short_backward(x.q, x.k, x.v, x.out, logits, x.d_out,
                                       {.q = x.dq, .k = x.dk, .v = x.dv, .logits = d_logits}, options(x), exec);
           }};
@@ -157,7 +154,9 @@ training_runner train_long_short(const problem& p) {
 
 family low_rank_family() {
   return {
+      .title = "low rank",
       .operators = {{.name = "linformer",
+                     .colour = "#e07b00",
                      .cost = growth::linear,
                      .has_causal = false,
                      .exact = false,
@@ -169,6 +168,7 @@ family low_rank_family() {
                      .settings = settings_of(&flags::rank, {64, 128, 512}),
                      .has_fast = true},
                     {.name = "nystrom",
+                     .colour = "#a04000",
                      .cost = growth::linear,
                      .has_causal = false,
                      .exact = false,
@@ -179,6 +179,7 @@ family low_rank_family() {
                      .settings = settings_of(&flags::landmarks, {16, 32, 128, 256, 512}),
                      .has_fast = true},
                     {.name = "long_short",
+                     .colour = "#f2b134",
                      .cost = growth::linear,
                      .has_causal = true,
                      .exact = false,
@@ -192,4 +193,4 @@ family low_rank_family() {
   };
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

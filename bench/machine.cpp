@@ -43,17 +43,17 @@ constexpr int accumulators = many_registers ? 24 : 12;
 template <class T, int... I>
 std::ptrdiff_t multiply_add(std::ptrdiff_t rounds, std::integer_sequence<int, I...>) {
   namespace ei = Eigen::internal;
-  using packet = typename ei::packet_traits<T>::type;
+  using lanes = typename ei::packet_traits<T>::type;
   const T a = T(operands[0]), b = T(operands[1]);
-  const packet factor = ei::pset1<packet>(a), term = ei::pset1<packet>(b);
-  packet sum[] = {ei::pset1<packet>(T(I))...};
+  const lanes factor = ei::pset1<lanes>(a), term = ei::pset1<lanes>(b);
+  lanes sum[] = {ei::pset1<lanes>(T(I))...};
   for (std::ptrdiff_t round = 0; round < rounds; ++round) {
     if constexpr (has_fma)  // the sum as addend: what Eigen's own assembly for Clang accumulates in place
       ((sum[I] = ei::pmadd(factor, term, sum[I])), ...);
     else  // the sum as factor: a product of constants would be computed once
       ((sum[I] = ei::pmadd(sum[I], factor, term)), ...);
   }
-  packet total = ei::pset1<packet>(T(0));
+  lanes total = ei::pset1<lanes>(T(0));
   ((total = ei::padd(total, sum[I])), ...);
   result = static_cast<float>(ei::predux(total));
   return rounds * accumulators * attn::detail::width<T>;

@@ -5,8 +5,11 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <fstream>
+#include <iostream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "report.hpp"
@@ -16,7 +19,7 @@
 namespace bench {
 namespace {
 
-constexpr int most_repetitions = 5;
+constexpr int most_visits = 5;
 
 /// Lets Google Benchmark take its flags out of `arguments`; what is left it does not know. It keeps a pointer to the
 /// program's name, so the texts must stay.
@@ -84,30 +87,71 @@ double min_seconds_of(const flags& set, const std::vector<std::string>& given) {
   return wanted > 0 ? wanted : otherwise;
 }
 
-/// As many repetitions as fit the budget, unless the user says how many.
-int repetitions_of(const sweep& s, const flags& set, const std::vector<std::string>& given) {
-  if (is_given(given, "benchmark_repetitions"))
-    return std::max(1, std::atoi(value_of(given, "benchmark_repetitions", "1").c_str()));
-  int repetitions = 1;
-  while (!set.smoke && repetitions < most_repetitions && s.expected_seconds(repetitions + 1) <= set.budget)
-    ++repetitions;
-  return repetitions;
-}
-
 /// Flags of Google Benchmark that the user did not give.
-std::vector<std::string> default_flags(const std::vector<std::string>& given, int repetitions) {
+std::vector<std::string> default_flags(const std::vector<std::string>& given) {
   std::vector<std::string> defaults = {given[0]};
   // The sweep decides itself how often it runs; any time is enough.
   if (!is_given(given, "benchmark_min_time")) defaults.push_back("--benchmark_min_time=0.000001" ATTN_BENCH_SECONDS);
-  if (!is_given(given, "benchmark_repetitions"))
-    defaults.push_back("--benchmark_repetitions=" + std::to_string(repetitions));
-  // Repetitions far apart in time: a disturbance of a few seconds then affects one of them, not all.
-  if (repetitions > 1 && !is_given(given, "benchmark_enable_random_interleaving"))
-    defaults.push_back("--benchmark_enable_random_interleaving=true");
   return defaults;
 }
 
+/// Takes --benchmark_out out of `arguments`: Google Benchmark would write a file for every line. Opened before anything
+/// is measured, so that a folder that cannot be written is told at once.
+std::ofstream open_results(std::vector<std::string>& arguments) {
+  std::ofstream file;
+  if (value_of(arguments, "benchmark_out_format", "json") != "json")
+    throw std::invalid_argument("attn_bench: --benchmark_out_format expects json; found \"" +
+                                value_of(arguments, "benchmark_out_format", "") + "\"");
+  const std::string path = value_of(arguments, "benchmark_out", "");
+  std::erase_if(arguments, [](const std::string& a) { return a.starts_with("--benchmark_out"); });
+  if (path.empty()) return file;
+  file.open(path);
+  if (!file) throw std::runtime_error("attn_bench: " + path + " cannot be written (--benchmark_out)");
+  return file;
+}
+
+/// "low rank: linformer=#e07b00 nystrom=#a04000; kernels: ...": what the pictures show together, and in which colour.
+std::string families_of(const std::vector<variant>& variants) {
+  std::vector<std::pair<std::string, std::string>> families;
+  for (const variant& x : variants) {
+    if (x.family.empty() || x.has_setting() || x.type != variants[0].type) continue;
+    auto family = std::ranges::find(families, x.family, &std::pair<std::string, std::string>::first);
+    if (family == families.end()) family = families.insert(family, {x.family, ""});
+    const std::string entry = ' ' + x.operator_name + '=' + x.colour;
+    if (family->second.find(entry) == std::string::npos) family->second += entry;
+  }
+  std::string text;
+  for (const auto& [title, members] : families) text += (text.empty() ? "" : "; ") + title + ':' + members;
+  return text;
+}
+
+std::string list_of(const std::vector<index>& lengths) {
+  std::string text;
+  for (const index length : lengths) text += (text.empty() ? "" : " ") + std::to_string(length);
+  return text;
+}
+
+/// What the pictures need besides the rows, known at the end alone.
+void add_results_context(const sweep& s, const flags& set) {
+  const auto add = [](const char* key, const std::string& value) { benchmark::AddCustomContext(key, value); };
+  add("families", families_of(s.variants()));
+  add("main_lengths", list_of(main_lengths(set)));
+  add("not_run_time", listed(s.omitted(omission::time)));
+  add("not_run_max_seconds", listed(s.omitted(omission::seconds)));
+  add("not_run_memory", listed(s.omitted(omission::memory)));
+}
+
+/// In Google Benchmark's own form.
+void write(benchmark::BenchmarkReporter& reporter, std::ostream& to, const sweep& s) {
+  reporter.SetOutputStream(&to);
+  reporter.SetErrorStream(&std::cerr);
+  reporter.ReportContext({});
+  for (const auto& run : s.results()) reporter.ReportRuns({run});
+  reporter.Finalize();
+}
+
 int run(std::vector<std::string> arguments) {
+  const double started = seconds_now();
   flags set = take_flags(arguments);
   if (set.help) {
     std::fputs(flags_help().c_str(), stdout);
@@ -115,6 +159,7 @@ int run(std::vector<std::string> arguments) {
     arguments.push_back("--help");
   }
   if (set.smoke && set.max_length == 0) set.max_length = 512;
+  std::ofstream file = open_results(arguments);
   const auto unknown = initialize(arguments);
   if (!unknown.empty()) {
     for (const std::string& flag : unknown) say("attn_bench: unknown argument %s (--help lists all)", flag.c_str());
@@ -127,35 +172,46 @@ int run(std::vector<std::string> arguments) {
 
   const auto data = read_data(set);
   machine m;
+  double closing_seconds = 0;
   if (!list_only) {
     show_status("measuring this machine");
-    m.measure();
+    const double begin = seconds_now();
+    m.measure();  // and once more at the end
+    closing_seconds = 1.2 * (seconds_now() - begin);
     add_context(set, m, data);
     say("%s, %s, %s", processor_name().c_str(), ATTN_BENCH_COMPILER, Eigen::SimdInstructionSetsInUse());
   }
   sweep s(set, m, data);
-  s.plan(filter, min_seconds_of(set, arguments), list_only);
-  const int repetitions = repetitions_of(s, set, arguments);
-  auto defaults = default_flags(arguments, repetitions);
+  auto defaults = default_flags(arguments);
   initialize(defaults);
-  s.enlist(repetitions);
-  if (!list_only)
-    say("%zu benchmarks, %d time%s each: about %.0f s", s.records().size(), repetitions, repetitions == 1 ? "" : "s",
-        s.expected_seconds(repetitions));
-
-  // JSON and CSV on standard output are Google Benchmark's own, and what is for people goes elsewhere.
-  silent_reporter silent;
-  const bool for_people = format == "console";
-  const std::size_t ran = for_people ? benchmark::RunSpecifiedBenchmarks(&silent) : benchmark::RunSpecifiedBenchmarks();
-  clear_status();
-  benchmark::Shutdown();
+  const bool repeats_itself = is_given(arguments, "benchmark_repetitions");  // Google Benchmark does
+  s.plan({.filter = filter,
+          .min_seconds = min_seconds_of(set, arguments),
+          .list_only = list_only,
+          .most_visits = set.smoke || repeats_itself ? 1 : most_visits,
+          .closing_seconds = closing_seconds,
+          .started = started});
   if (list_only) return 0;
-  if (ran > 0) m.measure();
+  say("%zu benchmarks, up to %.0f s (--budget), the main curve first", s.records().size(), set.budget);
+  s.run();
+  clear_status();
+  if (!s.results().empty()) m.measure();
+  add_results_context(s, set);
+  if (file.is_open()) {
+    benchmark::JSONReporter json;
+    write(json, file, s);
+    file.close();
+    if (!file) say("attn_bench: the results could not be written (--benchmark_out)");
+  }
+  // JSON and CSV on standard output are Google Benchmark's own, and what is for people goes elsewhere.
+  const bool for_people = format == "console";
+  if (!for_people) write(*benchmark::CreateDefaultDisplayReporter(), std::cout, s);
+  benchmark::Shutdown();
   std::fputs((listing(s, m, set) + summary(s, m, set)).c_str(), for_people ? stdout : stderr);
   std::fflush(stdout);
   const auto complaints = s.complaints();
   for (const std::string& complaint : complaints) say("attn_bench: %s", complaint.c_str());
-  return ran > 0 && complaints.empty() ? 0 : 1;
+  return !s.results().empty() && complaints.empty() ? 0 : 1;
 }
 
 }  // namespace

@@ -39,8 +39,8 @@ double choice_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), probe = static_cast<double>(o.probe);
   const auto clusters = static_cast<double>(o.clusters.value_or(p.causal ? 8 : 64));
   const auto block = static_cast<double>(o.block.value_or(128)), segment = static_cast<double>(o.segment.value_or(256));
-  const double ranked = p.causal ? std::max(0.0, n - segment) / 2 / block * std::ceil(std::min(32.0, block) / probe)
-                                 : n / probe;
+  const double ranked =
+      p.causal ? std::max(0.0, n - segment) / 2 / block * std::ceil(std::min(32.0, block) / probe) : n / probe;
   return 2.0 * static_cast<double>(p.dim * p.heads) * n * (ranked + clusters * static_cast<double>(o.iterations + 1));
 }
 
@@ -117,7 +117,9 @@ setting choice(index exact, index clusters, index probe) {
 
 family multipole_family() {
   return {
+      .title = "low rank",
       .operators = {{.name = "multipole",
+                     .colour = "#ff4f1f",
                      .cost = growth::quadratic,
                      .has_causal = true,
                      .exact = false,
@@ -141,4 +143,4 @@ family multipole_family() {
   };
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

@@ -90,12 +90,12 @@ attn::lsh_options<element> lsh_settings(const problem& p) {
 
 /// Queries are keys: k is not looked at.
 runner prepare_lsh(const problem& p) {
-  return [o = lsh_settings(p), rotations = rotations_of(p)](input q, input, input v, output out,
-                                                            attn::execution& exec) {
-    auto options = o;
-    options.rotations = rotations;
-    attn::lsh(q, v, out, options, exec);
-  };
+  return
+      [o = lsh_settings(p), rotations = rotations_of(p)](input q, input, input v, output out, attn::execution& exec) {
+        auto options = o;
+        options.rotations = rotations;
+        attn::lsh(q, v, out, options, exec);
+      };
 }
 
 double block_flops(const problem& p) {
@@ -132,12 +132,11 @@ training_runner train_strided(const problem& p, attn::strided_kind kind) {
   const auto options = [l = p.set.stride, causal = p.causal, kind](const training_views& x) {
     return attn::strided_options<element>{.causal = causal, .kind = kind, .stride = l, .summary = 1, .lse = x.lse};
   };
-  return {[=](const training_views& x, attn::execution& exec) {
-            attn::strided(x.q, x.k, x.v, x.out, options(x), exec);
-          },
-          [=](const training_views& x, attn::execution& exec) {
-            attn::strided_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
-          }};
+  return {
+      [=](const training_views& x, attn::execution& exec) { attn::strided(x.q, x.k, x.v, x.out, options(x), exec); },
+      [=](const training_views& x, attn::execution& exec) {
+        attn::strided_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
+      }};
 }
 
 training_runner train_bigbird(const problem& p) {
@@ -145,12 +144,11 @@ training_runner train_bigbird(const problem& p) {
   const auto options = [table, causal = p.causal](const training_views& x) {
     return attn::bigbird_options<element>{.causal = causal, .size = bigbird_block, .random = *table, .lse = x.lse};
   };
-  return {[=](const training_views& x, attn::execution& exec) {
-            attn::bigbird(x.q, x.k, x.v, x.out, options(x), exec);
-          },
-          [=](const training_views& x, attn::execution& exec) {
-            attn::bigbird_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
-          }};
+  return {
+      [=](const training_views& x, attn::execution& exec) { attn::bigbird(x.q, x.k, x.v, x.out, options(x), exec); },
+      [=](const training_views& x, attn::execution& exec) {
+        attn::bigbird_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
+      }};
 }
 
 /// As forward, with the products of five for two; hashes once more.
@@ -213,11 +211,13 @@ training_runner train_topk(const problem& p) {
     with_lse.lse = x.lse;
     return with_lse;
   };
-  return {
-      [=](const training_views& x, attn::execution& exec) { attn::topk_blocks(x.q, x.k, x.v, x.out, options(x), exec); },
-      [=](const training_views& x, attn::execution& exec) {
-        attn::topk_blocks_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x), exec);
-      }};
+  return {[=](const training_views& x, attn::execution& exec) {
+            attn::topk_blocks(x.q, x.k, x.v, x.out, options(x), exec);
+          },
+          [=](const training_views& x, attn::execution& exec) {
+            attn::topk_blocks_backward(x.q, x.k, x.v, x.out, x.d_out, {.q = x.dq, .k = x.dk, .v = x.dv}, options(x),
+                                       exec);
+          }};
 }
 
 struct topk_stream final : stream {
@@ -244,7 +244,7 @@ double topk_step_flops(const problem& p) {
 double topk_step_bytes(const problem& p) {
   const topk_pairs pairs(p, p.length - 1);
   return sizeof(element) * (pairs.sums * static_cast<double>(p.dim * p.kv_heads) +
-                          pairs.keys * static_cast<double>((p.dim + p.dim_v) * p.heads));
+                            pairs.keys * static_cast<double>((p.dim + p.dim_v) * p.heads));
 }
 double topk_cache_bytes(const problem& p) {
   return sizeof(element) * static_cast<double>(p.kv_heads) *
@@ -265,6 +265,7 @@ std::vector<decode_entry> pattern_decoders() {
 
 std::vector<operator_entry> pattern_operators() {
   return {{.name = "block",
+           .colour = "#0b4f8a",
            .cost = growth::linear,
            .has_causal = true,
            .exact = false,
@@ -274,6 +275,7 @@ std::vector<operator_entry> pattern_operators() {
            .backward = {backward_flops<block_flops>, train_block},
            .settings = settings_of(&flags::block, {16, 32, 64, 256})},
           {.name = "strided",
+           .colour = "#56b4e9",
            .cost = growth::quadratic,
            .has_causal = true,
            .exact = false,
@@ -283,6 +285,7 @@ std::vector<operator_entry> pattern_operators() {
            .backward = {backward_flops<strided_flops>,
                         [](const problem& p) { return train_strided(p, attn::strided_kind::strided); }}},
           {.name = "fixed",
+           .colour = "#7d93b2",
            .cost = growth::quadratic,
            .has_causal = true,
            .exact = false,
@@ -292,6 +295,7 @@ std::vector<operator_entry> pattern_operators() {
            .backward = {backward_flops<fixed_flops>,
                         [](const problem& p) { return train_strided(p, attn::strided_kind::fixed); }}},
           {.name = "bigbird",
+           .colour = "#00838f",
            .cost = growth::linear,
            .has_causal = true,
            .exact = false,
@@ -301,6 +305,7 @@ std::vector<operator_entry> pattern_operators() {
            .backward = {backward_flops<bigbird_flops>, train_bigbird},
            .settings = settings_of(&flags::random, {0, 1, 6, 9})},
           {.name = "lsh",
+           .colour = "#5c6bc0",
            .cost = growth::linear,
            .has_causal = true,
            .exact = false,
@@ -311,6 +316,7 @@ std::vector<operator_entry> pattern_operators() {
            .backward = {lsh_backward_flops, train_lsh},
            .settings = settings_of(&flags::rounds, {1, 2, 8})},
           {.name = "topk_blocks",
+           .colour = "#8d6e63",
            .cost = growth::quadratic,
            .has_causal = true,
            .exact = false,
@@ -322,4 +328,4 @@ std::vector<operator_entry> pattern_operators() {
            .only_causal = true}};
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

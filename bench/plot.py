@@ -15,8 +15,8 @@ sys.dont_write_bytecode = True  # the folder of the sources stays as it is
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedFormatter, FixedLocator, LogLocator
 
-from plot_common import (FAMILIES, USUAL, colour, length_axis, memory, read, remark, save, seconds, title, tokens,
-                         value_axis)
+from plot_common import (FAMILIES, colour, common_length, length_axis, memory, not_run, read, remark, save, seconds,
+                         title, tokens, value_axis, write_not_run)
 from plot_error import error_pictures
 
 # --- curves, one panel per family --------------------------------------------------------------------------------------
@@ -28,6 +28,8 @@ def draw(axes, curves, key, faint=False):
         else:
             axes.plot(x, y, color=c.colour, linestyle=c.dashes, linewidth=1.2 if c.causal else 2.0, marker="o",
                       markersize=1.8 if c.causal else 2.8, zorder=3)
+            alone = [n for n in x if c.runs[n] == 1]
+            axes.plot(alone, [c.at[n][key] for n in alone], "x", color=c.colour, markersize=6, zorder=4)
 
 
 def names_in(axes, curves, heading, rising):
@@ -57,33 +59,39 @@ def guides(axes, curves, key):
 
 
 def ranking(axes, curves, key, written, what, base):
-    """Every operator at the usual length, or at its longest: a full dot, and a hollow one for its causal form."""
+    """Every operator at one length: a full dot, and a hollow one for its causal form. What was not run there says so."""
+    length = common_length(curves)
     rows = defaultdict(dict)
     for c in curves:
         rows[c.operator][c.causal] = c
-    order = sorted(rows.values(), key=lambda r: -max(c.usual()[key] for c in r.values()))
+
+    def value(c):
+        return c.at[length][key] if length in c.at else None
+
+    order = sorted(rows.values(), key=lambda r: -max(value(c) or 0 for c in r.values()))
     axes.set_xscale("log", base=base)
     for i, row in enumerate(order):
         for causal, c in row.items():
-            axes.plot([max(c.usual()[key], 1e-9)], [-i], "o", markersize=6, color=c.colour, markeredgewidth=1.5,
-                      markerfacecolor="white" if causal else c.colour, zorder=2 if causal else 3)
-
-    def named(row):
-        lengths = sorted({c.shown_length() for c in row.values()} - {USUAL})
-        return next(iter(row.values())).operator + (f" ({', '.join(map(tokens, lengths))})" if lengths else "")
-
+            if value(c) is not None:
+                axes.plot([max(value(c), 1e-9)], [-i], "o", markersize=6, color=c.colour, markeredgewidth=1.5,
+                          markerfacecolor="white" if causal else c.colour, zorder=2 if causal else 3)
+        absent = [c for c in row.values() if value(c) is None]
+        if absent:
+            form = f"{'causal: ' if absent[0].causal else 'bidirectional: '}" * (len(absent) < len(row))
+            axes.text(0.995, -i, f"{form}no figure at {tokens(length)} tokens", transform=axes.get_yaxis_transform(),
+                      fontsize=8, color="#777777", ha="right", va="center")
+    axes.set_ylim(0.6 - len(order), 0.6)
     axes.yaxis.set_major_locator(FixedLocator([-i for i in range(len(order))]))
-    axes.yaxis.set_major_formatter(FixedFormatter([named(row) for row in order]))
+    axes.yaxis.set_major_formatter(FixedFormatter([next(iter(row.values())).operator for row in order]))
     for label, row in zip(axes.get_yticklabels(), order):
         label.set(color=next(iter(row.values())).colour, fontweight="bold", fontsize=8.5)
     axes.tick_params(axis="y", length=0)
     value_axis(axes.xaxis, written, base)
     axes.xaxis.set_major_locator(LogLocator(base=base, numticks=6))
-    axes.set_title(f"{what} at {tokens(USUAL)} tokens, or at (length)", fontsize=10, color="#555555", loc="left",
-                   fontweight="bold")
+    axes.set_title(f"{what} at {tokens(length)} tokens", fontsize=10, color="#555555", loc="left", fontweight="bold")
 
 
-def curve_picture(context, curves, folder, name, heading, key, written, what, base):
+def curve_picture(context, curves, folder, name, heading, key, written, what, base, wanted):
     curves = [c for c in curves if max(c.line(key)[1]) > 0]
     for c in curves:  # a logarithmic axis has no 0: the few that need nothing at some length start later
         c.at = {n: row for n, row in c.at.items() if row[key] > 0}
@@ -96,7 +104,9 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
     columns = min(3, len(families))
     lines = math.ceil(len(families) / columns)
     wide, ranked = 1.2 + 4.1 * columns, 0.18 * len({c.operator for c in curves})  # inches, as below
-    panels, below = 3.55 * lines, ranked + 1.15
+    absent = not_run(context, wanted, int(17 * wide))
+    foot = 0.4 + 0.15 * len(absent)
+    panels, below = 3.55 * lines, ranked + 0.75 + foot
     high = 0.9 + panels + below
     figure = plt.figure(figsize=(wide, high))
     grid = figure.add_gridspec(lines, columns, left=0.9 / wide, right=0.985, bottom=(below + 0.35) / high,
@@ -107,7 +117,7 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
         axes.set_yscale("log", base=base)
         axes.set_ylim(min(values) / 1.7, max(values) * 1.7)
         draw(axes, [c for c in curves if c not in members], key, faint=True)
-        members = sorted(members, key=lambda c: -c.usual()[key])
+        members = sorted(members, key=lambda c: -c.last(key))
         draw(axes, members, key)
         length_axis(axes, curves, "length (tokens)" if at + columns >= len(families) else "")
         names_in(axes, members, family, rising=base == 10)
@@ -115,9 +125,11 @@ def curve_picture(context, curves, folder, name, heading, key, written, what, ba
             guides(axes, curves, key)
         value_axis(axes.yaxis, written, base)
     names = 2.3 / wide
-    ranking(figure.add_axes((names, 0.4 / high, 0.985 - names, ranked / high)), curves, key, written, what, base)
+    ranking(figure.add_axes((names, foot / high, 0.985 - names, ranked / high)), curves, key, written, what, base)
     title(figure, heading, context)
-    remark(figure, "solid, filled: bidirectional   dashed, hollow: causal")
+    alone = any(runs == 1 for c in curves for runs in c.runs.values())
+    remark(figure, "solid, filled: bidirectional   dashed, hollow: causal" + "   ×: a single run" * alone)
+    write_not_run(figure, absent)
     save(figure, folder, name)
 
 
@@ -138,8 +150,11 @@ def names_at_ends(axes, ends):
 
 
 def decode_picture(context, curves, folder):
-    figure = plt.figure(figsize=(11, 4.8))
-    left, right = figure.add_axes((0.065, 0.12, 0.31, 0.68)), figure.add_axes((0.55, 0.12, 0.31, 0.68))
+    absent = not_run(context, lambda c: c.decode, 190)
+    foot, panel = 0.58 + 0.15 * len(absent), 3.26  # inches
+    high = foot + panel + 0.96
+    figure = plt.figure(figsize=(11, high))
+    left, right = (figure.add_axes((x, foot / high, 0.31, panel / high)) for x in (0.065, 0.55))
     for axes, key, name in ((left, "best_ms", "time of one token"),
                             (right, "of_bandwidth", "share of the memory bandwidth (states too large for the caches)")):
         ends = []
@@ -159,6 +174,7 @@ def decode_picture(context, curves, folder):
     title(figure, "Decoding: one more token", context)
     heads = context.get("heads", "8")
     remark(figure, f"{4 * int(heads)} query heads over {heads} key/value heads, aft {heads} over {heads}")
+    write_not_run(figure, absent)
     save(figure, folder, "decode")
 
 
@@ -171,13 +187,16 @@ def main():
     whole = [c for c in curves if not c.decode and not c.backward]
     backward, decode = [c for c in curves if c.backward], [c for c in curves if c.decode]
     if whole:
-        curve_picture(context, whole, folder, "time", "Time against length", "best_ms", seconds, "time", 10)
-        curve_picture(context, whole, folder, "memory", "Scratch memory against length", "scratch_bytes", memory,
-                      "scratch", 2)
+        def forward(c):
+            return not c.decode and not c.backward
+
+        curve_picture(context, whole, folder, "time", "Time against length", "best_ms", seconds, "time", 10, forward)
         error_pictures(context, whole, folder)
+        curve_picture(context, whole, folder, "memory", "Scratch memory against length", "scratch_bytes", memory,
+                      "scratch", 2, forward)
     if backward:
         curve_picture(context, backward, folder, "backward", "Time of the backward pass against length", "best_ms",
-                      seconds, "time", 10)
+                      seconds, "time", 10, lambda c: c.backward)
     if decode:
         decode_picture(context, decode, folder)
 

@@ -1,6 +1,7 @@
 """What the pictures of attn_bench share: colours, the results, how numbers and titles are written."""
 import json
 import math
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -9,26 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-COLOURS = {
-    "full_softmax": "#1a1a1a", "sliding_window": "#1f77d0", "block": "#0b4f8a", "strided": "#56b4e9",
-    "fixed": "#7d93b2", "bigbird": "#00838f", "lsh": "#5c6bc0", "topk_blocks": "#8d6e63",
-    "linformer": "#e07b00", "nystrom": "#a04000", "long_short": "#f2b134", "multipole": "#ff4f1f",
-    "linear": "#2e8b3d", "linear_decay": "#66c2a4", "linear_channel_decay": "#1b9e91", "delta_rule": "#9fb800",
-    "delta_rule_channel_decay": "#5f7a1f", "performer": "#7cb518", "rfa": "#0f5c2e",
-    "aft_full": "#8e3bb0", "aft_local": "#c774d8", "aft_simple": "#5b2a86", "aft_conv": "#e377c2",
-    "fnet": "#d1344b",
-    "rotary": "#7f7f7f", "project": "#c05780", "feed_forward": "#a3a300",
-}
-FAMILIES = {
-    "exact softmax over chosen keys": ("full_softmax", "sliding_window", "block", "strided", "fixed", "bigbird", "lsh",
-                                       "topk_blocks"),
-    "low rank": ("linformer", "nystrom", "long_short", "multipole"),
-    "kernels": ("linear", "linear_decay", "linear_channel_decay", "delta_rule", "delta_rule_channel_decay", "performer",
-                "rfa"),
-    "attention-free": ("aft_full", "aft_local", "aft_simple", "aft_conv"),
-    "Fourier": ("fnet",),
-    "layers": ("rotary", "project", "feed_forward"),
-}
+COLOURS, FAMILIES = {}, {}  # operator -> colour, title of a panel -> its operators: both from the results
 SPARE = ["#d08080", "#7f7f7f", "#a3a300", "#c05780", "#3d7a7a", "#9a6324"]
 INK, FAINT = "#333333", "#c9c9c9"
 USUAL = 4096
@@ -61,30 +43,48 @@ class Curve:
         self.dashes = (0, (4, 2)) if self.causal else "solid"
         self.at = {}  # length -> row
         self.settings = {}  # (setting, length) -> row, of settings besides the run's own
+        self.runs = {}  # length -> how often it was run
 
     def add(self, length, row, setting=""):
         rows, key = (self.settings, (setting, length)) if setting else (self.at, length)
         if key not in rows or row["best_ms"] < rows[key]["best_ms"]:
             rows[key] = row
+        if not setting:
+            self.runs[length] = self.runs.get(length, 0) + row.get("runs", row.get("iterations", 1))
 
     def line(self, key, factor=1.0):
         lengths = sorted(self.at)
         return lengths, [self.at[n][key] * factor for n in lengths]
 
-    def shown_length(self):
-        return USUAL if USUAL in self.at else max(self.at)
+    def trade(self, length):
+        """The rows of all settings at this length, fastest first."""
+        others = [row for (_, at), row in self.settings.items() if at == length]
+        return sorted([self.at[length], *others], key=lambda row: row["best_ms"])
 
-    def usual(self):
-        return self.at[self.shown_length()]
+    def last(self, key):
+        return self.at[max(self.at)][key]
 
-    def trade(self):
-        """The rows of all settings at the usual length, fastest first."""
-        others = [row for (_, length), row in self.settings.items() if length == self.shown_length()]
-        return sorted([self.usual(), *others], key=lambda row: row["best_ms"])
+
+def common_length(curves):
+    """The one length at which a picture compares: 4096, or else the longest of those that most curves have."""
+    lengths = [n for c in curves for n in c.at]
+    return USUAL if USUAL in lengths else max(set(lengths), key=lambda n: (lengths.count(n), n))
+
+
+def names_of(text):
+    """"linear 65536 262144, fnet 1048576" -> {"linear": [65536, 262144], "fnet": [1048576]}"""
+    entries = [entry.split() for entry in text.split(",") if entry.strip()]
+    return {name: [int(n) for n in lengths] for name, *lengths in entries}
 
 
 def read(path):
     results = json.loads(Path(path).read_text())
+    context = results["context"]
+    for family in filter(None, context.get("families", "").split("; ")):
+        family_title, members = family.split(": ")
+        pairs = [member.split("=") for member in members.split()]
+        FAMILIES[family_title] = [name for name, _ in pairs]
+        COLOURS.update(pairs)
     curves = {}
     for row in results["benchmarks"]:
         if row.get("run_type") == "iteration" and "best_ms" in row:
@@ -92,8 +92,33 @@ def read(path):
             setting = rest.pop(0) if ":" in rest[0] else ""
             curves.setdefault(name, Curve(name)).add(int(rest[0]), row, setting)
             if "peak_flops" in row:  # the median of all measurements so far: the last is that of the whole run
-                results["context"]["peak_gflops"] = f"{row['peak_flops'] * 1e-9:.4g}"
-    return results["context"], [c for c in curves.values() if c.at]
+                context["peak_gflops"] = f"{row['peak_flops'] * 1e-9:.4g}"
+    return context, [c for c in curves.values() if c.at]
+
+
+# --- what was not run --------------------------------------------------------------------------------------------------
+REASONS = {"not_run_time": "not run, no time left", "not_run_max_seconds": "not run, beyond --max-seconds",
+           "not_run_memory": "not run, too little memory"}
+
+
+def not_run(context, wanted, width):
+    """Lines that name what was not run of the forms wanted(curve) is true of: by lengths, for each reason."""
+    lines = []
+    for key, reason in REASONS.items():
+        by_lengths = {}
+        for name, lengths in names_of(context.get(key, "")).items():
+            if "/" not in name and wanted(Curve(name)):
+                by_lengths.setdefault(tuple(lengths), []).append(name)
+        for lengths, names in by_lengths.items():
+            line = f"{reason}, at {' and '.join(map(tokens, lengths))} tokens: {', '.join(names)}"
+            lines += textwrap.wrap(line, width, subsequent_indent="    ")
+    return lines
+
+
+def write_not_run(figure, lines):
+    """At the bottom, 0.15 inches a line."""
+    for n, line in enumerate(reversed(lines)):
+        figure.text(0.012, (0.06 + 0.15 * n) / figure.get_figheight(), line, fontsize=7.5, color="#777777", va="bottom")
 
 
 # --- how numbers are written ------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """Error against time: one curve per operator over its settings."""
 import math
+import textwrap
 
 import matplotlib.pyplot as plt
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
-from plot_common import remark, save, seconds, title, tokens, value_axis
+from plot_common import common_length, remark, save, seconds, title, tokens, value_axis, write_not_run
 
 EXACT = 1e-4  # below this an error is rounding
 LABELS = {"lsh": "lsh (keys = queries)"}  # its error is against full softmax over those
@@ -56,13 +57,14 @@ def label_curves(axes, curves):
             text.remove()
 
 
-def panel(upper, lower, curves, suffix):
-    """One set of real data: approximations above; what is exact but for rounding, below the break of the axis."""
+def panel(upper, lower, curves, suffix, length):
+    """One set of real data: approximations above; what is exact but for rounding, below the break of the axis. Every
+    point is at its time at `length`."""
     for axes in (upper, lower):
         drawn = []
         for c in curves:
-            points = [(row["best_ms"], row["rel_error" + suffix]) for row in c.trade()]
-            usual = c.usual()["best_ms"], max(c.usual()["rel_error" + suffix], 3e-8)
+            points = [(row["best_ms"], row["rel_error" + suffix]) for row in c.trade(length)]
+            usual = c.at[length]["best_ms"], max(c.at[length]["rel_error" + suffix], 3e-8)
             if (usual[1] > EXACT) != (axes is upper):
                 continue
             axes.plot(*zip(*points), "o-", markersize=3.5, linewidth=1.4, color=c.colour, zorder=2)
@@ -78,18 +80,25 @@ def panel(upper, lower, curves, suffix):
 
 
 def error_picture(context, curves, folder, name, heading):
-    curves = [c for c in curves if "rel_error" in c.usual()]
-    if not curves:
+    """All times are at one length. What was not run there is named, and nothing is compared with it."""
+    measured = [c for c in curves if any("rel_error" in row for row in c.at.values())]
+    if not measured:
         return
-    layers = [s for s in ("", "_1") if "rel_error" + s in curves[0].usual()]
+    length = common_length(measured)
+    curves = [c for c in measured if length in c.at]
+    at = f"at {tokens(length)} tokens"
+    absent = [c.operator for c in measured if c not in curves]
+    lines = textwrap.wrap(f"no time {at}, so not in this picture: {', '.join(absent)}", 190) if absent else []
+    layers = [s for s in ("", "_1") if "rel_error" + s in curves[0].at[length]]
     names = [name.strip() for name in context.get("error_data", "").split(",")] + ["", ""]
-    rows = [row for c in curves for row in c.trade()]
+    rows = [row for c in curves for row in c.trade(length)]
     times = [row["best_ms"] for row in rows]
     errors = [row["rel_error" + s] for row in rows for s in layers]
     full = next((c for c in curves if c.operator == "full_softmax"), None)
-    figure = plt.figure(figsize=(12, 7))
-    grid = figure.add_gridspec(2, len(layers), height_ratios=(8, 1), left=0.07, right=0.985, bottom=0.085, top=0.855,
-                               hspace=0.08, wspace=0.12)
+    foot, high = 0.6 + 0.15 * len(lines), 7 + 0.15 * len(lines)  # inches
+    figure = plt.figure(figsize=(12, high))
+    grid = figure.add_gridspec(2, len(layers), height_ratios=(8, 1), left=0.07, right=0.985, bottom=foot / high,
+                               top=1 - 1.015 / high, hspace=0.08, wspace=0.12)
     for column, suffix in enumerate(layers):
         upper, lower = figure.add_subplot(grid[0, column]), figure.add_subplot(grid[1, column])
         for axes in (upper, lower):
@@ -97,23 +106,24 @@ def error_picture(context, curves, folder, name, heading):
             axes.set_yscale("log")
             axes.set_xlim(min(times) / 1.8, max(times) * (3 if len(layers) > 1 else 2))
             if full:
-                axes.axvspan(full.usual()["best_ms"], axes.get_xlim()[1], color="#f4f4f4", zorder=0)
+                axes.axvspan(full.at[length]["best_ms"], axes.get_xlim()[1], color="#f4f4f4", zorder=0)
         upper.set_ylim(min((e for e in errors if e > EXACT), default=0.1) / 1.5, max(2, 1.3 * max(errors)))
         lower.set_ylim(2e-8, 2e-5)
         upper.tick_params(which="both", bottom=False, labelbottom=False)
         upper.spines["bottom"].set_visible(False)
-        mean = (full or curves[0]).usual()["mean_error" + suffix]
+        mean = (full or curves[0]).at[length]["mean_error" + suffix]
         upper.axhline(mean, color="#999999", linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=0)
-        panel(upper, lower, curves, suffix)
+        panel(upper, lower, curves, suffix, length)
         upper.set_title(f"{names[column]}   ·····  baseline: mean of the values, {mean:.2f}", fontsize=10,
                         color="#666666", loc="left")
-        lower.set_xlabel(f"time at {tokens(curves[0].shown_length())} tokens")
+        lower.set_xlabel(f"time {at}")
         if column == 0:
             upper.set_ylabel(f"relative error against full softmax, on {context.get('error_tokens', '')} tokens")
             lower.set_ylabel("rounding\nonly")
     title(figure, heading, context)
-    remark(figure, "large dot: setting of the other pictures   small: others"
-           + "   grey: slower than full softmax" * bool(full))
+    remark(figure, "large dot: setting of the other pictures   small: others   "
+           + (f"grey: slower than full softmax {at}" if full else f"full softmax {at} was not run"))
+    write_not_run(figure, lines)
     save(figure, folder, name)
 
 

@@ -12,10 +12,10 @@ sys.dont_write_bytecode = True  # the folder of the sources stays as it is
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from plot_common import COLOURS, remark, save, title, tokens
+from plot_common import remark, save, title, tokens
 
-COLOURS.update({"full_softmax_causal": "#7f7f7f", "full_softmax_zigzag": "#d1344b", "linear_causal": "#2e8b3d",
-                "full_softmax_zigzag_backward": "#f2b134"})
+COLOURS = {"full_softmax": "#1a1a1a", "full_softmax_causal": "#7f7f7f", "full_softmax_zigzag": "#d1344b",
+           "full_softmax_zigzag_backward": "#f2b134", "sliding_window": "#1f77d0", "linear_causal": "#2e8b3d"}
 
 
 def count_axis(axis, counts):

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <optional>
 #include <ranges>
-#include <span>
 
 #include "terminal.hpp"
 
@@ -25,18 +24,23 @@ double of_peak(const record& r, const machine& m, const flags& set) {
   return r.of->flops(r.length) / r.best() / (m.peak_flops(r.of->products) * static_cast<double>(set.threads));
 }
 
-/// Slope of log time over log length: of the lengths from 4096 up, or of the upper half where they are too few.
-std::optional<double> exponent(const points& all) {
-  const auto long_ones = std::ranges::find_if(all, [](const record* r) { return r->length >= usual_length; });
-  std::span<const record* const> fitted(long_ones, all.end());
-  if (fitted.size() < 3) fitted = std::span(all).subspan(all.size() / 2);
+/// Slope of log time over log length, from lengths of the main curve: the same for all operators.
+struct fit {
+  double slope;
+  index longest;  // of the lengths it is from
+};
+std::optional<fit> exponent(const points& all, const flags& set) {
+  points fitted;
+  const std::vector<index> lengths = fitted_lengths(set);
+  for (const record* r : all)
+    if (std::ranges::count(lengths, r->length) > 0) fitted.push_back(r);
   if (fitted.size() < 2) return {};
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const record* r : fitted) {
     const double u = std::log2(static_cast<double>(r->length)), v = std::log2(r->best());
     ++n, x += u, y += v, xx += u * u, xy += u * v;
   }
-  return (n * xy - x * y) / (n * xx - x * x);
+  return fit{(n * xy - x * y) / (n * xx - x * x), fitted.back()->length};
 }
 
 /// The shortest length from which on it is faster at every length measured for both.
@@ -66,6 +70,19 @@ std::vector<points> by_operator(const sweep& s, bool (*wanted)(const variant&)) 
   }
   std::ranges::sort(groups, {}, [](const points& g) { return g.front()->of; });  // the order of the table of operators
   return groups;
+}
+
+/// In lines of at most 118 characters.
+std::string wrapped(const std::string& all) {
+  std::string lines, line;
+  for (std::size_t begin = 0; begin < all.size();) {
+    const std::size_t end = std::min(all.find(' ', begin), all.size());
+    const std::string word = all.substr(begin, end - begin);
+    if (!line.empty() && line.size() + 1 + word.size() > 118) lines += line + '\n', line.clear();
+    line += (line.empty() ? "" : " ") + word;
+    begin = end + 1;
+  }
+  return lines + line + '\n';
 }
 
 int column_width(const dataset& d) { return std::max(10, static_cast<int>(d.name().size()) + 2); }
@@ -104,12 +121,23 @@ std::string time_shown(const record& r, index usual) {
 /// Time relative to that of the rival.
 std::string of_rival(const sweep& s, const record& r, const char* format) {
   const record* rival = s.find(r.of->rival + "/" + std::to_string(r.length));
-  return rival && rival != &r && !rival->seconds.empty() ? text(format, r.best() / rival->best()) : "-";
+  return rival && rival->measured() ? text(format, r.best() / rival->best()) : "-";
 }
 
-std::string exponent_text(const points& all) {
-  const auto slope = exponent(all);
-  return slope ? text("%.2f", *slope) : "-";
+std::string exponent_text(const points& all, const flags& set) {
+  const auto found = exponent(all, set);
+  if (!found) return "-";
+  const bool whole = found->longest == fitted_lengths(set).back();
+  return text("%.2f", found->slope) + (whole ? "" : " <=" + std::to_string(found->longest));
+}
+
+/// What the column says.
+std::string exponent_note(const flags& set) {
+  if (fitted_lengths(set).size() < 2) return "";
+  std::string lengths;
+  for (const index length : fitted_lengths(set)) lengths += (lengths.empty() ? "" : ", ") + std::to_string(length);
+  return "exponent: slope of log time over log length, at " + lengths +
+         "; <=: up to this length, the longest of them " + "that was run.\n";
 }
 
 std::string names_of(const std::vector<dataset>& data) {
@@ -133,6 +161,7 @@ std::string settings_summary(sweep& s) {
   }
   if (forms.empty()) return "";
   std::ranges::sort(forms, {}, [](const points& f) { return f[0]->of; });
+  // Where the lengths of operators differ, those that are not this one say theirs (@).
   const index length = forms[0][0]->length;
   std::string table =
       text("\n%-22s %-32s %12s %8s", "operator", "setting", text("time at %td", length).c_str(), "of full") +
@@ -153,11 +182,11 @@ std::string backward_summary(const sweep& s, const machine& m, const flags& set)
   const auto groups = by_operator(s, is_backward);
   if (groups.empty()) return "";
   const index common = summary_length(groups);
-  std::string table = text("\n%-30s %9s %17s %10s %8s %10s\n", "backward pass", "exponent",
+  std::string table = text("\n%-30s %11s %17s %10s %8s %10s\n", "backward pass", "exponent",
                            text("time at %td", common).c_str(), "of forward", "of_peak", "scratch");
   for (const points& all : groups) {
     const record& shown = shown_of(all, common);
-    table += text("%-30s %9s %17s %10s %8.2f %10s\n", shown.of->name.c_str(), exponent_text(all).c_str(),
+    table += text("%-30s %11s %17s %10s %8.2f %10s\n", shown.of->name.c_str(), exponent_text(all, set).c_str(),
                   time_shown(shown, common).c_str(), of_rival(s, shown, "%.2f").c_str(), of_peak(shown, m, set),
                   memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
   }
@@ -191,9 +220,9 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
   if (groups.empty()) return "";
   const index common = summary_length(groups);
   const auto& data = s.data();
-  std::string table = text("\n%-26s %9s %17s %8s %8s %10s", "", "", "", "", "", "") +
+  std::string table = text("\n%-26s %11s %17s %8s %8s %10s", "", "", "", "", "", "") +
                       text("%*s\n", column_width(data[0]), "error on") +
-                      text("%-26s %9s %17s %8s %8s %10s", "operator", "exponent", text("time at %td", common).c_str(),
+                      text("%-26s %11s %17s %8s %8s %10s", "operator", "exponent", text("time at %td", common).c_str(),
                            "of full", "of_peak", "scratch");
   table += names_of(data) + "  faster than full from\n";
   bool elsewhere = false;
@@ -202,7 +231,7 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
     elsewhere = elsewhere || shown.length != common;
     const variant& x = *shown.of;
     const auto from = beats_from(all, s);
-    table += text("%-26s %9s %17s %8s %8.2f %10s", x.name.c_str(), exponent_text(all).c_str(),
+    table += text("%-26s %11s %17s %8s %8.2f %10s", x.name.c_str(), exponent_text(all, set).c_str(),
                   time_shown(shown, common).c_str(), of_rival(s, shown, "%.3f").c_str(), of_peak(shown, m, set),
                   memory_text(static_cast<double>(shown.scratch_bytes)).c_str());
     table += error_text(s.errors_of(x).operators, data);
@@ -212,7 +241,7 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
     for (const points& all : groups)
       if (all[0]->of->name == name)
         table +=
-            text("%-26s %9s %17s %8s %8s %10s",
+            text("%-26s %11s %17s %8s %8s %10s",
                  all[0]->of->name == "full_softmax" ? "mean of values" : "mean of values, causal", "", "", "", "", "") +
             error_text(s.errors_of(*all[0]->of).mean_of_values, data) + "\n";
   table +=
@@ -220,20 +249,33 @@ std::string forward_summary(sweep& s, const machine& m, const flags& set) {
            set.threads == 1 ? "" : "s") +
       text("Decoding: one token, %td query heads over %td key heads (aft: %td).\n", 4 * set.heads, set.heads,
            set.heads) +
-      "exponent: slope of log time over log length." +
-      (elsewhere ? text(" @: the longest length, where %td was not run.\n", common) : "\n") +
-      "of full: time relative to full_softmax. of_peak: useful operations per second over the sustained peak of the "
+      exponent_note(set) +
+      (elsewhere ? text("@: the figures of this line are those at this length, the longest that was run.\n") : "") +
+      "of full: time relative to full_softmax at the same length. of_peak: useful operations per second over the "
+      "sustained peak of the "
       "threads used.\n"
       "error: relative to full softmax in double precision, on real queries, keys and values (bench/data); lsh's with\n"
       "its queries as keys.\n";
   return table;
 }
 
+/// What was not run, by name.
+std::string not_run(const sweep& s, const flags& set) {
+  std::string lines;
+  for (const auto& [reason, why] :
+       {std::pair(omission::time, text("the budget of %.0f s was spent (--budget)", set.budget)),
+        std::pair(omission::seconds, text("one run takes more than %g s (--max-seconds)", set.max_seconds)),
+        std::pair(omission::memory, std::string("they need more than 60 % of the memory available"))})
+    if (const auto names = listed(s.omitted(reason)); !names.empty())
+      lines += "\nNot run, as " + why + ":\n" + wrapped(names);
+  return lines;
+}
+
 }  // namespace
 
 std::string listing(const sweep& s, const machine& m, const flags& set) {
   const auto groups = by_operator(s, is_curve);
-  if (groups.empty()) return "";
+  if (groups.empty()) return not_run(s, set);
   std::string lines = text("\n%s, one core, sustained:\n", processor_name().c_str());
   for (const auto& [kind, name] : {std::pair(arithmetic::of_float, "float"), std::pair(arithmetic::of_double, "double"),
                                    std::pair(arithmetic::of_bf16, "bf16, summed in float")})
@@ -258,9 +300,10 @@ std::string listing(const sweep& s, const machine& m, const flags& set) {
         lines += moved->share > 1.05
                      ? text("   %.1f GB/s: more than the %s measured", moved->bytes_per_second * 1e-9, moved->of)
                      : text("   %.1f GB/s: %.2f of the %s", moved->bytes_per_second * 1e-9, moved->share, moved->of);
+      if (r->seconds.size() == 1) lines += "   a single run";
       lines += '\n';
     }
-  return lines;
+  return lines + not_run(s, set);
 }
 
 std::string summary(sweep& s, const machine& m, const flags& set) {

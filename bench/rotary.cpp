@@ -21,7 +21,9 @@ training_runner train_rotary(const problem&) {
 }  // namespace
 
 family rotary_family() {
-  return {.operators = {{.name = "rotary",
+  return {.title = "layers",
+          .operators = {{.name = "rotary",
+                         .colour = "#7f7f7f",
                          .cost = growth::linear,
                          .has_causal = false,
                          .exact = false,
@@ -34,4 +36,4 @@ family rotary_family() {
           .decoders = {}};
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

@@ -132,7 +132,9 @@ std::vector<decode_entry> pattern_decoders();
 
 family softmax_family() {
   family softmax{
+      .title = "exact softmax over chosen keys",
       .operators = {{.name = "full_softmax",
+                     .colour = "#1a1a1a",
                      .cost = growth::quadratic,
                      .has_causal = true,
                      .exact = true,
@@ -142,6 +144,7 @@ family softmax_family() {
                      .backward = {[](const problem& p) { return five_for_two(pair_flops(p, full_pairs(p)), p); },
                                   train_full}},
                     {.name = "sliding_window",
+                     .colour = "#1f77d0",
                      .cost = growth::linear,
                      .has_causal = true,
                      .exact = false,
@@ -154,13 +157,19 @@ family softmax_family() {
       .decoders = {},
   };
   add_decoders<element>(softmax.decoders);
+#ifdef ATTN_BENCH_CACHE_half
   add_decoders<Eigen::half>(softmax.decoders, "half", 2e-3);
+#endif
+#ifdef ATTN_BENCH_CACHE_bfloat16
   add_decoders<Eigen::bfloat16>(softmax.decoders, "bfloat16", 1.5e-2);
+#endif
+#ifdef ATTN_BENCH_CACHE_int8
   add_decoders<std::int8_t>(softmax.decoders, "int8", 1.5e-2);
+#endif
   for (operator_entry& entry : pattern_operators()) softmax.operators.push_back(std::move(entry));
   for (operator_entry& entry : softmax.operators) entry.has_fast = true;
   for (decode_entry& entry : pattern_decoders()) softmax.decoders.push_back(std::move(entry));
   return softmax;
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

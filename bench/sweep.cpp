@@ -1,9 +1,6 @@
 #include "sweep.hpp"
 
-#include <benchmark/benchmark.h>
-
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -11,15 +8,13 @@
 #include <numeric>
 #include <regex>
 
+#include "inputs.hpp"
 #include "terminal.hpp"
 
 namespace bench {
 namespace {
 
-constexpr double long_run = 0.3;  // seconds
-constexpr double default_max_seconds = 0.7;
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+constexpr double long_run = 1;  // seconds: it is timed at once, without a run before that warms up
 
 /// Google Benchmark's filter: a regular expression found anywhere in the name, negated by a leading '-'.
 class name_filter {
@@ -35,127 +30,159 @@ class name_filter {
   std::regex pattern_{""};
 };
 
-/// Doubled up to 16384, where operators overtake each other; fewer beyond, where curves are straight. Of backward
-/// passes the powers of 4 that are among them: they follow the forward curves. Of a setting that is not the flags',
-/// one.
-std::vector<index> lengths_of(const variant& x, const flags& set) {
-  std::vector<index> lengths;
-  const index longest = set.max_length > 0 ? set.max_length : x.longest;
-  for (index length = set.min_length; length <= longest; length *= length < 16384 ? 2 : 4) lengths.push_back(length);
-  const auto power_of_4 = [](index n) {
-    const auto bits = static_cast<std::size_t>(n);
-    return std::has_single_bit(bits) && std::countr_zero(bits) % 2 == 0;
-  };
-  if (x.backward && std::ranges::any_of(lengths, power_of_4))
-    std::erase_if(lengths, [&](index n) { return !power_of_4(n); });
-  if (x.has_setting() && !lengths.empty())
-    lengths = {std::ranges::count(lengths, usual_length) > 0 ? usual_length : lengths.back()};
-  return lengths;
-}
-
 double median_of(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::ranges::nth_element(values, middle);
   return *middle;
 }
 
+/// Keeps what Google Benchmark reports: the file is written at the end, when it is known what was not run.
+struct collector final : benchmark::BenchmarkReporter {
+  std::vector<Run>& runs;
+  explicit collector(std::vector<Run>& to) : runs(to) {}
+  bool ReportContext(const Context&) override { return true; }
+  void ReportRuns(const std::vector<Run>& more) override { runs.insert(runs.end(), more.begin(), more.end()); }
+};
+
 }  // namespace
 
-double record::best() const { return *std::ranges::min_element(seconds); }
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
+double record::best() const { return *std::ranges::min_element(seconds); }
 double record::median() const { return median_of(seconds); }
 
 sweep::sweep(const flags& set, machine& m, const std::vector<dataset>& data)
     : flags_(set), machine_(m), data_(data), variants_(make_variants(set)) {}
 
-sweep::pace sweep::probe(const variant& x) {
-  const index length = std::min<index>(flags_.smoke ? 256 : 1024, x.longest);
-  const double start = now();
-  prepared_for_ = nullptr;
-  prepared_ = x.prepare(length);
-  const double prepared = now();
-  attn::execution exec(static_cast<int>(flags_.threads));
-  double best = 1e30;
-  for (int run = 0; run < 2 || (!flags_.smoke && now() - prepared < 0.05); ++run) {
-    const double begin = now();
-    prepared_(exec);
-    best = std::min(best, now() - begin);
-    if (best > 0.5) break;
-  }
-  return {best / x.flops(length), (prepared - start) / x.memory_bytes(length)};
+void sweep::plan(const sweep_request& asked) {
+  asked_ = asked;
+  memory_ = 0.6 * static_cast<double>(available_memory_bytes());
+  const name_filter wanted(asked.filter);
+  for (const variant& x : variants_)
+    for (const index length : lengths_of(x, flags_))
+      if (wanted.keeps(x.name + "/" + std::to_string(length)))
+        records_.push_back({.of = &x, .length = length, .worth = tier_of(x, length, flags_)});
+  std::ranges::stable_sort(records_, [](const record& a, const record& b) {
+    return std::pair(a.worth, a.length) < std::pair(b.worth, b.length);
+  });
+  if (!asked.list_only) return;
+  for (const record& r : records_) benchmark::RegisterBenchmark(r.name().c_str(), [](benchmark::State&) {});
+  benchmark::RunSpecifiedBenchmarks();
 }
 
-void sweep::plan(const std::string& filter, double min_seconds, bool list_only) {
-  const name_filter wanted(filter);
-  const double memory = 0.6 * static_cast<double>(available_memory_bytes());
-  const double most_seconds = flags_.max_seconds > 0 ? flags_.max_seconds : default_max_seconds;
-  bool too_long = false, too_large = false;
-  min_seconds_ = min_seconds;
-  for (const variant& x : variants_) {
-    const auto lengths = lengths_of(x, flags_);
-    const auto is_wanted = [&](index length) { return wanted.keeps(x.name + "/" + std::to_string(length)); };
-    if (std::ranges::none_of(lengths, is_wanted)) continue;
-    try {
-      pace rate{};
-      if (!list_only) {
-        if (is_terminal() || &x == &variants_[0]) show_status("preparing %s", x.name.c_str());
-        rate = probe(x);
-        errors_of(x);
-      }
-      for (index length : lengths) {
-        const double expected = rate.seconds_per_flop * x.flops(length);
-        if (!list_only && (expected > most_seconds || x.memory_bytes(length) > memory)) {
-          (expected > most_seconds ? too_long : too_large) = true;
-          break;
-        }
-        if (is_wanted(length))
-          records_.push_back(
-              {&x, length, expected, rate.preparation_seconds_per_byte * x.memory_bytes(length), {}, 0, {}, 0});
-      }
-    } catch (const std::exception& error) {
-      failures_.push_back(x.name + ": " + error.what());
-    }
-  }
-  std::ranges::stable_sort(records_, {}, &record::length);
-  if (too_long)
-    say("Left out: lengths at which one run takes more than %s (--max-seconds)", time_text(most_seconds).c_str());
-  if (too_large) say("Left out: lengths that need more than 60 %% of the available memory");
-  if (flags_.max_seconds == 0) fit_budget();
+double sweep::time_left() const {
+  return asked_.budgeted ? asked_.started + flags_.budget - asked_.closing_seconds - seconds_now() : 1e30;
 }
 
-/// Leaves out the longest runs until the sweep fits.
-void sweep::fit_budget() {
-  std::size_t left_out = 0;
-  while (!records_.empty() && expected_seconds(1) > flags_.budget) {
-    records_.erase(std::ranges::max_element(records_, {}, &record::expected_seconds));
-    ++left_out;
+/// Of one run: its own time if it was run before, or by its operations at the pace of what is nearest, or at a tenth of
+/// the machine's peak.
+double sweep::expected_seconds(const record& r) const {
+  if (r.measured()) return r.best();
+  const record* nearest = nearest_measured(r);
+  const double operations = r.of->flops(r.length);
+  if (!nearest) return operations / (0.1 * machine_.peak_flops());
+  return nearest->best() * operations / nearest->of->flops(nearest->length);
+}
+
+/// The nearest length of the same operator, or of its usual setting, or of its rival (of a backward pass the forward one).
+const record* sweep::nearest_measured(const record& r) const {
+  const record* nearest = nullptr;
+  for (const std::string* name : {&r.of->name, &r.of->form, &r.of->rival}) {
+    for (const record& other : records_)
+      if (other.measured() && other.of->name == *name &&
+          (!nearest || std::abs(other.length - r.length) < std::abs(nearest->length - r.length)))
+        nearest = &other;
+    if (nearest) break;
   }
-  if (left_out > 0)
-    say("Left out: the %zu longest runs, so that the sweep takes %.0f s (--budget, --max-seconds)", left_out,
+  return nearest;
+}
+
+double sweep::preparation_seconds(const record& r) const {
+  const double bytes = r.of->memory_bytes(r.length);
+  const auto [seconds, drawn] = memory_so_far();
+  // Views of what is drawn already cost nothing.
+  double expected = bytes > drawn_bytes_ && drawn > 0 ? seconds / drawn * bytes : 0;
+  const record* nearest = nullptr;
+  for (const record& other : records_)
+    if (other.of == r.of && other.measured() && (!nearest || other.length > nearest->length) &&
+        other.length <= r.length)
+      nearest = &other;
+  if (nearest) expected += nearest->preparation_seconds * bytes / nearest->of->memory_bytes(nearest->length);
+  return expected;
+}
+
+double sweep::visit_seconds(const record& r) const {
+  constexpr double overhead = 0.01;
+  const double one_run = expected_seconds(r), warm_up = one_run > long_run ? 0 : one_run;
+  return overhead + preparation_seconds(r) + warm_up + std::max(1.1 * asked_.min_seconds, one_run);
+}
+
+void sweep::run() {
+  for (const tier t : all_tiers) run_tier(t);
+  repeat();
+}
+
+void sweep::run_tier(tier t) {
+  std::vector<record*> rows;
+  for (record& r : records_)
+    if (r.worth == t) rows.push_back(&r);
+  if (rows.empty()) return;
+  // The main curve is run by length, so that its short lengths tell how long the others will take. Of the other tiers,
+  // what is quickest is run first: most of them are then run when the time ends.
+  if (t != tier::main_curve) {
+    std::map<const record*, double> expected;
+    for (const record* r : rows) expected[r] = visit_seconds(*r);
+    std::ranges::stable_sort(rows, {}, [&](const record* r) { return expected[r]; });
+  }
+  for (std::size_t n = 0; n < rows.size(); ++n) {
+    record& r = *rows[n];
+    if (t == tier::main_curve && n > 0 && rows[n - 1]->length < 4096 && r.length >= 4096)
+      announce_main_curve({rows.begin() + static_cast<std::ptrdiff_t>(n), rows.end()});
+    if (is_left_out(r)) continue;
+    show_progress(r, name_of(t));
+    visit(r);
+  }
+}
+
+void sweep::announce_main_curve(const std::vector<record*>& rest) {
+  double seconds = 0;
+  for (const record* r : rest)
+    if (beyond_limits(*r) == omission::none) seconds += visit_seconds(*r);
+  say("The rest of the main curve, from %td tokens, takes about %.0f s", rest[0]->length, seconds);
+  if (seconds > time_left())
+    say("That is more than the %.0f s left of the budget of %.0f s: it is run all the same", std::max(0.0, time_left()),
         flags_.budget);
 }
 
-/// One repetition of one record.
-double sweep::visit_seconds(const record& r) const {
-  constexpr double overhead = 0.02;
-  const double warm_up = r.expected_seconds > long_run ? 0 : 2 * r.expected_seconds;
-  return overhead + r.preparation_seconds + warm_up + std::max(1.1 * min_seconds_, r.expected_seconds);
+omission sweep::beyond_limits(const record& r) const {
+  if (r.of->memory_bytes(r.length) > memory_) return omission::memory;
+  if (flags_.max_seconds > 0 && nearest_measured(r) && expected_seconds(r) > flags_.max_seconds)
+    return omission::seconds;
+  return omission::none;
 }
 
-double sweep::expected_seconds(int repetitions) const {
-  double sum = 0;
-  for (const record& r : records_)
-    sum += repetitions * visit_seconds(r) + (r.expected_seconds > long_run ? r.expected_seconds : 0);
-  return sum;
+bool sweep::is_left_out(record& r) {
+  r.omitted = beyond_limits(r);
+  if (r.omitted == omission::none && r.worth != tier::main_curve && visit_seconds(r) > time_left())
+    r.omitted = omission::time;
+  return r.omitted != omission::none;
 }
 
-void sweep::enlist(int repetitions) {
-  all_seconds_ = expected_seconds(repetitions);
-  started_ = now();
-  for (record& r : records_)
-    benchmark::RegisterBenchmark(r.name().c_str(), [this, &r](benchmark::State& state) {
-      measure(state, r);
-    })->Unit(benchmark::kMillisecond);
+/// As many visits as the user or the time allows, those of a row far apart: a disturbance of a few seconds then affects
+/// one of them, not all.
+void sweep::repeat() {
+  const auto again = [&](auto&& wanted) {
+    for (record& r : records_)
+      if (r.measured() && r.failure.empty() && wanted(r) && visit_seconds(r) <= time_left()) {
+        show_progress(r, "repetitions");
+        visit(r);
+      }
+  };
+  if (asked_.most_visits > 1) again([](const record& r) { return r.seconds.size() == 1; });
+  for (int visits = 1; visits < asked_.most_visits; ++visits)
+    again([&](const record& r) { return r.visits == visits; });
 }
 
 const record* sweep::find(const std::string& name) const {
@@ -173,59 +200,71 @@ const errors& sweep::errors_of(const variant& x) {
   return entry->second;
 }
 
+void sweep::visit(record& r) {
+  benchmark::ClearRegisteredBenchmarks();
+  benchmark::RegisterBenchmark(r.name().c_str(), [this, &r](benchmark::State& state) {
+    measure(state, r);
+  })->Unit(benchmark::kMillisecond);
+  const std::size_t before = results_.size();
+  collector reporter(results_);
+  benchmark::RunSpecifiedBenchmarks(&reporter);
+  if (asked_.most_visits > 1)
+    for (std::size_t n = before; n < results_.size(); ++n) results_[n].repetition_index = r.visits;
+  ++r.visits;
+  machine_.sample_peak(r.of->products);
+}
+
 void sweep::measure(benchmark::State& state, record& r) {
-  show_progress(r);
   try {
     time(state, r);
   } catch (const std::exception& error) {
     r.failure = error.what();
     state.SkipWithError(error.what());
   }
-  machine_.sample_peak(r.of->products);
-  done_seconds_ += visit_seconds(r);
 }
 
 void sweep::time(benchmark::State& state, record& r) {
-  const bool is_long = r.expected_seconds > long_run;
-  if (prepared_for_ != &r) {
-    prepared_for_ = nullptr;
-    prepared_ = {};  // before the next: both may be large
-    prepared_ = r.of->prepare(r.length);
-    prepared_for_ = &r;
-  }
-  const auto run = [&](attn::execution& exec) {
-    const double begin = now();
-    prepared_(exec);
-    return now() - begin;
+  const double begin = seconds_now();
+  const double drawing = memory_so_far().seconds;
+  const workload prepared = r.of->prepare(r.length);
+  r.preparation_seconds = seconds_now() - begin - (memory_so_far().seconds - drawing);
+  drawn_bytes_ = std::max(drawn_bytes_, r.of->memory_bytes(r.length));
+  attn::execution exec(static_cast<int>(flags_.threads));
+  const auto run = [&] {
+    const double start = seconds_now();
+    prepared(exec);
+    return seconds_now() - start;
   };
-  if (!is_long) warm_.erase(r.name());
-  const auto [entry, is_cold] = warm_.try_emplace(r.name(), static_cast<int>(flags_.threads));
-  attn::execution& exec = entry->second;
-  double one_run = r.expected_seconds;
-  if (is_cold) {
-    one_run = run(exec);
-    if (is_long) done_seconds_ += r.expected_seconds;
-  }
-  if (!is_long) one_run = std::min(one_run, run(exec));
+  const double expected = expected_seconds(r);
+  double one_run = expected;
+  const bool warmed_up = expected <= long_run;
+  if (warmed_up) one_run = run();
+  if (one_run < 0.1) one_run = std::min(one_run, run());
 
   // Google Benchmark first asks for a single iteration and then guesses; a batch of the right size is done at once. It
   // wants as many in every repetition.
   if (r.batch == 0)
-    r.batch = static_cast<std::ptrdiff_t>(std::clamp(1.05 * min_seconds_ / std::max(one_run, 1e-9), 1.0, 1e6));
+    r.batch = static_cast<std::ptrdiff_t>(std::clamp(1.05 * asked_.min_seconds / std::max(one_run, 1e-9), 1.0, 1e6));
   std::vector<double> seconds;
   seconds.reserve(static_cast<std::size_t>(r.batch));
   while (state.KeepRunningBatch(r.batch))
-    for (std::ptrdiff_t n = 0; n < r.batch; ++n) seconds.push_back(run(exec));
-  const double mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
+    for (std::ptrdiff_t n = 0; n < r.batch; ++n) seconds.push_back(run());
+  // What warmed up took as long as it takes, where it is no less long than what is timed: then it is a second run.
+  if (warmed_up && r.batch == 1) seconds.push_back(one_run);
   r.seconds.insert(r.seconds.end(), seconds.begin(), seconds.end());
   r.scratch_bytes = exec.scratch_bytes();
+  count(state, r, seconds);
+}
 
+void sweep::count(benchmark::State& state, const record& r, const std::vector<double>& seconds) {
+  const double mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
   state.SetLabel(r.of->label);
   const double flops = r.of->flops(r.length) / mean;
   state.counters["flops"] = flops;
   const double peak = machine_.peak_flops(r.of->products);  // the median up to now: that of the last row counts
   state.counters["peak_flops"] = peak;
   state.counters["of_peak"] = flops / (peak * static_cast<double>(flags_.threads));
+  state.counters["runs"] = static_cast<double>(seconds.size());
   state.counters["best_ms"] = 1e3 * *std::ranges::min_element(seconds);
   state.counters["scratch_bytes"] = static_cast<double>(r.scratch_bytes);
   if (const auto moved = traffic_of(*r.of, r.length, median_of(seconds), machine_)) {
@@ -238,21 +277,32 @@ void sweep::time(benchmark::State& state, record& r) {
     state.counters["rel_error" + suffix] = error.operators[i];
     state.counters["mean_error" + suffix] = error.mean_of_values[i];
   }
-  if (!is_long) warm_.erase(r.name());
 }
 
-/// The plan's estimate, corrected by how fast the runs so far went; a fifth of the plan's weight stays with the plan.
-void sweep::show_progress(const record& r) {
-  const double t = now(), prior = 0.2 * all_seconds_;
+void sweep::show_progress(const record& r, const char* what) {
+  const double t = seconds_now();
   if (!is_terminal() && t - shown_ < 10) return;
   shown_ = t;
-  const double speed = (t - started_ + prior) / (done_seconds_ + prior);
-  show_status("%3.0f %%, %3.0f s left: %s", std::min(99.0, 100 * done_seconds_ / all_seconds_),
-              std::max(0.0, all_seconds_ - done_seconds_) * speed, r.name().c_str());
+  const double left = time_left();
+  if (left < 0 || left > 1e9)
+    show_status("%s: %s", what, r.name().c_str());
+  else
+    show_status("%s, at most %.0f s left: %s", what, left, r.name().c_str());
+}
+
+std::vector<std::pair<std::string, index>> sweep::omitted(omission reason) const {
+  std::vector<std::pair<std::string, index>> names;
+  std::vector<const record*> left_out;
+  for (const record& r : records_)
+    if (r.omitted == reason) left_out.push_back(&r);
+  // In the order of the table of operators.
+  std::ranges::sort(left_out, {}, [](const record* r) { return std::pair(r->of, r->length); });
+  for (const record* r : left_out) names.emplace_back(r->of->name, r->length);
+  return names;
 }
 
 std::vector<std::string> sweep::complaints() {
-  std::vector<std::string> all = failures_;
+  std::vector<std::string> all;
   for (const record& r : records_)
     if (!r.failure.empty()) all.push_back(r.name() + ": " + r.failure);
   for (const auto& [name, error] : errors_) {

@@ -1,32 +1,38 @@
-// attn_bench: which operator is run at which lengths, and what was found.
+// attn_bench: runs the plan, most worthwhile first, as far as the time allows, and keeps what was found.
 #pragma once
+
+#include <benchmark/benchmark.h>
 
 #include <deque>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accuracy.hpp"
 #include "machine.hpp"
+#include "plan.hpp"
 #include "variant.hpp"
 
-namespace benchmark {
-class State;
-}
-
 namespace bench {
+
+/// Why something was not run.
+enum class omission { none, time, seconds, memory };
 
 struct record {
   const variant* of;
   index length;
-  double expected_seconds;      // of one run, extrapolated from a shorter length
-  double preparation_seconds;   // likewise: what comes before, such as drawing parameters and filling caches
-  std::vector<double> seconds;  // of every run that was timed
+  tier worth;
+  std::vector<double> seconds{};   // of every run that was timed
+  double preparation_seconds = 0;  // of the last visit: parameters made, caches filled; not numbers drawn once for all
   std::size_t scratch_bytes = 0;
-  std::string failure;
-  std::ptrdiff_t batch = 0;  // runs of a repetition
+  std::ptrdiff_t batch = 0;  // runs of a visit
+  int visits = 0;
+  std::string failure{};
+  omission omitted = omission::none;
 
   std::string name() const { return of->name + "/" + std::to_string(length); }
+  bool measured() const { return !seconds.empty(); }
   double best() const;
   double median() const;
 };
@@ -35,48 +41,66 @@ struct errors {
   std::vector<double> operators, mean_of_values;  // one per dataset; none where the error has no meaning
 };
 
+/// What the user asks of a sweep besides the flags of attn_bench.
+struct sweep_request {
+  std::string filter;          // only names Google Benchmark's filter would keep
+  double min_seconds = 0;      // how long a visit times an operator, at least
+  bool list_only = false;      // nothing is run
+  int most_visits = 5;         // of every row; 1 where Google Benchmark repeats
+  bool budgeted = true;        // is there an end?
+  double closing_seconds = 0;  // what comes after the sweep
+  double started = 0;          // when the budget began, by seconds_now()
+};
+double seconds_now();
+
 class sweep {
  public:
   sweep(const flags&, machine&, const std::vector<dataset>&);
 
-  /// Chooses the lengths: times each operator once at a short length and extrapolates. Only names Google Benchmark's
-  /// `filter` would keep are looked at. With `list_only` nothing is run and nothing left out.
-  void plan(const std::string& filter, double min_seconds, bool list_only);
-  /// Registers every planned run with Google Benchmark, shortest lengths first.
-  void enlist(int repetitions);
-  /// What so many repetitions of the plan take, roughly.
-  double expected_seconds(int repetitions) const;
+  void plan(const sweep_request&);
+  /// Runs the main curve, then the other tiers while there is time, then repetitions: first of rows with a single run.
+  void run();
+  /// Google Benchmark's results, of all visits.
+  const std::vector<benchmark::BenchmarkReporter::Run>& results() const { return results_; }
 
   const std::deque<record>& records() const { return records_; }
+  const std::vector<variant>& variants() const { return variants_; }
   const std::vector<dataset>& data() const { return data_; }
   const record* find(const std::string& name) const;
   const errors& errors_of(const variant&);
+  /// What was not run for this reason, by name.
+  std::vector<std::pair<std::string, index>> omitted(omission) const;
   /// Operators that threw, and exact ones whose error is more than rounding.
   std::vector<std::string> complaints();
 
  private:
-  struct pace {
-    double seconds_per_flop, preparation_seconds_per_byte;
-  };
-  pace probe(const variant&);
-  void fit_budget();
+  double time_left() const;
+  const record* nearest_measured(const record&) const;
+  double expected_seconds(const record&) const;
+  double preparation_seconds(const record&) const;
   double visit_seconds(const record&) const;
+  void run_tier(tier);
+  void announce_main_curve(const std::vector<record*>& rest);
+  void repeat();
+  omission beyond_limits(const record&) const;
+  bool is_left_out(record&);
+  void visit(record&);
   void measure(benchmark::State&, record&);
   void time(benchmark::State&, record&);
-  void show_progress(const record&);
+  void count(benchmark::State&, const record&, const std::vector<double>& seconds);
+  void show_progress(const record&, const char* what);
 
   const flags& flags_;
   machine& machine_;
   const std::vector<dataset>& data_;
   std::vector<variant> variants_;
   std::deque<record> records_;
-  std::vector<std::string> failures_;
+  std::vector<benchmark::BenchmarkReporter::Run> results_;
   std::map<std::string, errors> errors_;
-  std::map<std::string, attn::execution> warm_;  // of long runs, so that they are warmed up once
-  const record* prepared_for_ = nullptr;
-  workload prepared_;
-  double min_seconds_ = 0;
-  double all_seconds_ = 0, done_seconds_ = 0, started_ = 0, shown_ = 0;
+  sweep_request asked_;
+  double memory_ = 0;       // bytes a run may take
+  double drawn_bytes_ = 0;  // of the largest run so far: what it viewed is drawn
+  double shown_ = 0;
 };
 
 }  // namespace bench

@@ -2,7 +2,7 @@
 //
 // An operator joins by one entry in the file of its family (softmax.cpp); a new family is one more file, named in
 // families() and CMakeLists.txt. Everything else, the lengths, the names, the counters, the error on real data, the
-// final table and the pictures, follows from the entry.
+// final table and the pictures with their colours, follows from the entry.
 #pragma once
 
 #include <functional>
@@ -44,6 +44,7 @@ struct backward_entry {
 
 struct operator_entry {
   std::string name;
+  const char* colour;  // in the pictures: a hue of its family, a shade of its own
   growth cost;
   bool has_causal;                    // also benchmarked as <name>_causal
   bool exact;                         // computes full softmax: its error must be rounding alone
@@ -88,6 +89,7 @@ struct decode_entry {
 };
 
 struct family {
+  const char* title;  // of its panel in the pictures, shared by families of one title
   std::vector<operator_entry> operators;
   std::vector<decode_entry> decoders;
 };
@@ -103,8 +105,8 @@ family layers_family();
 family cache_family();
 
 inline std::vector<family> families() {
-  return {softmax_family(), low_rank_family(), multipole_family(), kernel_family(),
-          fourier_family(), aft_family(),      rotary_family(),     layers_family(), cache_family()};
+  return {softmax_family(), low_rank_family(), multipole_family(), kernel_family(), fourier_family(),
+          aft_family(),     rotary_family(),   layers_family(),    cache_family()};
 }
 
-}  // namespace bench::ATTN_BENCH_TYPE
+}  // namespace bench::inline ATTN_BENCH_TYPE

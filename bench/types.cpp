@@ -39,6 +39,9 @@ std::vector<variant> make_variants(const flags& set) {
     each_name(set.cache_type, [](const std::string& name) {
       if (name != "half" && name != "bfloat16" && name != "int8")
         throw std::invalid_argument("attn_bench: --cache-type expects half, bfloat16 or int8; found \"" + name + "\"");
+      if (!lists(ATTN_BENCH_CACHE_TYPES, name))
+        throw std::invalid_argument("attn_bench: this attn_bench was not built for caches of " + name +
+                                    " (cmake -DATTN_BENCH_CACHE_TYPES=..., which bench/run sets)");
     });
   if (set.precision != "standard" && set.precision != "fast")
     throw std::invalid_argument("attn_bench: --precision expects standard or fast; found \"" + set.precision + "\"");
@@ -49,6 +52,9 @@ std::vector<variant> make_variants(const flags& set) {
                                   "(cmake -DATTN_BENCH_TYPES=..., which bench/run sets); found \"" + name + "\"");
     for (variant& x : type->make(set)) all.push_back(std::move(x));
   });
+  for (const variant& x : all)
+    if (x.main)
+      for (variant& rival : all) rival.main |= rival.name == x.rival;
   return all;
 }
 

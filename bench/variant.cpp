@@ -13,6 +13,7 @@ namespace bench::inline ATTN_BENCH_TYPE {
 namespace {
 
 constexpr index longest_linear = 1 << 20, longest_quadratic = 1 << 14, longest_cache = 1 << 18;
+constexpr index longest_backward = 1 << 16;
 constexpr index queries_per_kv_head = 4;  // of the decoders
 constexpr double most_layers = 1024;
 
@@ -28,7 +29,7 @@ const std::string type_name = std::string(ATTN_BENCH_TEXT(ATTN_BENCH_TYPE)).subs
 const std::string type_suffix = std::same_as<element, float> ? "" : "_" + type_name;
 
 input random_view(role r, index heads, index length, index dim) {
-  return {normal_numbers<element>(r, static_cast<std::size_t>(heads * length * dim)), {1, heads, length, dim}};
+  return {drawn_numbers<element>(r, static_cast<std::size_t>(heads * length * dim)), {1, heads, length, dim}};
 }
 
 output result_view(index heads, index length, index dim, int slot = 0) {
@@ -118,6 +119,9 @@ variant make_variant(const operator_entry& entry, bool causal, const shared_flag
   variant x = typed_variant();
   x.name = x.form = entry.name + suffix;
   x.rival = "full_softmax" + suffix;
+  x.operator_name = entry.name + type_suffix;
+  x.colour = entry.colour;
+  x.main = !causal || entry.only_causal;
   x.label = describe(*set, entry.uses);
   x.exact = entry.exact;
   x.approximates = entry.approximates;
@@ -155,6 +159,8 @@ variant make_backward_variant(const operator_entry& entry, bool causal, const sh
   x.rival = forward.name;
   x.exact = x.approximates = false;
   x.backward = true;
+  x.main = false;
+  x.longest = std::min(x.longest, longest_backward);
   x.moved_bytes = {};
   x.flops = [&entry, at](index length) { return entry.backward.flops(at(length)); };
   x.memory_bytes = [forward](index length) { return 2 * forward.memory_bytes(length); };
@@ -288,6 +294,7 @@ std::vector<variant> variants_of_type(const flags& given) {
       const int first = entry.only_causal ? 1 : 0, forms = entry.has_causal ? 2 : 1;
       for (int causal = first; causal < forms; ++causal) {
         variants.push_back(make_variant(entry, causal, set));
+        variants.back().family = f.title;
         if (given.precision == "fast" && entry.has_fast && attn::detail::has_fast_products<element>())
           variants.push_back(make_fast_variant(entry, causal, set));
         add_settings(entry, causal);

@@ -22,11 +22,13 @@ struct variant {
   std::string form;   // sliding_window_causal
   std::string name;   // the form, and its setting if it is not the flags': sliding_window_causal/window:32
   std::string rival;  // what it is compared with: the form of full softmax, of a backward pass the forward one
+  std::string operator_name, family, colour;  // of forward operators: how pictures show them
   std::string label;  // the flags it depends on
   std::string type;   // of its elements
   arithmetic products = arithmetic::of_float;  // the peak it is compared with
   double rounding = 0;                         // the most an exact operator may err
   bool exact = false, approximates = true;
+  bool main = false;      // on the main curve: the operator itself, or what one is compared with
   bool backward = false;  // the gradients of the rival's results
   index longest = 0;
   std::function<double(index length)> flops;

@@ -18,7 +18,7 @@ views views_of(const settings& set, index tokens, index length) {
   const auto shape = [&](index heads) { return std::array<index, 4>{1, heads, tokens, set.dim}; };
   const auto count = [&](index heads) { return static_cast<std::size_t>(heads * tokens * set.dim); };
   const auto input = [&](role r, index heads) {
-    return attn::tensor_view<const float>(normal_numbers(r, count(heads)), shape(heads));
+    return attn::tensor_view<const float>(drawn_numbers(r, count(heads)), shape(heads));
   };
   const auto result = [&](int slot, index heads) {
     return attn::tensor_view<float>(result_memory(count(heads), slot), shape(heads));

@@ -1,0 +1,92 @@
+#include "plan.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace bench {
+namespace {
+
+constexpr index longest_doubled = 16384;
+
+bool contains(const std::vector<index>& lengths, index length) { return std::ranges::count(lengths, length) > 0; }
+
+bool is_power_of_4(index n) {
+  const auto bits = static_cast<std::size_t>(n);
+  return std::has_single_bit(bits) && std::countr_zero(bits) % 2 == 0;
+}
+
+std::vector<index> all_lengths(index longest, const flags& set) {
+  std::vector<index> lengths;
+  for (index length = set.min_length; length <= longest; length *= length < longest_doubled ? 2 : 4)
+    lengths.push_back(length);
+  return lengths;
+}
+
+}  // namespace
+
+const char* name_of(tier t) {
+  switch (t) {
+    case tier::main_curve:
+      return "main curve";
+    case tier::other_forms:
+      return "causal, decoding, backward";
+    case tier::between:
+      return "lengths between";
+    case tier::settings:
+      return "settings";
+    default:
+      return "longer";
+  }
+}
+
+std::vector<index> lengths_of(const variant& x, const flags& set) {
+  std::vector<index> lengths = all_lengths(set.max_length > 0 ? set.max_length : x.longest, set);
+  if (x.backward && std::ranges::any_of(lengths, is_power_of_4))
+    std::erase_if(lengths, [](index n) { return !is_power_of_4(n); });
+  if (x.has_setting() && !lengths.empty()) lengths = {contains(lengths, usual_length) ? usual_length : lengths.back()};
+  return lengths;
+}
+
+std::vector<index> main_lengths(const flags& set) {
+  const auto all = all_lengths(set.max_length > 0 ? std::min(set.max_length, longest_doubled) : longest_doubled, set);
+  std::vector<index> lengths;
+  for (const index n : {256, 1024, 4096, 16384})
+    if (contains(all, n)) lengths.push_back(n);
+  for (std::size_t n = 0; lengths.empty() && n < all.size(); n += 2) lengths.push_back(all[n]);
+  // One length beyond where the main curve usually ends: --min-length=32768 --max-length=32768.
+  if (lengths.empty()) lengths.push_back(set.min_length);
+  return lengths;
+}
+
+tier tier_of(const variant& x, index length, const flags& set) {
+  if (x.has_setting()) return tier::settings;
+  std::vector<index> lengths = main_lengths(set);
+  const index last = lengths.back();
+  if (x.main) {
+    if (contains(lengths, length)) return tier::main_curve;
+    return length <= last ? tier::between : tier::longer;
+  }
+  if (lengths.front() < 1024 && lengths.back() >= 1024) lengths.erase(lengths.begin());
+  if (lengths.size() > 1 && lengths.back() > usual_length) lengths.pop_back();
+  if (contains(lengths, length)) return tier::other_forms;
+  return length < lengths.back() ? tier::between : tier::longer;
+}
+
+std::vector<index> fitted_lengths(const flags& set) {
+  std::vector<index> lengths = main_lengths(set);
+  if (lengths.size() > 2) lengths.erase(lengths.begin());
+  return lengths;
+}
+
+std::string listed(const std::vector<std::pair<std::string, index>>& names_and_lengths) {
+  std::string text;
+  const std::string* last = nullptr;
+  for (const auto& [name, length] : names_and_lengths) {
+    if (!last || *last != name) text += (last ? ", " : "") + name;
+    text += ' ' + std::to_string(length);
+    last = &name;
+  }
+  return text;
+}
+
+}  // namespace bench
