@@ -1,6 +1,6 @@
 // The laws that speak of bits, for bfloat16: other instructions multiply it, from operands packed in other ways, with code
 // of their own for what is not finite. Batch items alone, padding, memory with gaps, threads, and tokens that come later,
-// forward and on the way back.
+// forward and in the backward pass.
 #include <functional>
 
 #include "support/call_kernel.hpp"
