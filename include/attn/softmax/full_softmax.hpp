@@ -114,7 +114,7 @@ struct full_call {
     const index group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
     pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, packed_keys<P>& keys, index step, int worker) {
       const index b = pair / shape.kv_heads, h = pair % shape.kv_heads;
-      const index begin = step * pack_step, end = std::min(begin + pack_step, in.keys_seen(b));
+      const index begin = step * pack_step, end = std::min(begin + pack_step, in.visible_keys(b));
       if (begin < end && !few(b)) pack(keys, keys_of(b, h), values_of(b, h), begin, end, worker);
     });
     // The last row blocks of a causal call are the longest: they go first.
@@ -166,7 +166,7 @@ struct full_call {
   void attend_chunk(index pair, index chunk, index most_rows, online_softmax<T>& state, int worker) const {
     const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * shape.group();
     if (!few(b)) return;
-    const index seen = in.keys_seen(b), begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, seen);
+    const index seen = in.visible_keys(b), begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, seen);
     state.rows = shape.group() * lengths.queries(b);
     state.clear();
     if (begin >= end) return;
