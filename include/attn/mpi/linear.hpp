@@ -9,8 +9,8 @@
 //          of 1024 tokens; elsewhere the same to rounding.
 // Ranges   may differ in length and be empty. Queries may be split otherwise than keys; causal ones must be those of
 //          their process's last keys, as they are where each process has q, k and v of the same tokens.
-// Options  as of linear, without log_decay, bonus, states and a scale other than 1, which are refused. Lengths are those
-//          of the whole sequence, the same list on every process; decay is of this process's tokens.
+// Options  as of linear, without log_decay, bonus, states and a scale other than 1, which throw. Lengths are those of
+//          the whole sequence, the same list on every process; decay is of this process's tokens.
 // Shapes   as for linear, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of linear, shared; causal, P - 1 of the B Hkv heads are summed up twice.
 // Sent     A state, which is B Hkv (D + 1) Dv numbers of the compute type, D and Dv rounded up to vectors (H for Hkv
