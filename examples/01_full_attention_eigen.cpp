@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
-using matrix = Eigen::MatrixXf;  // column-major; row-major matrices, maps and blocks serve as well
+using matrix = Eigen::MatrixXf;  // column-major; row-major matrices, maps and blocks work too
 
 // Every token carries its position as waves: q(i) . k(j) is then a function of i - j, peaked at i = j + shift.
 matrix positions(int length, int dim, double shift, double fastest) {
@@ -38,7 +38,7 @@ int main() {
   show(weights);
   std::printf("Every row sums to 1, off by at most %.1e.\n\n", (weights.rowwise().sum().array() - 1).abs().maxCoeff());
 
-  // Two heads side by side in one matrix [length, heads * dim], as projections leave them: no copy, only a view.
+  // Two heads side by side in one matrix [length, heads * dim], as projections compute them: no copy, only a view.
   matrix q2(length, heads * dim), k2(length, heads * dim), out(length, heads * length);
   q2 << positions(length, dim, 0, 3), positions(length, dim, -2, 0.3);
   k2 << k, positions(length, dim, 0, 0.3);
@@ -49,7 +49,7 @@ int main() {
   std::puts("Weights of the second of two heads, blurred and two tokens ahead:");
   show(out.rightCols(length));
 
-  // The same by hand. The log-sum-exp that comes for free turns any score into its weight.
+  // The same by hand. The log-sum-exp, which costs nothing extra, turns any score into its weight.
   const auto q_head = q2.rightCols(dim), k_head = k2.rightCols(dim);
   const matrix scores = q_head * k_head.transpose() / std::sqrt(float(dim));
   const matrix by_hand = (scores.colwise() - lse.col(1)).array().exp();

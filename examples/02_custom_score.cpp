@@ -34,7 +34,7 @@ int main() {
   const auto O = attn::split_heads(out, heads), E = attn::split_heads(expected, heads);
   const auto difference = [&] { return (out - expected).cwiseAbs().maxCoeff(); };
 
-  // 1. ALiBi: a penalty that grows with the distance, another slope per head. Once as an option, once by hand.
+  // 1. ALiBi: a penalty that grows with the distance, with one slope per head. Once as an option, once by hand.
   std::vector<float> slopes;
   for (int h = 1; h <= heads; ++h) slopes.push_back(std::exp2(-8.f * float(h) / float(heads)));
   const auto alibi = [&](float s, attn::index, attn::index h, attn::index i, attn::index j) {
@@ -50,7 +50,7 @@ int main() {
       "  so prefer the option where there is one.)");
   bool right = difference() < 1e-5f;
 
-  // 2. Several documents packed into one sequence, none sees another: return -infinity for what must not be seen.
+  // 2. Several documents packed into one sequence, none of which sees another: return -infinity for hidden keys.
   const std::vector<attn::index> starts = {0, 300, 301, 777, length};
   std::vector<int> document(length);
   for (std::size_t n = 0; n + 1 < starts.size(); ++n)

@@ -28,13 +28,13 @@ int main() {
   const view q(q_memory.data(), {1, heads, total, dim}), out(stepwise.data(), {1, heads, total, dim});
   const view k(k_memory.data(), {1, kv_heads, total, dim}), v(v_memory.data(), {1, kv_heads, total, dim});
 
-  // What every step must agree with: causal attention over the whole sequence.
+  // The expected result of all steps: causal attention over the whole sequence.
   double start = seconds();
   attn::full_softmax(q, k, v, view(once.data(), {1, heads, total, dim}), {.causal = true});
   std::printf("one pass over %td tokens     %8.1f ms\n", total, 1e3 * (seconds() - start));
 
   attn::kv_cache<float> cache({.heads = kv_heads, .dim = dim});
-  cache.reserve(total);  // optional: it grows by itself, but then has to move what it holds
+  cache.reserve(total);  // optional: the cache grows by itself, but must then copy its tokens
 
   const auto feed = [&](attn::index first, attn::index count) {
     const auto rows = [&](const view& x) { return x.slice(2, first, count); };

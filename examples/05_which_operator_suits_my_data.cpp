@@ -2,8 +2,8 @@
 // own, and the cheapest whose error is below the one wanted. Another operator takes one more line in the table of
 // compare.
 // Usage: 05_which_operator_suits_my_data [q.npy k.npy v.npy [error]]
-// The files hold [batch, heads, length, dim] as float16, float32 or float64. Without them, data are made in which
-// near tokens are alike; the repository's bench/data has those of a trained model.
+// The files hold [batch, heads, length, dim] as float16, float32 or float64. Without them, it makes data in which
+// neighbouring tokens are similar; the repository's bench/data has data of a trained model.
 #include <attn/attn.hpp>
 
 #include <algorithm>
@@ -81,7 +81,7 @@ bool compare(const array& query, const array& key, const array& value, double wa
   attn::full_softmax(q, k, v, out);
   const Eigen::VectorXf exact = Eigen::VectorXf::Map(result.numbers.data(), std::ssize(result.numbers));
 
-  const auto e = attn::draw_projection<float>(256, k.extent(2), {.seed = 1});  // not trained: what training starts from
+  const auto e = attn::draw_projection<float>(256, k.extent(2), {.seed = 1});  // random, as before training
   const auto features = attn::draw_features<float>(256, q.extent(3), {.seed = 1});
   const auto blocks = attn::draw_random_blocks((q.extent(2) + 31) / 32, 3, {.seed = 1});
   const auto exact_inverse = attn::pseudo_inverse::exact;

@@ -49,7 +49,7 @@ struct block {
         down(random_matrix(n, width, 4 * width)) {}
 };
 
-// What mixes the tokens of a block: attention between projections, or, for FNet, nothing learned.
+// The mixer of a block: attention between projections or, for FNet, a transform without parameters.
 using sequence = attn::tensor_view<const float, 3>;
 using sequence_out = attn::tensor_view<float, 3>;
 using mixer = std::function<void(const block&, sequence, sequence_out, attn::execution&)>;
@@ -61,7 +61,7 @@ mixer attention(auto attend) {
   };
 }
 
-// One line per operator. What a model would have learned is drawn at random.
+// One line per operator. Parameters that a model would have learned are random.
 std::vector<std::pair<std::string, mixer>> operators(attn::index across) {
   using in = attn::tensor_view<const float>;
   using to = attn::tensor_view<float>;

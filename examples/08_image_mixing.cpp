@@ -55,12 +55,12 @@ int main(int argc, char** argv) {
   constexpr attn::index heads = 3, size = 11;
   const attn::index pixels = p.rows * p.columns;
 
-  // All heads carry the light. They differ in what a pixel weighs, its key: all the same, the lightest most, the
-  // darkest.
+  // In all heads the values are the brightness. Heads differ in the weight of a pixel, its key: equal weights, the
+  // lightest pixels most, or the darkest most.
   std::vector<float> key, kernel, mixed(std::size_t(heads * pixels));
   for (float weight : {0.0f, 30.0f, -30.0f})
     for (float x : p.light) key.push_back(weight * x);
-  // A bell; and 60 more than the pixels beyond it, which attention-free mixing sees as well, with a bias of 0.
+  // A Gaussian, plus 60: pixels beyond the kernel are seen too, with a bias of 0, and must count for almost nothing.
   for (attn::index r = -(size / 2); r <= size / 2; ++r)
     for (attn::index c = -(size / 2); c <= size / 2; ++c) kernel.push_back(60 - float(r * r + c * c) / 8);
   const std::array<attn::index, 4> shape = {1, heads, pixels, 1};

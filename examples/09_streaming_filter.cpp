@@ -1,6 +1,6 @@
-// A streaming filter over the bytes of a text: causal aft_local, fed byte by byte, predicts the next one from how often
-// each byte came so far, the latest counting more. Its memory does not grow with the text.
-// Usage: 09_streaming_filter [file]; without a file it makes a text.
+// A streaming filter over the bytes of a text: causal aft_local, fed byte by byte, predicts the next byte from the
+// frequencies of the bytes so far, recent ones counting more. Its memory does not grow with the text. Usage:
+// 09_streaming_filter [file]; without a file it makes a text.
 #include <attn/aft/aft_local_step.hpp>
 
 #include <chrono>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-// Paragraphs, each of a few words that come again and again: the latest bytes then tell more than those long before.
+// Paragraphs, each of a few words that are repeated often: recent bytes are then a better guide than older ones.
 std::string make_text() {
   std::minstd_rand random(1);
   const auto below = [&](unsigned n) { return static_cast<unsigned>(random() >> 8) % n; };
@@ -37,8 +37,8 @@ int main(int argc, char** argv) {
   }
   if (text.size() < 2) return std::fprintf(stderr, "%s: expected at least two bytes\n", path.c_str()), 1;
 
-  // Every head is a filter. All keys are 0, so the bias alone says what a byte weighs: e^b for those in the window, 1
-  // for those before it (b falls by 1 towards the start of the window). b = 20 forgets all but the window.
+  // Every head is a filter. All keys are 0, so a byte's weight depends on the bias alone: e^b for bytes in the window,
+  // 1 for those before it (b decreases by 1 towards the start of the window). With b = 20 only the window counts.
   constexpr attn::index bytes = 256, window = 128, band = 2 * window - 1;
   const std::vector<float> boost = {0, 1, 2, 3, 4, 20};
   const attn::index heads = std::ssize(boost);
@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
     value[now] = 1;
     attn::aft_local_step(state, key, key, one_hot, out, biases, {.band = true, .gate = false});
     value[now] = 0;
-    // What a compressor would pay for the next byte; a little is left for bytes that have not come yet.
+    // The bits a compressor would need for the next byte; bytes that have not occurred yet have a small probability.
     for (attn::index h = 0; h < heads; ++h)
       bits[h] -= std::log2(0.98 * double(chance[h * bytes + next]) + 0.02 / bytes);
   }

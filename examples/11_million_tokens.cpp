@@ -1,4 +1,4 @@
-// A million tokens through linear attention, one at a time: memory and time per token stay what they were at the start.
+// A million tokens through linear attention, one at a time: memory and time per token stay constant.
 #include <attn/kernel/linear_step.hpp>
 
 #include <chrono>
@@ -12,7 +12,7 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 int main() {
   const attn::index heads = 4, dim = 64, tokens = 1'000'000, period = 1000;
 
-  // Tokens repeat after a while; the state does not know.
+  // Tokens repeat after a while, which makes no difference to the state.
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   std::vector<float> memory[3], out_memory(heads * period * dim);
@@ -40,7 +40,7 @@ int main() {
   }
   const std::vector<float> one_by_one = out_memory;
 
-  // The same tokens in chunks, as a prompt would come: the same answers, much faster.
+  // The same tokens in chunks, like a prompt: the same results, much faster.
   state.reset();
   start = seconds();
   for (attn::index token = 0; token < tokens; token += period) feed(token, period);

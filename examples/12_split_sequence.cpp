@@ -1,5 +1,5 @@
-// One long sequence, split in two: each worker sums up its half, the states travel as bytes and are merged. The same
-// sums as in one pass, and so the same answers.
+// One long sequence, split in two: each worker sums up its half, the states are sent as bytes and merged. The sums are
+// those of one pass, and so are the results.
 #include <attn/kernel/linear_step.hpp>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ int main() {
   feed(whole, 0, length);
   std::printf("merged: %td tokens; in one pass: %td\n", merged.tokens(), whole.tokens());
 
-  // The next token asks both.
+  // The next token queries both.
   const view q(q_memory.data(), {1, heads, 1, dim});
   std::vector<float> of_merged(heads * dim), of_whole(heads * dim);
   const auto ask = [&](attn::linear_state<float>& state, std::vector<float>& out) {
@@ -61,7 +61,7 @@ int main() {
   }
   std::printf("answers up to %.4f; largest difference %.1e\n", largest, difference);
 
-  // What arrives damaged is noticed.
+  // A damaged stream is detected.
   std::string bytes = sent[0].str();
   bytes[bytes.size() / 2] ^= 1;
   std::istringstream damaged(bytes);

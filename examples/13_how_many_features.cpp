@@ -1,5 +1,5 @@
-// How many random features does Performer need for a wanted error? Once it is small, the error falls as 1 /
-// sqrt(features), with a factor that grows with the size of queries and keys: measure it once, on data like yours.
+// How many random features does Performer need for a given error? Once it is small, the error falls as 1 /
+// sqrt(features), with a factor that grows with the norms of queries and keys: measure it once, on data like yours.
 #include <attn/kernel/performer.hpp>
 #include <attn/softmax/full_softmax.hpp>
 
@@ -9,7 +9,7 @@
 
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// Normal numbers of ours: the seed means the same everywhere.
+// Normal numbers of the library: a seed gives the same numbers everywhere.
 matrix draw(attn::index rows, attn::index cols, float size, std::uint64_t seed) {
   attn::random_numbers numbers(seed);
   return matrix::NullaryExpr(rows, cols, [&] { return size * float(numbers.normal()); });
@@ -43,7 +43,7 @@ int main() {
       if (count == 32) first = last;
     }
     right &= last < first;
-    // The rate tells the rest, roughly: error = factor / sqrt(count). Large errors still fall more slowly than that.
+    // Extrapolates by error = factor / sqrt(count), roughly. Large errors fall more slowly than that.
     const double needed = 2048 * std::pow(last / wanted, 2);
     std::printf("  about %.0f: %s\n", needed, needed < length ? "fewer than tokens" : "softmax is cheaper");
   }

@@ -1,4 +1,4 @@
-// A language model of bytes, trained from nothing: a decoder of pre-norm blocks around any causal operator of the
+// A language model of bytes, trained from scratch: a decoder of pre-norm blocks around any causal operator of the
 // library; or, with --masked, an encoder around any bidirectional one, which learns to find masked bytes.
 //
 //   15_byte_language_model                                   trains on this machine's licences, or on this library
@@ -10,7 +10,7 @@
 // Other options, and their values unless given: --layers 4 --width 256 --heads 4 --context 512 --batch 4 --steps 1500
 // --rate 0.002 --seed 1 --threads (all) --temperature 0.7 --bytes 300 (after the prompt), --reversible (the memory of
 // training does not grow with the layers). The last tenth of every file is held out. One seed gives the same model with
-// any number of threads. What it needs beside attn and Eigen is in the folder byte_language_model.
+// any number of threads. Its other headers are in the folder byte_language_model.
 #include "byte_language_model/model.hpp"
 #include "byte_language_model/text.hpp"
 #include "byte_language_model/weights.hpp"
@@ -107,7 +107,7 @@ progress train(model& m, const corpus& text, const settings& s, bool quiet = fal
   activations a(m.s, s.batch, s.context, true);
   attn::random_numbers random(static_cast<std::uint64_t>(s.seed), 1);
   progress p;
-  times spent;  // in training alone: m counts what is held out as well
+  times spent;  // in training alone: m also counts evaluation
   list<double> steps, bits, peaks;
   for (index step = 1; step <= s.steps; ++step) {
     m.spent = spent;
@@ -186,7 +186,7 @@ list<int> continue_prompt(model& m, const std::string& prompt, const settings& s
   return tokens;
 }
 
-// Does the parallel form, which sees the whole text at once, write the same bytes?
+// Whether the parallel form, which sees the whole text at once, writes the same bytes.
 bool parallel_agrees(model& m, const list<int>& tokens, index prompt, const settings& s, execution& exec) {
   activations a(m.s, 1, std::ssize(tokens), false);
   m.forward(a, tokens, exec);
@@ -196,7 +196,7 @@ bool parallel_agrees(model& m, const list<int>& tokens, index prompt, const sett
   return true;
 }
 
-// The prompt with every _ replaced by what the model holds likeliest.
+// The prompt with every _ replaced by the likeliest byte.
 std::string fill_in(model& m, std::string prompt, const settings& s, execution& exec) {
   if (prompt.empty() || std::ssize(prompt) > s.context)
     fail("expected a prompt of 1 to " + std::to_string(s.context) + " bytes; found " + std::to_string(prompt.size()));
@@ -301,7 +301,8 @@ std::string made_text() {
   return text;
 }
 
-// Every operator learns more of a small text than how often bytes are; and what else this program promises.
+// Tests that every operator learns more of a small text than the frequencies of bytes, and the other promises of this
+// program.
 int self_test() {
   settings s;
   s.layers = 2, s.width = 32, s.heads = 2, s.context = 64, s.batch = 4, s.bytes = 24;

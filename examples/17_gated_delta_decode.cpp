@@ -1,5 +1,6 @@
 // Decoding with a hybrid stack, three layers of gated delta rule to one of full attention, and speculation: a smaller
-// model drafts tokens, the whole one checks them in one step, and states and cache go back over those it rejects.
+// model drafts tokens, the whole model checks them in one step, and states and cache are rolled back over those it
+// rejects.
 #include <attn/kernel/delta_rule_step.hpp>
 #include <attn/layers/feed_forward.hpp>
 #include <attn/layers/layer_norm.hpp>
@@ -31,8 +32,8 @@ auto by_head(M& x) {
   return attn::tensor_view<element>(x.data(), {1, heads, x.rows(), head_dim}, {0, head_dim, width, 1});
 }
 
-// What both kinds of layers have: x += mix(norm(x)), x += feed_forward(norm(x)). What a layer has seen is in its state,
-// apart from its weights, so that two models may share these.
+// The common part of both kinds of layers: x += mix(norm(x)), x += feed_forward(norm(x)). States are separate from
+// weights, so that two models may share the weights.
 struct weights {
   matrix q = random_weight(width, width, 1), k = random_weight(width, width, 1), v = random_weight(width, width, 1),
          mixed = random_weight(width, width, 0.5f), up = random_weight(hidden, width, 1),

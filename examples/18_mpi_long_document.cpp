@@ -3,7 +3,7 @@
 //   mpiexec -n 4 18_mpi_long_document 65536       # tokens; without mpiexec it is one process
 //
 // The last token asks for something that was said after a third of the document. Exact attention finds it, wherever it
-// lies; linear attention, for which only sums travel, has it blurred among all other tokens.
+// lies; linear attention, which sends only sums, has it averaged with all other tokens.
 #include <attn/core/tensor.hpp>
 #include <attn/mpi/full_softmax.hpp>
 #include <attn/mpi/linear.hpp>
@@ -20,7 +20,7 @@
 
 using tensor = attn::tensor<float>;
 constexpr attn::index head_count = 4, head_dim = 64;
-constexpr float said = 3;  // what the value of the token in question is, in every channel
+constexpr float said = 3;  // the value, in every channel, of the token to be found
 
 /// The document: numbers of any token, from its position alone. Reading a file would do as well.
 struct document {
@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
   } own{};
   const double memory_before = memory();
 
-  // Exact and causal: in zigzag order every process has as much to do. Keys and values travel round the ring.
+  // Exact and causal: in zigzag order every process has the same work. Keys and values are sent around the ring.
   bool right = true;
   {
     part mine(text, attn::mpi::zigzag_positions(text.tokens, rank, size));
@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
     own.exact_seconds = MPI_Wtime() - begin;
     right = check("exact", text, mine, true) && right;
   }
-  // Linear and causal: tokens in their order, here in ranges of the same length. Only states travel.
+  // Linear and causal: tokens in their order, here in ranges of the same length. Only states are sent.
   {
     std::vector<attn::index> positions;
     for (attn::index i = text.tokens * rank / size; i < text.tokens * (rank + 1) / size; ++i) positions.push_back(i);

@@ -4,7 +4,7 @@
 //
 //   19_decoder [--operator=full|window|topk_blocks|multipole|linear] [--weights=DIR]
 //
-// Without weights, which decoder/weights.hpp describes, they are drawn: the text is noise then.
+// Without weights, which decoder/weights.hpp describes, they are random, and the text is noise.
 #include <attn/attn.hpp>
 
 #include <chrono>
@@ -70,7 +70,7 @@ attention make_attention(std::string_view name, index items, attn::page_pool<flo
   throw std::runtime_error("--operator: expected full, window, topk_blocks, multipole or linear");
 }
 
-// A model and the sequences it is at: its batch items.
+// A model and the sequences in progress, its batch items.
 class engine {
  public:
   engine(const weights& w, std::string_view operator_name, index items, attn::page_pool<float>& pool)

@@ -24,8 +24,8 @@ struct block {
 
 constexpr int byte_count = 256, mask = byte_count;  // the mask is one more token
 
-// What a pass leaves behind. To train, that is the input of every block and what its operator made of it; otherwise, and
-// with reversible blocks, those of one block.
+// What a pass stores. For training, the input of every block and the result of its operator; otherwise, and with
+// reversible blocks, those of one block.
 struct activations {
   index length;
   bool keep;
@@ -170,7 +170,7 @@ struct working_block {
 struct model {
   sizes s;
   mixer op;
-  std::deque<parameter> parameters{};  // whose addresses stay
+  std::deque<parameter> parameters{};  // a deque, so that addresses stay valid
   list<block> blocks{};
   index updates = 0;
   times spent{};

@@ -1,4 +1,4 @@
-// The operators a byte model can be made around, one entry each.
+// The operators that a byte model may use, one entry each.
 #pragma once
 
 #include "speed.hpp"
@@ -20,7 +20,7 @@ struct sizes {
   bool masked = false, reversible = false;
 };
 
-// What a block calls its operator with, and, with the rest, its backward pass.
+// The arguments of a block's operator and, with the rest, of its backward pass.
 struct call {
   in q, k, v;
   to out;
@@ -43,9 +43,9 @@ struct own_parameters {
 struct mixer {
   std::string name;
   operation forward, backward;
-  std::function<operation()> stream;  // makes one with a state of its own, for tokens as they come
+  std::function<operation()> stream;  // makes one with its own state, for single tokens
   own_parameters own;
-  bool keys = true, projects = true;  // are there projections for keys, any at all?
+  bool keys = true, projects = true;  // whether there are projections for keys, and any at all
   double pairs = 0;                   // of a query and a key in a head, of those operators whose arithmetic is counted
 };
 

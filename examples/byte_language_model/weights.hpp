@@ -35,7 +35,7 @@ inline matrix read_npy(const std::string& name, const matrix& m) {
 
 inline std::string file_of(const std::string& folder, const parameter& p) { return folder + "/" + p.name + ".npy"; }
 
-// What weights belong to, as the program's options.
+// The model that weights belong to, as options of the program.
 inline std::string description(const model& m) {
   std::string text = "--operator " + m.op.name;
   for (const auto& [name, value] : {std::pair(" --layers ", m.s.layers), std::pair(" --width ", m.s.width),
@@ -59,7 +59,7 @@ inline void load(model& m, const std::string& folder) {
     if (p.value.size() > 0) p.value = read_npy(file_of(folder, p), p.value);
 }
 
-// Makes the folder; one that holds something else than weights of this very model is refused, before any training.
+// Makes the folder; throws, before any training, if it exists and holds anything else than weights of the same model.
 inline void check_folder(const model& m, const std::string& folder) {
   namespace fs = std::filesystem;
   if (fs::exists(folder) && !fs::is_directory(folder)) fail(folder + " is not a folder");

@@ -1,5 +1,5 @@
 // rotary against its formula in long double: layouts of pairs, parts of the dims, positions, tables, types, memory;
-// frequencies of the scalings; the way back.
+// frequencies of the scalings; the backward pass.
 #include <attn/core/rotary.hpp>
 
 #include <functional>

@@ -100,7 +100,7 @@ inline tensor<variable> independent(const tensor<double>& x) {
 }
 inline tensor<double> values(const tensor<variable>& x) { return testing::cast<double>(x); }
 
-// The way back over what is recorded, from the gradients of some results.
+// The backward pass over what is recorded, from the gradients of some results.
 class reverse_pass {
  public:
   struct result {

@@ -3,7 +3,7 @@
 //   attn::aft_conv_state<float> state({.batch = 1, .heads = 8, .dim = 64}, {.width = 31});
 //   attn::aft_conv_step(state, q_t, k_t, v_t, out_t, w);              // as causal aft_conv with w [heads, 31]
 //
-// Batch items are sequences of their own, of any number of tokens each:
+// Batch items are independent sequences, of any number of tokens each:
 //
 //   attn::aft_conv_step(state, q, k, v, out, w, {.lengths = n});   // n[b] tokens for item b, the rest is padding
 //   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
@@ -17,11 +17,11 @@
 namespace attn::inline ATTN_ISA {
 
 struct aft_conv_state_options {
-  index width = 1;  ///< of the kernels, odd
+  index width = 1;  ///< width of the kernels, odd
 };
 
 /// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k [B, H, n, D] or
-/// [B, H, n, 1], v [B, H, n, D], without attending. One that was moved from may only be assigned to or destroyed.
+/// [B, H, n, 1], v [B, H, n, D], without attending. A moved-from state may only be assigned to or destroyed.
 template <element S>
 class aft_conv_state : public detail::aft_window_state<S, true> {
   static constexpr const char* name = "aft_conv_state";
@@ -33,7 +33,8 @@ class aft_conv_state : public detail::aft_window_state<S, true> {
   }
 
  public:
-  /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
+  /// A state at the start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can
+  /// hold.
   explicit aft_conv_state(const state_extents& extents, const aft_conv_state_options& options = {})
       : detail::aft_window_state<S, true>(name, extents, window_of(options.width)) {}
 
@@ -42,8 +43,8 @@ class aft_conv_state : public detail::aft_window_state<S, true> {
 
 /// Feeds n tokens k [B, H, n, D] or [B, H, n, 1], v [B, H, n, D] and writes the rows of their queries q [B, H, n, D]:
 /// the next n rows of one causal aft_conv over the whole stream. w [H, width] or [1, width]. Cost and scratch do not
-/// depend on how many tokens there were. Throws std::invalid_argument before anything, the state included, changes; for
-/// want of memory the state is reset.
+/// depend on how many tokens there were. Throws std::invalid_argument before anything, the state included, changes; if
+/// memory runs out, the state is reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_step_options>
 void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                    Options&& options = {}, execution_ref exec = {}) {

@@ -1,7 +1,7 @@
 // attn: the attention-free transformer with a learned bias for every pair of positions.
 //
-//   out_t = sigmoid(q_t) * sum_t' e^(k_t' + w_tt') v_t' / sum_t' e^(k_t' + w_tt')       each channel on its own
-//                                                                  Zhai et al. 2021, "An attention free transformer"
+//   out_t = sigmoid(q_t) * sum_t' e^(k_t' + w_tt') v_t' / sum_t' e^(k_t' + w_tt') each channel separately Zhai et al.
+//                                                                  2021, "An attention free transformer"
 //
 //   attn::aft_full(q, k, v, out, w);                             // Eigen matrices [length, dim], w [length, length]
 //   attn::aft_full(q, k, v, out, w, {.causal = true}, threads);
@@ -32,7 +32,7 @@ struct aft_full_options {
 
 namespace detail {
 
-/// What the rows of a block, `first` and on, see of `keys` keys.
+/// The keys and biases that the rows of a block, from `first` on, see of `keys` keys.
 template <class T>
 struct full_bias {
   matrix_view<const void> w;
@@ -65,7 +65,7 @@ struct aft_full_call {
   packed_piece<T>* packed = nullptr;
 
   work_estimate work() const { return x.work(static_cast<double>(x.length) * static_cast<double>(x.length)); }
-  // A causal block of rows sees whole pieces only if those end where blocks end.
+  // Pieces of keys end where blocks of rows end, so that a causal block sees whole pieces.
   index piece() const { return x.causal ? block_rows : product_keys; }
 
   void allocate(arena& memory) {

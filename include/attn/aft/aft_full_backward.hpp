@@ -8,11 +8,11 @@
 //   attn::aft_full(q, k, v, out, w, {.causal = true}, threads);
 //   attn::aft_full_backward(q, k, v, w, d_out, {.q = dq, .k = dk, .v = dv, .w = dw}, {.causal = true}, threads);
 //
-// What the forward call wrote is not needed. k and w may be up to 1e6 in size (double: 1e14): what the products would lose
-// is computed again. Beyond, the rounding of k + w, half a unit of its size, is in the exponents of the weights, and
-// gradients may be wrong by any factor, and infinite. So may they where d_out or v is beyond 1e10 (double: 1e100). The
-// rounding error of dk and dw is that of their terms p v dy and p y dy, which cancel where one key has nearly all the
-// weight of a row. Without a gate the gradient of q is 0; that of a masked bias is 0.
+// What the forward call wrote is not needed. k and w may be up to 1e6 in size (double: 1e14): rows that the products
+// would compute inaccurately are recomputed. For larger k and w the rounding error of k + w is in the exponents of the
+// weights, and gradients may be wrong by any factor, or infinite; the same holds where d_out or v is beyond 1e10
+// (double: 1e100). The rounding error of dk and dw is that of their terms p v dy and p y dy, which cancel where one key
+// has nearly all the weight of a row. Without a gate the gradient of q is 0; that of a masked bias is 0.
 //
 // Shapes   q, k, v, w, the options: as the forward call's; d_out as out. Gradients have the shapes of what they are of;
 //          that of w is summed over the heads that share it.

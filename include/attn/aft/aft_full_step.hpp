@@ -66,7 +66,7 @@ void aft_full_step(kv_cache<S>& cache, const Q& q, const K& k, const V& v, O&& o
   x.k = cache.keys(), x.v = cache.values();
   try {
     detail::full_step_rows(x, cache.lengths(), detail::execution_of(exec, options));
-  } catch (...) {  // no memory
+  } catch (...) {  // out of memory
     cache.forget(x.length, x.lengths);
     throw;
   }

@@ -3,7 +3,7 @@
 //   attn::aft_local_state<float> state({.batch = 1, .heads = 8, .dim = 64}, {.window = 128});
 //   attn::aft_local_step(state, q_t, k_t, v_t, out_t, w, {.band = true});    // as causal aft_local with window = 128
 //
-// Batch items are sequences of their own, of any number of tokens each:
+// Batch items are independent sequences, of any number of tokens each:
 //
 //   attn::aft_local_step(state, q, k, v, out, w, {.lengths = n});   // n[b] tokens for item b, the rest is padding
 //   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
@@ -21,17 +21,18 @@ struct aft_local_state_options {
 };
 
 /// The last tokens of a stream and the sums over those before them. append(k, v) feeds tokens k, v [B, H, n, D] without
-/// attending. One that was moved from may only be assigned to or destroyed.
+/// attending. A moved-from state may only be assigned to or destroyed.
 template <element S>
 class aft_local_state : public detail::aft_window_state<S, false> {
  public:
-  /// The start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can hold.
+  /// A state at the start of a stream. Throws std::invalid_argument for extents that do not fit or sizes no memory can
+  /// hold.
   explicit aft_local_state(const state_extents& extents, const aft_local_state_options& options = {})
       : detail::aft_window_state<S, false>("aft_local_state", extents, options.window) {}
 };
 
 struct aft_local_step_options {
-  list_view<index> lengths{};  ///< item b is fed its first lengths[b] tokens, the rest is padding; all unless given
+  list_view<index> lengths{};  ///< item b takes the first lengths[b] tokens, the rest is padding; all unless given
   bool band = false;  ///< w is a band [L, 2 window - 1] instead of [L, L]
   bool gate = true;   ///< multiply by sigmoid(q); without, q is not read
 };
@@ -40,7 +41,7 @@ struct aft_local_step_options {
 /// aft_local over the whole stream. w is that of the longest sequence: [L, L], [H, L, L], or as band [L, 2 window - 1],
 /// [H, L, 2 window - 1], with L >= tokens so far + n; row t belongs to the t-th token since the start. Cost and scratch
 /// do not depend on how many tokens there were. Throws std::invalid_argument before anything, the state included,
-/// changes; for want of memory the state is reset.
+/// changes; if memory runs out, the state is reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, viewable W, class Options = aft_local_step_options>
 void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const W& w,
                     Options&& options = {}, execution_ref exec = {}) {

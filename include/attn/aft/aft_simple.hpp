@@ -1,7 +1,7 @@
 // attn: the attention-free transformer without biases.
 //
-//   out_t = sigmoid(q_t) * sum_t' e^(k_t') v_t' / sum_t' e^(k_t')       each channel on its own
-//                                                                  Zhai et al. 2021, "An attention free transformer"
+//   out_t = sigmoid(q_t) * sum_t' e^(k_t') v_t' / sum_t' e^(k_t')  each channel separately Zhai et al. 2021, "An
+//                                                                  attention free transformer"
 //
 //   attn::aft_simple(q, k, v, out);
 //   attn::aft_simple(q, k, v, out, {.causal = true}, threads);
@@ -110,8 +110,8 @@ struct aft_simple_call {
     });
   }
 
-  /// join(sums of all chunks, chunks of a head): every chunk gets what lies before it, or the sum of all. `layout` lays
-  /// out shared scratch memory for it.
+  /// join(sums of all chunks, chunks of a head): every chunk gets the sum of the chunks before it, or of all chunks.
+  /// `layout` lays out shared scratch memory for it.
   template <class Layout, class Join>
   void run(execution& exec, const Layout& layout, const Join& join) const {
     const auto limit = exec.limit_threads(x.work(10 * static_cast<double>(x.length)));

@@ -32,7 +32,7 @@ struct aft_simple_gradients {
 
 namespace detail {
 
-/// Rows of one head on the way back.
+/// The rows of one head, with their gradients.
 template <class T>
 struct simple_backward_rows {
   aft_head head;
@@ -41,8 +41,8 @@ struct simple_backward_rows {
   index begin, end;
 };
 
-/// May dq hold numbers of the compute type between the two passes? It then gets d_out sigma'(q) in the first one, and q
-/// and d_out are read once.
+/// Whether dq can hold numbers of the compute type between the two passes. It then gets d_out sigma'(q) in the first
+/// one, and q and d_out are read once.
 template <class T, class S>
 bool keeps_slopes(const simple_backward_rows<T>& rows) {
   return std::same_as<T, S> && rows.gate && !rows.accumulate && rows.to.q.data;
@@ -110,7 +110,8 @@ void simple_backward_shared(const simple_backward_rows<T>& rows, index c, const 
   });
 }
 
-/// What a row of a causal call leaves to the keys it sees: p_tt' dy_t = weight_t' 2^(exponent_t' - exponent_t) g.
+/// The contribution of a row of a causal call to the keys it sees: p_tt' dy_t = weight_t' 2^(exponent_t' - exponent_t)
+/// g.
 template <class T>
 struct causal_row {
   packet<T> g, h;  // dy / den, and that times the mean
@@ -145,7 +146,7 @@ void simple_backward_causal(const simple_backward_rows<T>& rows, index c, const 
         if (dq && total) dq(t, n, rows.gate ? mul(mul(d, mean), factors.slope) : zero<T>());
         scratch[(t - rows.begin) * C + n] = {g, mul(g, mean), weight, exponent};
       });
-    // Exponents fall on the way back: every sum is scaled down to the larger exponent it came from.
+    // From the last row to the first, exponents decrease: every sum is scaled down to the larger exponent it came from.
     key_sums<T> later[C], own[C];
     unroll<C>([&](auto n) {
       later[n] = after ? after[n] : key_sums<T>{};
@@ -221,7 +222,7 @@ struct aft_simple_backward_call {
     std::fill_n(gated + task * parts, parts, zero<T>());
     functions.add_gated(own, parts, gated + task * parts);
   }
-  /// Every chunk gets what lies before it, or the first chunk the sum of all.
+  /// Every chunk gets the sum of the chunks before it; not causal, the first chunk gets the sum of all.
   void combine(index head) const {
     const index first = head * chunks, end = first + chunks;
     if (x.causal) {
@@ -270,7 +271,7 @@ struct aft_simple_backward_call {
     });
     if (chunks == 0) return;
     if (heads % exec.active_threads() == 0 || heads >= 4 * exec.active_threads()) {
-      // A head at a time, which mostly comes from the cache the second time.
+      // One head at a time, so that the second pass mostly reads from the cache.
       exec.for_each(heads, [&](index head, int worker) {
         const index first = head * chunks, end = first + chunks;
         for (index n = first; n < end; ++n) sum(n);

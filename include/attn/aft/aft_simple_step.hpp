@@ -3,7 +3,7 @@
 //   attn::aft_simple_state<float> state({.batch = 1, .heads = 8, .dim = 64});
 //   attn::aft_simple_step(state, q_t, k_t, v_t, out_t);        // a token or a chunk: what causal aft_simple gives
 //
-// Batch items are sequences of their own, of any number of tokens each:
+// Batch items are independent sequences, of any number of tokens each:
 //
 //   attn::aft_simple_step(state, q, k, v, out, {.lengths = n});   // n[b] tokens for item b, the rest is padding
 //   state.append(k, v, {.lengths = n}); state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
@@ -16,14 +16,14 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// The sums over all tokens fed so far. One that was moved from may only be assigned to or destroyed.
+/// The sums over all tokens fed so far. A moved-from state may only be assigned to or destroyed.
 template <element S>
 class aft_simple_state : public detail::aft_state<S> {
   using base = detail::aft_state<S>;
 
  public:
-  /// The start of a stream. Throws std::invalid_argument for a negative extent, a value_dim other than dim, or sizes no
-  /// memory can hold.
+  /// A state at the start of a stream. Throws std::invalid_argument for a negative extent, a value_dim other than dim,
+  /// or sizes no memory can hold.
   explicit aft_simple_state(const state_extents& extents) : base("aft_simple_state", extents, 0) {}
 
   /// Feeds tokens without attending: k, v [B, H, n, D].

@@ -64,8 +64,8 @@ class page_pool {
   static_assert(detail::cache_element<S>, ATTN_CACHE_ELEMENTS);
 
  public:
-  /// Memory of its own. The allocator, if given, must outlive the pool. Throws std::invalid_argument for extents that do
-  /// not fit or that no memory can hold.
+  /// A pool with its own memory. The allocator, if given, must outlive the pool. Throws std::invalid_argument for
+  /// extents that do not fit or that no memory can hold.
   explicit page_pool(const page_pool_extents& e, const kv_cache_options& options = {},
                      page_allocator* allocator = nullptr)
       : page_pool(own(e, options), allocator) {}

@@ -8,8 +8,8 @@
 //
 // F_L is the discrete Fourier transform over tokens, F_D that over the hidden dim; nothing is normalised.
 //
-// Shapes   x and out [B, H, L, D]; every [b, h] is transformed on its own, so give the whole dim of a model as D. Any L
-//          and D, primes too. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
+// Shapes   x and out [B, H, L, D]; every [b, h] is transformed separately, so pass the whole hidden dim of a model as
+//          D. Any L and D, primes too. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     5/4 B H L D log2(L D) operations, a quarter of two complex transforms. A direction whose length has a prime
 //          factor above 41 takes five times its share: the whole then takes two to three times as long. Scratch, in
 //          rows of two vectors (32 floats with AVX-512): L for every row's width of the channels 0 to D / 2, for one

@@ -1,4 +1,5 @@
-// attn: the delta rule: linear attention whose state corrects what it has for a key, instead of adding to it.
+// attn: the delta rule: linear attention whose state corrects the value it has stored for a key, instead of adding to
+// it.
 //
 //   S'_t = Diag(e^g_t) S_(t-1),   S_t = S'_t + beta_t k_t (v_t - S'_t^T k_t)^T,   out_t = scale S_t^T q_t
 //       DeltaNet, Yang et al. 2024; Gated DeltaNet, Yang et al. 2025 (a decay per token, as in Qwen3-Next); KDA, Kimi
@@ -10,14 +11,14 @@
 //
 // Shapes   q, k [B, Hk, L, D], v, out [B, Hv, L, Dv]; Hk divides Hv, value head h reads q and k of head h Hk / Hv. float,
 //          double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic; beta, decays and states are float
-//          or double. Causal by nature.
+//          or double. Always causal.
 // Cost     B Hv L (6 D Dv + 64 (4 D + 2 Dv)) operations, O(L): products within chunks of 64 tokens, a triangular solve,
-//          one state between chunks. Scratch per thread: some 20 arrays of 64 x D numbers and a state, whatever the
-//          length.
+//          one state between chunks. Scratch per thread: some 20 arrays of 64 x D numbers and a state, independent of
+//          the length.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// A step keeps the state bounded where beta |k|^2 is from 0 to 2; beyond, it grows from token to token, as the formula
-// has it. Token by token: delta_rule_step.hpp.
+// The state stays bounded where beta |k|^2 is from 0 to 2; beyond that it grows from token to token, by the formula.
+// Token by token: delta_rule_step.hpp.
 #pragma once
 
 #include <attn/kernel/detail/delta_call.hpp>

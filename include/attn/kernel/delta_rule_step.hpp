@@ -7,17 +7,17 @@
 //   state.write(file); state.read(file);                       // detail/state_stream.hpp
 //
 //   attn::delta_rule_state<float> draft({.heads = 16, .dim = 128, .value_dim = 128, .keep = 4});
-//   draft.rollback(2);                                         // the last two tokens were never fed
+//   draft.rollback(2); // as if the last two tokens had not been fed
 //
-// Batch items are sequences of their own, of any number of tokens each:
+// Batch items are independent sequences, of any number of tokens each:
 //
 //   attn::delta_rule_step(state, q, k, v, out, {.lengths = n});    // item b is fed the first n[b] tokens
 //   state.reset(1); state.rollback(0, 2); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
 //
 // A million tokens in constant memory: S [dim, value dim] for every batch item and head, dims rounded up to two vectors,
-// and keep times that again; bytes() is exact.
+// and `keep` times as much again; bytes() is exact.
 //
-// There is no merge: what a part of a sequence does to the state is S -> M S + B with a matrix M, not an addition.
+// There is no merge: a part of a sequence changes the state by S -> M S + B with a matrix M, not by an addition.
 #pragma once
 
 #include <attn/kernel/delta_rule.hpp>
@@ -29,22 +29,22 @@ namespace attn::inline ATTN_ISA {
 /// Extents of a delta_rule_state.
 struct delta_rule_state_extents {
   index batch = 1;
-  /// Of values; those of keys divide them.
+  /// Value heads; the number of key heads divides it.
   index heads = 1;
-  /// Of keys, and of values.
+  /// Dims of keys and of values.
   index dim = 0, value_dim = 0;
   /// Tokens that rollback can undo.
   index keep = 0;
 };
 
-/// Options of delta_rule_step: those of delta_rule that make sense for tokens as they come.
+/// Options of delta_rule_step: those of delta_rule that apply to single tokens.
 template <class S>
 struct delta_rule_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   std::optional<real> scale{};
-  /// Item b is fed its first lengths[b] tokens, the rest is padding; all of them unless given.
+  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
   list_view<index> lengths{};
   tensor_view<const real, 3> beta{};    // [B, Hv, n]
   tensor_view<const real> log_decay{};  // [B, Hv, n, 1 or D]
@@ -52,7 +52,7 @@ struct delta_rule_step_options {
 };
 
 /// The state of the delta rule for elements of type S. Throws std::invalid_argument for negative extents or sizes no
-/// memory can hold. One that was moved from may only be assigned to or destroyed.
+/// memory can hold. A moved-from state may only be assigned to or destroyed.
 template <element S>
 class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_type<S>> {
   using T = compute_type<S>;
@@ -66,7 +66,7 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
     check.at_least("heads", 0, e.heads);
     check.at_least("dim", 0, e.dim);
     check.at_least("value dim", 0, e.value_dim);
-    // More than the numbers of one, whose paddings at most double the larger of an extent and 64.
+    // An upper bound of the numbers of a state: padding at most doubles the larger of an extent and 64.
     const index most =
         check.fits("the state of a head", {std::max<index>(e.dim, 64), std::max<index>(e.value_dim, 64), 4});
     check.fits("states", {base::places(), e.batch, e.heads, most});
@@ -81,12 +81,12 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
   /// Element (d, e) of the state of one head.
   T value(index b, index h, index d, index e) const { return *of(b, h).at(d, e); }
 
-  /// Throws std::runtime_error if the stream does not take it.
+  /// Throws std::runtime_error if writing fails.
   void write(std::ostream& stream) const {
     this->stream().write(stream, base::lengths_, [&](auto&& visit) { each_number(visit); });
   }
-  /// Becomes what was written from a state of the same shape. Throws std::runtime_error for what is no such stream,
-  /// another version, or damaged, std::invalid_argument for a state of another kind or shape; *this is then as it was.
+  /// Reads a state of the same shape. Throws std::runtime_error for a stream of another format or version, or a damaged
+  /// one, and std::invalid_argument for a state of another kind or shape; *this is then unchanged.
   void read(std::istream& stream) {
     this->stream().read(stream, base::lengths_, batch() * heads() * dim() * value_dim(),
                         [&](auto&& visit) { each_number(visit); });
@@ -129,7 +129,7 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
   void clear_item(index b) { std::fill_n(items().at(b), place_size(), T(0)); }
 
  private:
-  /// Tokens up to which a step takes them one by one; more are worth a chunk.
+  /// Up to this many tokens a step computes them one by one; for more, a chunk is faster.
   static constexpr index few = 3;
 
   index head_size() const { return detail::delta_call<T>::state_size(dim(), value_dim()); }
@@ -149,9 +149,9 @@ class delta_rule_state : public detail::item_state<delta_rule_state<S>, compute_
   delta_rule_state_extents extents_;
 };
 
-/// Feeds n tokens and answers their queries q [B, Hk, n, D]: the next n rows of one delta_rule over the whole stream.
-/// One to three tokens are a pass over the state each; more go through chunks. Throws std::invalid_argument before
-/// anything, the state included, changes.
+/// Feeds n tokens and computes the results of their queries q [B, Hk, n, D]: the next n rows of one delta_rule over the
+/// whole stream. For one to three tokens, each is one pass over the state; more are computed in chunks. Throws
+/// std::invalid_argument before anything, the state included, changes.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = delta_rule_step_options<S>>
 void delta_rule_step(delta_rule_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                      execution_ref exec = {}) {

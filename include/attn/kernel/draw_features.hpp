@@ -35,8 +35,8 @@ inline double exact_dot(const double* a, const double* b, index n) {
   return sum;
 }
 
-/// Makes rows [count, dim] orthonormal, count <= dim. Gram and Schmidt, each row twice; lengths are taken positive, so
-/// that normal rows become uniformly distributed ones (the Q of a QR decomposition whose R has a positive diagonal).
+/// Makes rows [count, dim] orthonormal, count <= dim. Gram-Schmidt, each row twice, with positive lengths, so that
+/// normal rows become uniformly distributed ones (the Q of a QR decomposition whose R has a positive diagonal).
 inline void make_orthonormal(double* rows, index count, index dim) {
   for (index i = 0; i < count; ++i) {
     double* const row = rows + i * dim;
@@ -62,7 +62,7 @@ inline void draw_rows(random_numbers& numbers, feature_rows kind, index count, i
     make_orthonormal(rows + first * dim, std::min(dim, count - first), dim);
   for (index i = 0; i < count; ++i) {
     double length = std::sqrt(static_cast<double>(dim));
-    if (kind == feature_rows::orthogonal) {  // that of another normal vector: independent of the direction
+    if (kind == feature_rows::orthogonal) {  // the length of another normal vector, independent of the direction
       normal(other.data());
       length = std::sqrt(exact_dot(other.data(), other.data(), dim));
     }
@@ -70,8 +70,8 @@ inline void draw_rows(random_numbers& numbers, feature_rows kind, index count, i
   }
 }
 
-/// The element nearest to x. Rounded by way of float, a 16-bit one may be rounded twice: unless float keeps, in its
-/// last bit, that something was cut off.
+/// The element nearest to x. A 16-bit element is rounded by way of float; so that this is not double rounding, the last
+/// bit of the float records whether digits were cut off.
 template <element S>
 S nearest_element(double x) {
   if constexpr (std::same_as<S, float> || std::same_as<S, double>) return static_cast<S>(x);

@@ -3,7 +3,7 @@
 //   attn::linear(q, k, v, out, {}, attn::feature_maps::relu{});
 //   attn::linear(q, k, v, out, {}, [](float x) { return x * x; });      // your own, number by number
 //
-// A map may also make other features than one of each number: a type with
+// A map need not compute one feature of each number. It may also be a type with
 //   attn::index features(attn::index dim) const;                        // how many
 //   void operator()(std::span<const T> token, std::span<T> phi) const;  // all of them, of one token
 // Maps are called in no particular order and from all threads of the execution at once; T is float or double.
@@ -58,7 +58,7 @@ constexpr bool require_feature_map() {
   return fits;
 }
 
-/// How many features a map makes. The caller's is asked once, for memory is laid out by the answer.
+/// Number of features of a map. The caller's map is asked once, because memory is allocated accordingly.
 template <class F>
 index features_of(const F& map, index dim) {
   if constexpr (requires { map.features(dim); })
@@ -67,7 +67,7 @@ index features_of(const F& map, index dim) {
     return dim;
 }
 
-/// A packet through one of our maps.
+/// Applies one of the library's maps to a packet.
 template <class F, class T>
 ATTN_INLINE packet<T> map_packet(const packet<T>& x) {
   if constexpr (std::same_as<F, feature_maps::elu_plus_one>)
@@ -78,7 +78,8 @@ ATTN_INLINE packet<T> map_packet(const packet<T>& x) {
     return x;
 }
 
-/// A map, of the caller or of ours, as the engine takes it: thin, for it is compiled for every map and element type.
+/// A map, the caller's or the library's, in the form in which the engine takes it: small, because it is compiled for
+/// every map and element type.
 template <class S, class F>
 struct mapped_features final : feature_map<compute_type<S>> {
   using T = compute_type<S>;

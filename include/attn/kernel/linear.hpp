@@ -15,8 +15,8 @@
 //          Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16 being rounded to bf16 where the
 //          processor multiplies those; decays, bonus and states are float or double.
 // Cost     2 B (H + Hkv) L D Dv operations, O(L); causal B H L 64 (D + Dv) more. Scratch: a few times (D + 64)(Dv + 64)
-//          numbers per thread, whatever the length. With a scale or states a call takes 1.1 times as long, with decays
-//          per channel 1.3 to 1.6 times, and a head is one thread's.
+//          numbers per thread, independent of the length. With a scale or states a call takes 1.1 times as long, with
+//          decays per channel 1.3 to 1.6 times, and threads do not share a head.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A denominator of 0 (or less than 16 times the smallest normal number) gives zeros. Features are not rescaled: where
@@ -40,15 +40,15 @@ struct linear_options {
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   real eps = real(1e-6);  // added to the denominator
-  bool normalise = true;  // divide by phi(q).z + eps at all?
-  tensor_view<const real, 3> decay{};  // of what came before, per token, from 0 to 1: [B, H or Hkv, Lk]; causal only
+  bool normalise = true;  // whether to divide by phi(q).z + eps
+  tensor_view<const real, 3> decay{};  // decay of the sums before a token, from 0 to 1: [B, H or Hkv, Lk]; causal only
   real scale = real(1);                // factor of phi(q)
   /// In place of decay its logarithm, <= 0, -infinity included: per token [B, H or Hkv, Lk, 1], or per feature [.., D].
   tensor_view<const real> log_decay{};
   tensor_view<const real, 2> bonus{};  // u [H, D]; causal only
-  /// S [B, H or Hkv, D, Dv] and z [B, H or Hkv, D] before the first key, 0 unless given, and after the last one, written
-  /// if given, in memory of their own. There are sums for query heads where decays or one of these are per query head:
-  /// final ones must then be, too, and initial ones of key heads begin all of theirs.
+  /// S [B, H or Hkv, D, Dv] and z [B, H or Hkv, D] before the first key (0 unless given) and after the last one
+  /// (written if given, to separate memory). Where decays or one of these are per query head, so are the sums: the
+  /// final ones must then be per query head, and initial ones per key head apply to all query heads of their group.
   tensor_view<const real> initial_state{};
   tensor_view<const real, 3> initial_weights{};
   tensor_view<real> final_state{};

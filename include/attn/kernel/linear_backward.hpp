@@ -12,20 +12,20 @@
 //   d phi(q_i) = n_i (S d_out_i - D_i z),   R = sum_i phi(q_i) n_i d_out_i^T,   y = - sum_i phi(q_i) n_i D_i,
 //   d phi(k_j) = R v_j + y,   dv_j = R^T phi(k_j),   causal: R, y over i >= j;   d g_t = <dL/dS_t, S_(t-1)>
 //                                    Katharopoulos et al. 2020, appendix; decay: by the chain rule, nothing divided by it
-// d_final_state and d_final_weights, what the gradient is of final_state and final_weights, are what R and y start from;
-// what they are before the first key is the gradient of initial_state and initial_weights. Where log_decay is -infinity
-// its gradient is 0.
+// R and y start from d_final_state and d_final_weights, the gradients of final_state and final_weights; their values
+// before the first key are the gradients of initial_state and initial_weights. Where log_decay is -infinity its
+// gradient is 0.
 //
-// A number map gives its derivative as map_backward(x, d) = d map'(x); a map of tokens as map_backward(token, d_phi,
-// d_token) on spans, which writes d_token. Those of feature_maps need none.
+// The derivative of a map of numbers is map_backward(x, d) = d map'(x); that of a map of tokens is map_backward(token,
+// d_phi, d_token) on spans, which writes d_token. The maps of feature_maps need none.
 //
 // Shapes   q, k, v and the options as the forward call's, d_out as out. Neither out nor anything else of the forward
 //          call is needed: final_state and final_weights are not read. Gradients have the shapes of what they are of;
 //          dk and dv are summed over grouped queries.
-// Cost     2.5 times the forward call's operations, causal about 3 times; heads with log_decay, a bonus, a scale or states
-//          are one thread's each. Scratch per thread: as the forward call's, causal one state of (D + 1) Dv numbers per
-//          1024 tokens and 16 more, 8 more where threads share a head; where decay is per query head and keys are
-//          shared, Lk (D + Dv) numbers.
+// Cost     2.5 times the forward call's operations, causal about 3 times; with log_decay, a bonus, a scale or states
+//          threads do not share a head. Scratch per thread: as the forward call's, causal one state of (D + 1) Dv
+//          numbers per 1024 tokens and 16 more, 8 more where threads share a head; where decay is per query head and
+//          keys are shared, Lk (D + Dv) numbers.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 #pragma once
@@ -56,7 +56,7 @@ struct linear_gradients {
 
 namespace detail {
 
-/// In the place of the derivative of a map that needs none.
+/// Stands for the derivative of a map that needs none.
 struct own_derivative {};
 
 template <class B, class T>
@@ -86,7 +86,7 @@ constexpr bool require_map_backward() {
   return fits;
 }
 
-/// The way back through a map, of the caller or of ours.
+/// The backward pass of a map, the caller's or the library's.
 template <class S, class F, class B>
 struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
   using T = compute_type<S>;
@@ -99,9 +99,9 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
     if constexpr (!differentiable_map<F>) this->scratch_size = dim * kernel_chunk + 2 * dim + count;
   }
 
-  /// d times the derivative of the map, where that is known from phi.
+  /// d times the derivative of the map, where phi determines it.
   static ATTN_INLINE packet<T> times_derivative(const packet<T>& phi, const packet<T>& d) {
-    if constexpr (std::same_as<F, feature_maps::elu_plus_one>)  // e^x below 0, where it is less than 1
+    if constexpr (std::same_as<F, feature_maps::elu_plus_one>)  // e^x for x below 0, where phi is less than 1
       return mul(d, min(phi, broadcast<T>(T(1))));
     else if constexpr (std::same_as<F, feature_maps::relu>)
       return if_less(zero<T>(), phi, d, zero<T>());
@@ -161,7 +161,7 @@ struct mapped_features_backward final : feature_map_backward<compute_type<S>> {
   }
 };
 
-/// Checks what linear has beyond the others of its family; call.extra.run then tells whether there is any of it.
+/// Checks the options that only linear has; call.extra.run then says whether any is given.
 template <class S, class T = compute_type<S>>
 void check_linear_backward(const validator& check, kernel_call<T>& call, const kernel_backward_views<S>& a,
                            const linear_gradients<S>& g, linear_options<S> options, index features) {
@@ -188,7 +188,7 @@ void check_linear_backward(const validator& check, kernel_call<T>& call, const k
   if (g.d_final_state) check.equal("heads of d_final_state = heads of sums", call.heads, g.d_final_state.extent(1));
   if (g.d_final_weights)
     check.equal("heads of d_final_weights = heads of sums", call.heads, g.d_final_weights.extent(1));
-  // The family's way back has no gradients of log decays and states.
+  // The backward pass of the family has no gradients of log decays and states.
   if (options.log_decay || g.d_final_state || g.d_final_weights) call.extra.run = &decayed_engine<T>::run_call;
 }
 

@@ -13,13 +13,13 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Options of linear_step: those of linear that make sense for tokens as they come.
+/// Options of linear_step: those of linear that apply to single tokens.
 template <class S>
 struct linear_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Item b is fed its first lengths[b] tokens, the rest is padding; all of them unless given.
+  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
   list_view<index> lengths{};
   real eps = real(1e-6);
   bool normalise = true;
@@ -43,8 +43,9 @@ void run_linear_step(const char* name, kernel_state<compute_type<S>>& state, con
 
 }  // namespace detail
 
-/// The sums of linear attention for elements of type S. `features` is what the map makes of a key: its dim, unless the
-/// caller's own map says otherwise. Throws std::invalid_argument for negative extents or sizes no memory can hold.
+/// The sums of linear attention for elements of type S. `features` is the number of features of a key: its dim, unless
+/// the caller's own map has another number. Throws std::invalid_argument for negative extents or sizes no memory can
+/// hold.
 template <element S>
 class linear_state : public kernel_state<compute_type<S>> {
  public:
@@ -61,9 +62,10 @@ class linear_state : public kernel_state<compute_type<S>> {
   }
 };
 
-/// Feeds n tokens and answers their queries q [B, H, n, D]: the next n rows of one causal linear over the whole stream.
-/// One to three tokens are a pass over the state each; more go through chunks. Throws std::invalid_argument before
-/// anything, the state included, changes; whatever else is thrown, such as by the caller's map, leaves the state reset.
+/// Feeds n tokens and computes the results of their queries q [B, H, n, D]: the next n rows of one causal linear over
+/// the whole stream. For one to three tokens, each is one pass over the state; more are computed in chunks. Throws
+/// std::invalid_argument before anything, the state included, changes; any other exception, such as one of the caller's
+/// map, leaves the state reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Options = linear_step_options<S>,
           class Map = feature_maps::elu_plus_one>
 void linear_step(linear_state<S>& state, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},

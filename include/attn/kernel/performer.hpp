@@ -2,27 +2,27 @@
 //
 //   out_i = phi(q_i)^T sum_j phi(k_j) v_j^T / (phi(q_i)^T sum_j phi(k_j) + eps)
 //                           Choromanski et al. 2021, "Rethinking attention with performers"
-//   phi(q).phi(k) is, over the drawing of the features W, on average exp(scale q.k); see performer_kernel for phi.
+//   The mean of phi(q).phi(k) over random features W is exp(scale q.k); see performer_kernel for phi.
 //
 //   auto features = attn::draw_features<float>(256, 64, {.seed = 7});
 //   attn::performer(q, k, v, out, features);
 //   attn::performer(q, k, v, out, features, {.causal = true}, threads);
 //
-// What to expect: the mean is right, the spread grows like exp of the size of queries and keys. Attention close to
-// uniform is approximated well; of the peaky attention of trained models little is left: see bench/README.md.
+// Accuracy: the estimate is unbiased, and its variance grows exponentially with the norms of queries and keys.
+// Attention close to uniform is approximated well, the peaky attention of trained models badly: see bench/README.md.
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
 //          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16
 //          being rounded to bf16 where the processor multiplies those.
 // Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more. Scratch: at most about
-//          16 m (Dv + 32) numbers per thread, whatever the length; that is where threads share a head. Twice all that
-//          for the kernels with two features a row.
+//          16 m (Dv + 32) numbers per thread, independent of the length; the most is needed where threads share a head.
+//          Twice as much of everything for the kernels with two features per row.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// Exponents are kept separately, so neither long queries nor long keys overflow or vanish, and causal rows do not
-// change, to the last bit, with what comes later. A key counts as 0 where its squares overflow (norm 1e19 in float).
-// Features of relu are plain numbers: where phi(q).z overflows, in float from |q| |k| Lk of about 1e37 on, the row is
-// NaN. Token by token: performer_step.hpp.
+// Exponents are stored separately, so neither long queries nor long keys overflow or underflow, and later tokens change
+// no bit of causal rows. A key counts as 0 where its squares overflow (norm 1e19 in float). Features of relu are plain
+// numbers: where phi(q).z overflows, in float from |q| |k| Lk of about 1e37 on, the row is NaN. Token by token:
+// performer_step.hpp.
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
@@ -46,7 +46,8 @@ struct performer_options {
   performer_kernel kernel = performer_kernel::positive;
   real eps = real(0);  // added to the denominator
   /// relu: added to each feature; 0.001 unless given. positive, not causal: added to exp(W x~ - |x~|^2 / 2 - max W x~),
-  /// the maximum per query and over all keys, as published code does it; 0 unless given. Refused otherwise.
+  /// the maximum being taken per query and over all keys, as in published code; 0 unless given. Throws in all other
+  /// cases.
   std::optional<real> feature_eps{};
   bool center_keys = false;  // subtract the mean key from all: same softmax, features of less spread; not causal
 };

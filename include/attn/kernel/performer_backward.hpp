@@ -3,8 +3,8 @@
 //   attn::performer_backward(q, k, v, features, d_out, {.q = dq, .k = dk, .v = dv}, {.causal = true}, threads);
 //
 // The formulas of linear_backward.hpp, and the chain rule through phi (performer.hpp): maxima that only stabilise have no
-// gradient; with feature_eps the maximum is part of the formula and has one, where it is taken; of centred keys, the mean
-// has one.                          Choromanski et al. 2021, "Rethinking attention with performers"
+// gradient; with feature_eps the maximum is part of the formula and has one, where it is attained; with center_keys the
+// mean has one. Choromanski et al. 2021, "Rethinking attention with performers"
 //
 // Shapes   q, k, v, features and the options as the forward call's, d_out as out. Neither out nor anything else of the
 //          forward call is needed. Gradients have the shapes of what they are of; dk and dv are summed over grouped
@@ -17,9 +17,10 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 //
-// Gradients are taken of logarithms of features, weights are at most 4, and pairs that underflow are recomputed: nothing
-// overflows, however long queries and keys are. Where log features are beyond 1e6 (double: 1e14), of queries or keys some
-// 1e3 (1e7) long, the rounding of their difference is in the weights, and the gradients lose their digits.
+// Gradients are those of logarithms of features, weights are at most 4, and pairs that underflow are recomputed:
+// nothing overflows, however long queries and keys are. Where log features are beyond 1e6 (double: 1e14), that is,
+// queries or keys have a norm of about 1e3 (1e7), the rounding error of their difference affects the weights, and
+// gradients become inaccurate.
 #pragma once
 
 #include <attn/kernel/detail/kernel_backward_call.hpp>

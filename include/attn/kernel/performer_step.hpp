@@ -16,14 +16,14 @@ struct performer_state_options {
   performer_kernel kernel = performer_kernel::positive;
 };
 
-/// Options of performer_step: those of performer that make sense for tokens as they come. The kernel is the state's.
+/// Options of performer_step: those of performer that apply to single tokens. The kernel is the state's.
 template <class S>
 struct performer_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   std::optional<real> scale{};
-  /// Item b is fed its first lengths[b] tokens, the rest is padding; all of them unless given.
+  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
   list_view<index> lengths{};
   real eps = real(0);
   std::optional<real> feature_eps{};  // relu only
@@ -70,9 +70,9 @@ class performer_state : public kernel_state<compute_type<S>> {
   }
 };
 
-/// Feeds n tokens and answers their queries q [B, H, n, D]: the next n rows of one causal performer over the whole
-/// stream, always with the same features. Throws std::invalid_argument before anything, the state included, changes;
-/// whatever else is thrown leaves the state reset.
+/// Feeds n tokens and computes the results of their queries q [B, H, n, D]: the next n rows of one causal performer
+/// over the whole stream, always with the same features. Throws std::invalid_argument before anything, the state
+/// included, changes; any other exception leaves the state reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Features = performer_step_options<S>,
           class Options = performer_step_options<S>>
 void performer_step(performer_state<S>& state, const Q& q, const K& k, const V& v, O&& out,

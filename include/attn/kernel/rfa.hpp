@@ -4,19 +4,20 @@
 //                                                   Peng et al. 2021, "Random feature attention"
 //   S, z as in linear.hpp; with a gate g: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T, z likewise
 //
-//   auto features = attn::draw_features<float>(256, 64, {.seed = 7});    // the temperature is a factor of theirs
+//   auto features = attn::draw_features<float>(256, 64, {.seed = 7}); // a temperature is a factor of the features
 //   attn::rfa(q, k, v, out, features, {.causal = true, .gate = g});
 //
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
 //          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16
 //          being rounded to bf16 where the processor multiplies those.
 // Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: at most
-//          about 32 m (Dv + 32) numbers per thread, whatever the length; that is where threads share a head.
+//          about 32 m (Dv + 32) numbers per thread, independent of the length; the most is needed where threads share a
+// head.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// Weights may be negative, and a denominator near 0 makes a row large: that is the method's, not rounding. A token of
-// zeros with norm_eps 0 stays zeros. One whose squares overflow (norm 1.8e19 in float) counts as zeros. Token by token:
-// rfa_step.hpp.
+// Weights may be negative, and a denominator near 0 makes a row large; this is a property of the method, not of
+// rounding. A token of zeros with norm_eps 0 stays zeros. One whose squares overflow (norm 1.8e19 in float) counts as
+// zeros. Token by token: rfa_step.hpp.
 #pragma once
 
 #include <attn/core/detail/sin_cos.hpp>

@@ -17,7 +17,7 @@
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 //
-// A token of zeros has a gradient of y / norm_eps, with norm_eps 0 of zeros.
+// The gradient of a token of zeros is y / norm_eps, or zero with norm_eps 0.
 #pragma once
 
 #include <attn/kernel/detail/kernel_backward_call.hpp>

@@ -12,13 +12,13 @@
 
 namespace attn::inline ATTN_ISA {
 
-/// Options of rfa_step: those of rfa that make sense for tokens as they come.
+/// Options of rfa_step: those of rfa that apply to single tokens.
 template <class S>
 struct rfa_step_options {
   static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
-  /// Item b is fed its first lengths[b] tokens, the rest is padding; all of them unless given.
+  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
   list_view<index> lengths{};
   real eps = real(0), norm_eps = real(0);
   tensor_view<const real, 3> gate{};  // [B, H or Hkv, n]
@@ -54,9 +54,9 @@ class rfa_state : public kernel_state<compute_type<S>> {
   }
 };
 
-/// Feeds n tokens and answers their queries q [B, H, n, D]: the next n rows of one causal rfa over the whole stream,
-/// always with the same features. Throws std::invalid_argument before anything, the state included, changes; whatever
-/// else is thrown leaves the state reset.
+/// Feeds n tokens and computes the results of their queries q [B, H, n, D]: the next n rows of one causal rfa over the
+/// whole stream, always with the same features. Throws std::invalid_argument before anything, the state included,
+/// changes; any other exception leaves the state reset.
 template <element S, viewable Q, viewable K, viewable V, viewable O, class Features = rfa_step_options<S>,
           class Options = rfa_step_options<S>>
 void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const Features& features = {},

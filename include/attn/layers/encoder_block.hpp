@@ -15,8 +15,8 @@
 // Mixer    mix(x, out, execution) is called once, with views [B, L, D]; multi_head as above, or fnet. It fills out.
 // Cost     that of the mixer, and 4 B L D hidden operations. Scratch, beside the mixer's: two sequences like x, and the
 //          packed weights of the feed-forward layer.
-// Throws   std::invalid_argument for shapes that do not fit, before anything is written; what the mixer throws passes
-//          through, leaving out as it was.
+// Throws   std::invalid_argument for shapes that do not fit, before anything is written; exceptions of the mixer are
+//          passed on and leave out unchanged.
 #pragma once
 
 #include <attn/layers/feed_forward.hpp>
@@ -34,19 +34,19 @@ struct encoder_block_weights {
 template <class S>
 struct encoder_block_options {
   bool norm_first = true;
-  /// Are the norms rms_norm, without means?
+  /// Whether the norms are rms_norm, without means, instead of layer_norm.
   bool rms = false;
   attn::activation activation = attn::activation::gelu;
   /// Added to the variances of the norms.
   compute_type<S> eps = compute_type<S>(1e-5);
-  /// Written if given: what the mixer made, [B, L, D]. encoder_block_backward reads it, and calls the mixer once more
-  /// without.
+  /// Written if given: the result of the mixer, [B, L, D]. encoder_block_backward reads it; without it, it calls the
+  /// mixer once more.
   tensor_view<S, 3> mixed{};
 };
 
 namespace detail {
 
-/// Everything after the mixing goes token by token, so in one pass.
+/// Everything after the mixer is computed token by token, in one pass.
 template <class T, class P>
 void run_encoder_tail(const input_tokens<T>& x, const input_tokens<T>& mixed, const output_tokens<T>& out,
                       const row_norm<T>& norm_1, const row_norm<T>& norm_2, bool norm_first,

@@ -14,15 +14,16 @@
 //          shapes of what they are of. dx may be d_out unless it is added to: a stack needs one sequence of gradients.
 //          float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Mixer    mix(x, out, execution) is called once more, unless options.mixed is given, which the forward call wrote.
-//          Then mix_backward(x, out, d_out, dx, execution), with views [B, L, D] and out what the mixer made of x,
-//          writes dx over; gradients of the mixer's own weights are its own matter.
+//          Then mix_backward(x, out, d_out, dx, execution), with views [B, L, D], out being the mixer's result for x,
+//          must overwrite dx. It also computes the gradients of the mixer's own weights, which encoder_block_backward
+//          does not know.
 // Cost     that of the mixer (without options.mixed) and of its backward pass, and 10 B L D hidden operations, 2.5
 //          times those of the forward pass, or 14 where the norms come after: the feed-forward layer is computed again.
 //          Scratch, beside theirs: five sequences like x, one less with options.mixed, and what feed_forward_backward
 //          needs; for 16-bit elements two or three of the sequences are of floats.
 // Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written; what the mixers throw passes through,
-//          leaving dx as it was.
+//          memory with an input or one another, before anything is written; exceptions of the mixers are passed on and
+//          leave dx unchanged.
 //
 // Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits.
 #pragma once
@@ -79,7 +80,7 @@ struct encoder_backward_call {
 
   struct pieces {
     row_norm<T> norm_1, norm_2;
-    // d_mixed: what the mixer is given, d_mixer what it gives
+    // d_mixed: the gradient given to the mixer; d_mixer: the one it returns
     tensor_view<S, 3> mixed{}, normed{}, d_mixed{}, d_mixer{};
     sequence h{}, d_fed{}, d_h{};
   };
@@ -190,7 +191,7 @@ struct encoder_backward_call {
   }
 };
 
-/// Everything encoder_block_backward refuses, it refuses here.
+/// All checks of encoder_block_backward.
 template <class S>
 void check_encoder_backward(const tensor_view<const S, 3>& x, const encoder_block_weights<S>& w,
                             const tensor_view<const S, 3>& d_out, const encoder_block_gradients<S>& g,

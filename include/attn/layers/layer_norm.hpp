@@ -32,10 +32,10 @@ namespace detail {
 /// Gamma and beta as plain numbers.
 template <class T>
 struct row_norm {
-  T *gamma, *beta;  // zeros fill up the last packet
+  T *gamma, *beta;  // padded with zeros to whole packets
   index dim;
   T eps = 0;
-  bool centred = true;  // is the mean taken off? Not by rms_norm
+  bool centred = true;  // whether the mean is subtracted; not by rms_norm
 
   row_norm(arena& memory, index features)
       : gamma(memory.allocate<T>(round_up(features, width<T>))),
@@ -50,7 +50,8 @@ struct row_norm {
     for (T* list : {gamma, beta}) std::fill(list + dim, list + round_up(dim, width<T>), T(0));
   }
 
-  /// Takes the mean from a row that is not empty; returns 1 / sqrt(variance + eps), or without means of the squares.
+  /// Subtracts the mean from a row that is not empty; returns 1 / sqrt(variance + eps), or without means of the
+  /// squares.
   T centre(T* row) const {
     const index whole = dim / width<T> * width<T>;
     T mean = 0;

@@ -14,12 +14,12 @@
 //          Without key weights the queries serve as keys (Reformer's shared queries and keys); without output weights
 //          out is the concatenation of the heads.
 // Operator op(q, k, v, out, execution) is called once, with views [B, heads, L, dim] of what was projected: of memory
-//          [B, L, heads, dim], so nothing is moved between projections and operator. True lengths, masks and all else
-//          are the operator's own options. What lies in padding stays in its row.
+//          [B, L, heads, dim], so nothing is copied between projections and operator. Give true lengths, masks and all
+//          else to the operator as its options. Values in padding affect only their own row.
 // Cost     2 operations per number of x and y and weight row, and the operator. Scratch, beside the operator's: q, k, v
 //          and the heads' output, and what project.hpp needs for the weights.
-// Throws   std::invalid_argument for shapes that do not fit, before anything is written; what the operator throws
-//          passes through.
+// Throws   std::invalid_argument for shapes that do not fit, before anything is written; exceptions of the operator are
+//          passed on.
 #pragma once
 
 #include <attn/layers/project.hpp>
@@ -44,7 +44,7 @@ struct multi_head_options {
   /// The sequence y that keys and values are projected from, [B, Lk, m]; x unless given.
   tensor_view<const S, 3> context{};
   /// Written if given, where there is an output weight: the heads' output, [B, Lq, heads Dv]. multi_head_backward reads
-  /// it, and calls the operator once more without.
+  /// it; without it, it calls the operator once more.
   tensor_view<S, 3> attended{};
 };
 

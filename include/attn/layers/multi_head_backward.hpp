@@ -14,8 +14,8 @@
 //   attn::multi_head_backward(x, weights, attend, attend_backward, d_out, {.x = dx, .query = dwq}, {.heads = 8});
 //
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
-//          shapes of what they are of. A context is an input of its own, even where it is x: its gradient goes to
-//          .context. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
+//          shapes of what they are of. A context is a separate input, even where it is x: its gradient is .context.
+//          float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Operator q, k, v are projected again, and op(q, k, v, out, execution) is called once more: an lse that it writes is
 //          then that of this layer, whatever other layers wrote there. With options.attended, which the forward call
 //          wrote, it is not called, and lse must be kept as well; without an output weight the forward call's out
@@ -26,7 +26,7 @@
 //          heads' output and the gradients of these, twice what the forward call needs, and what project_backward.hpp
 //          needs.
 // Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written; what the operator throws passes through.
+//          memory with an input or one another, before anything is written; exceptions of the operator are passed on.
 //
 // Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. Tokens
 // whose dq, dk and dv are 0, as an operator with true lengths leaves them in padding, have gradient 0 and add nothing,
@@ -108,7 +108,7 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
   run_projections_backward<P>(y, {g.context, adds}, all.subspan(1), exec);
 }
 
-/// Everything multi_head_backward refuses, it refuses here.
+/// All checks of multi_head_backward.
 template <class S>
 void check_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_weights<S>& w,
                                const tensor_view<const S, 3>& d_out, const multi_head_gradients<S>& g,

@@ -13,9 +13,9 @@
 //          numbers at most, and threads share the outputs, 64 per task.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 //
-// Every number of out is one sum in an order that L, n and the weight's strides decide, whatever is in the other rows.
-// That, and that nothing is allocated, is what Eigen's products cannot promise; these are as fast with Clang 14 (0.82 of
-// a core's peak) and 1.3 to 1.6 times as fast with GCC 12 (512 x 512 weights, 4096 tokens, AVX-512).
+// Every number of out is one sum whose order depends on L, n and the weight's strides only, not on other rows. Eigen's
+// products guarantee neither this nor that nothing is allocated; the products here are as fast with Clang 14 (0.82 of a
+// core's peak) and 1.3 to 1.6 times as fast with GCC 12 (512 x 512 weights, 4096 tokens, AVX-512).
 #pragma once
 
 #include <attn/layers/detail/token_products.hpp>
@@ -83,7 +83,7 @@ void run_projections(const input_tokens<sum_type<P>>& x, std::span<const project
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(x.count) * weights, .bytes = double(sizeof(P)) / numbers_of<P> * weights});
   if (x.length > tokens_in_place) return project_many_tokens<P>(x, list, exec);
-  for (const auto& p : list)  // each on its own, so that no weight's strides decide over the results of another
+  for (const auto& p : list)  // separately, so that the strides of one weight do not affect the results of another
     if (p.weight.readable_in_place())
       project_few_tokens(x, p, exec);
     else

@@ -13,14 +13,15 @@
 //          gradient of x may be d_out unless it is added to. The remainder is that which the forward call left; it
 //          becomes that which the call found. float, double, Eigen::half or Eigen::bfloat16.
 // Mixers   f and g as in the forward call, each called once; f_backward(x, out, d_out, dx, execution) and g_backward
-//          likewise, with views [B, L, D] and out what f made of x: each writes dx over. Gradients of weights are their
-//          own matter. Each is called just before its backward pass, so that one buffer serves all layers for what
-//          they leave for it, such as the lse and options.attended of multi_head.
+//          likewise, with views [B, L, D] and out what f made of x: each writes dx over. They also compute the
+//          gradients of their own weights, which reversible_block_backward does not know. Each is called just before
+//          its backward pass, so that one buffer can serve all layers for what f or g stores for its backward pass,
+//          such as the lse and options.attended of multi_head.
 // Cost     that of f and g and of their backward passes. Scratch, beside theirs: two halves of a sequence, three where
 //          the gradient of x is added to or not given.
 // Exact    as reversible_block_inverse: with a remainder to the last bit.
-// Throws   std::invalid_argument for shapes that do not fit, before anything is written; what the mixers throw passes
-//          through, leaving x, its gradient and the remainder partly written.
+// Throws   std::invalid_argument for shapes that do not fit, before anything is written; exceptions of the mixers are
+//          passed on and leave x, its gradient and the remainder partly written.
 #pragma once
 
 #include <attn/layers/detail/weight_gradients.hpp>
@@ -75,7 +76,7 @@ void run_reversible_backward(const tensor_view<const S, 3>& out, const tensor_vi
   if (gradients.accumulate) add_sequences<T>(token_sum<T>(d1), {half(gradients.x, 0), true}, exec);
 }
 
-/// Everything reversible_block_backward refuses, it refuses here.
+/// All checks of reversible_block_backward.
 template <class S>
 void check_reversible_backward(const tensor_view<const S, 3>& out, const tensor_view<S, 3>& x,
                                const tensor_view<const S, 3>& d_out, const reversible_block_gradients<S>& g,

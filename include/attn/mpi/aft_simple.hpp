@@ -3,7 +3,7 @@
 //   attn::mpi::aft_simple(q, k, v, out, MPI_COMM_WORLD, {.causal = true}, threads);  // every process: its tokens
 //
 // Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
-// what aft_simple (aft_simple.hpp) gives on the whole. No key or value travels, only sums over them: a scan of states.
+// what aft_simple (aft_simple.hpp) gives on the whole. No key or value is sent, only sums over them: a scan of states.
 //
 // Bits     Those of aft_simple in one process, on any number of processes, where every range begins at a multiple of
 //          512 tokens; elsewhere the same to rounding.
@@ -15,9 +15,9 @@
 //          causal, then one by a tree to all, P - 1 in all and up to log2 P by one process. Before that some hundred
 //          bytes, in which shapes and options are compared.
 // Memory   As aft_simple, and a state.
-// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
+// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Whatever else is thrown on one process (for want of memory) must end
+//          not fit or differ between processes. Any other exception on one process (such as std::bad_alloc) must end
 //          the job: MPI_Abort, or an exception that leaves main under mpiexec.
 #pragma once
 

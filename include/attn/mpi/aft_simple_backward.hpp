@@ -9,12 +9,12 @@
 // Bits     Those of aft_simple_backward in one process, on any number of processes, where every range begins at a
 //          multiple of 512 tokens; elsewhere the same to rounding.
 // Shapes   as for aft_simple_backward, with the tokens of this process; ranges and options as for mpi/aft_simple.hpp.
-//          Each process has the gradients that it wants.
+//          Processes may want different gradients.
 // Cost     The operations of aft_simple_backward, shared.
 // Sent     Causal, what mpi/aft_simple.hpp sends, and as much again from each process to the one before it; else four
 //          thirds of what that sends.
 // Memory   As aft_simple_backward, and two states.
-// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
+// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/aft_simple.hpp
 //          does, and for gradients that share memory with an input or one another.
 #pragma once

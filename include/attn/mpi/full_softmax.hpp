@@ -16,11 +16,11 @@
 //          16-bit elements a copy of out in float.
 // Result   To rounding that of full_softmax on the whole; the same bits in every run, for any number of threads and
 //          whatever the batch. On one process the very bits of full_softmax.
-// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough. Messages go through a copy of the
-//          communicator, which the first call on it makes: the caller's own may be under way on it.
+// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough. Messages are sent through a copy of the
+//          communicator, which the first call on it makes, so that the caller's own messages may be in progress on it.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Whatever else is thrown on one process (by a score function, for want
-//          of memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
+//          not fit or differ between processes. Any other exception on one process (thrown by a score function, or
+//          std::bad_alloc) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
 //
 // The batch has one length: where items differ, what lies beyond their end is hidden by a score function.
 #pragma once
@@ -42,7 +42,7 @@ struct full_softmax_options {
   list_view<real> sinks{};
   /// Written if given, for the queries of this process: [B, H, Lq].
   tensor_view<real, 3> lse{};
-  /// Are tokens in zigzag order?
+  /// Whether tokens are in zigzag order.
   bool zigzag = false;
 };
 

@@ -6,9 +6,9 @@
 //
 // Every process gives its own tokens, as to mpi/full_softmax.hpp, and gets their gradients: together what
 // full_softmax_backward gives on the whole (its formulas: softmax/full_softmax_backward.hpp). The gradients of keys and
-// values travel round the ring with them: every process adds its part, in the compute type, beginning with their owner
-// and then in the order of the ranks. The gradients of alibi_slopes and sinks, which all processes share, are the sums
-// over all processes, on each of them.
+// values are sent around the ring with them: every process adds its part, in the compute type, beginning with their
+// owner and then in the order of the ranks. The gradients of alibi_slopes and sinks, which all processes share, are the
+// sums over all processes, on each of them.
 //
 // Shapes   as for full_softmax_backward, with the tokens of this process; out, d_out and options.lse are of its
 //          queries. A process may want other gradients than the others do, and lack lse: what any of them wants or

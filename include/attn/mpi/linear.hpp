@@ -3,24 +3,24 @@
 //   attn::mpi::linear(q, k, v, out, MPI_COMM_WORLD, {.causal = true}, threads);      // every process: its tokens
 //
 // Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
-// what linear (linear.hpp) gives on the whole. No key or value travels, only sums S, z of features: a scan of states.
+// what linear (linear.hpp) gives on the whole. No key or value is sent, only sums S, z of features: a scan of states.
 //
 // Bits     Those of linear in one process, on any number of processes, where every range of keys begins at a multiple
 //          of 1024 tokens; elsewhere the same to rounding.
 // Ranges   may differ in length and be empty. Queries may be split otherwise than keys; causal ones must be those of
 //          their process's last keys, as they are where each process has q, k and v of the same tokens.
-// Options  as of linear, without log_decay, bonus, states and a scale other than 1, which are refused. Lengths are those
-//          of the whole sequence, the same list on every process; decay is of this process's tokens.
+// Options  as of linear, without log_decay, bonus, states and a scale other than 1, which throw. Lengths are those of
+//          the whole sequence, the same list on every process; decay is of this process's tokens.
 // Shapes   as for linear, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of linear, shared; causal, P - 1 of the B Hkv heads are summed up twice.
 // Sent     A state, which is B Hkv (D + 1) Dv numbers of the compute type, D and Dv rounded up to vectors (H for Hkv
 //          where decay is per query head), to the next process; if not causal, then one by a tree to all, P - 1 in all
 //          and up to log2 P by one process. Before that some hundred bytes, in which shapes and options are compared.
 // Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, a head a thread.
-// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
+// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Whatever else is thrown on one process (by a feature map, for want of
-//          memory) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
+//          not fit or differ between processes. Any other exception on one process (thrown by a feature map, or
+//          std::bad_alloc) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
 #pragma once
 
 #include <attn/kernel/linear.hpp>

@@ -4,7 +4,7 @@
 //   attn::mpi::performer(q, k, v, out, features, MPI_COMM_WORLD, {.causal = true}, threads);
 //
 // Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
-// what performer (performer.hpp) gives on the whole. No key or value travels, only sums S, z of features with their log
+// what performer (performer.hpp) gives on the whole. No key or value is sent, only sums S, z of features with their log
 // scales: a scan of states; with center_keys the mean key before it, with feature_eps of positive features the maximum.
 //
 // Bits     Those of performer in one process, on any number of processes, where every range of keys begins at a
@@ -21,9 +21,9 @@
 //          some hundred bytes, in which shapes and options are compared.
 // Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, a head a thread;
 //          for center_keys D numbers per 1024 tokens.
-// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
+// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Whatever else is thrown on one process (for want of memory) must end
+//          not fit or differ between processes. Any other exception on one process (such as std::bad_alloc) must end
 //          the job: MPI_Abort, or an exception that leaves main under mpiexec.
 #pragma once
 

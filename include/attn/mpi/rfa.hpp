@@ -4,7 +4,7 @@
 //   attn::mpi::rfa(q, k, v, out, features, MPI_COMM_WORLD, {.causal = true, .gate = g}, threads);
 //
 // Each process has a range of the sequence, in the order of their ranks, and gets the rows of its own queries: together
-// what rfa (rfa.hpp) gives on the whole. No key or value travels, only sums S, z of features: a scan of states.
+// what rfa (rfa.hpp) gives on the whole. No key or value is sent, only sums S, z of features: a scan of states.
 //
 // Bits     Those of rfa in one process, on any number of processes, where every range of keys begins at a multiple of
 //          1024 tokens; elsewhere the same to rounding.
@@ -19,9 +19,9 @@
 //          tree to all, P - 1 in all and up to log2 P by one process. Before that some hundred bytes, in which shapes
 //          and options are compared.
 // Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, a head a thread.
-// Threads  The calling thread alone talks to MPI: MPI_THREAD_FUNNELED is enough.
+// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough.
 // Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Whatever else is thrown on one process (for want of memory) must end
+//          not fit or differ between processes. Any other exception on one process (such as std::bad_alloc) must end
 //          the job: MPI_Abort, or an exception that leaves main under mpiexec.
 #pragma once
 

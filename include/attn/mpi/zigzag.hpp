@@ -1,4 +1,4 @@
-// attn: tokens in zigzag order, which shares causal work evenly.
+// attn: tokens in zigzag order, in which causal work is the same on all processes.
 //
 //   Of 2 P equal parts of a sequence, process p of P holds part p and, after it, part 2 P - 1 - p.
 //
@@ -18,7 +18,7 @@
 namespace attn::inline ATTN_ISA::mpi {
 
 /// Tokens of a sequence of `tokens` that process `rank` of `size` holds: their number, and their positions in its
-/// order. Throw std::invalid_argument for a process that is none, or fewer than 0 tokens.
+/// order. Throw std::invalid_argument for a process that does not exist, or fewer than 0 tokens.
 inline index zigzag_length(index tokens, int rank, int size) {
   const attn::detail::validator check("mpi::zigzag_length");
   check.at_least("tokens", 0, tokens);

@@ -109,17 +109,18 @@ struct full_call {
   }
 
   /// A wave of key heads, by the blockwise kernel: keys are packed, then attended.
-  void attend_pairs(const wave<packed_keys<P>>& pairs) const {
+  void attend_wave(const wave<packed_keys<P>>& key_heads) const {
     constexpr index pack_step = 512;
     const index group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
-    pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, packed_keys<P>& keys, index step, int worker) {
-      const index b = pair / shape.kv_heads, h = pair % shape.kv_heads;
-      const index begin = step * pack_step, end = std::min(begin + pack_step, in.keys_seen(b));
+    const index steps = ceil_div(shape.keys, pack_step);
+    key_heads.for_each(steps, [&](index key_head, packed_keys<P>& keys, index step, int worker) {
+      const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
+      const index begin = step * pack_step, end = std::min(begin + pack_step, in.visible_keys(b));
       if (begin < end && !few(b)) pack(keys, keys_of(b, h), values_of(b, h), begin, end, worker);
     });
     // The last row blocks of a causal call are the longest: they go first.
-    pairs.for_each(row_blocks * group, [&](index pair, const packed_keys<P>& keys, index step, int worker) {
-      const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * group + step % group;
+    key_heads.for_each(row_blocks * group, [&](index key_head, const packed_keys<P>& keys, index step, int worker) {
+      const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * group + step % group;
       const index i0 = (row_blocks - 1 - step / group) * max_rows, i1 = std::min(i0 + max_rows, lengths.queries(b));
       if (i0 < i1 && !few(b)) {
         auto block = in.exec.scratch(
@@ -148,7 +149,8 @@ struct full_call {
         attend_chunk(task / chunks, task % chunks, most_rows, state, worker);
       });
       for (index n = 0; n < some.count; ++n) {
-        const index pair = (some.first + n) / chunks, chunk = (some.first + n) % chunks, b = pair / shape.kv_heads;
+        const index key_head = (some.first + n) / chunks, chunk = (some.first + n) % chunks;
+        const index b = key_head / shape.kv_heads;
         if (!few(b)) continue;
         if (chunk == 0) {
           total.rows = some.scratch[n].rows;
@@ -156,17 +158,17 @@ struct full_call {
         }
         total.merge(some.scratch[n]);
         if (chunk + 1 < chunks) continue;
-        const index h = pair % shape.kv_heads * shape.group(), queries = lengths.queries(b);
+        const index h = key_head % shape.kv_heads * shape.group(), queries = lengths.queries(b);
         for (index r = 0; r < total.rows; ++r) in.finish_row(total, r, b, h + r / queries, r % queries);
       }
     });
   }
 
   /// The few queries of one key head and one chunk of its keys.
-  void attend_chunk(index pair, index chunk, index most_rows, online_softmax<T>& state, int worker) const {
-    const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * shape.group();
+  void attend_chunk(index key_head, index chunk, index most_rows, online_softmax<T>& state, int worker) const {
+    const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * shape.group();
     if (!few(b)) return;
-    const index seen = in.keys_seen(b), begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, seen);
+    const index seen = in.visible_keys(b), begin = chunk * stream_chunk, end = std::min(begin + stream_chunk, seen);
     state.rows = shape.group() * lengths.queries(b);
     state.clear();
     if (begin >= end) return;
@@ -175,7 +177,7 @@ struct full_call {
     });
     rows.begin(in.q, b, h, state.rows, lengths.queries(b), in.terms.query_factor());
     const auto limit = in.causal ? stream_limit{in.shift(b) + 1, 1} : stream_limit{lengths.keys(b), 0};
-    const index kv = pair % shape.kv_heads;
+    const index kv = key_head % shape.kv_heads;
     attend_stream(rows, keys_of(b, kv), values_of(b, kv), {}, begin, end,
                   in.terms.for_head(b, 0, in.shift(b)), limit, state, seen);
   }
@@ -185,13 +187,13 @@ struct full_call {
     index few_items = 0;
     for (index b = 0; b < shape.batch; ++b) few_items += few(b);
     if (few_items > 0) attend_few();
-    const index pairs = shape.batch * shape.kv_heads;
+    const index key_heads = shape.batch * shape.kv_heads;
     const index bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
     if (few_items < shape.batch)
       for_each_wave(
-          in.exec, pairs, wave_size(in.exec, pairs, bytes),
+          in.exec, key_heads, wave_size(in.exec, key_heads, bytes),
           [&](arena& memory) { return packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v); },
-          [&](const wave<packed_keys<P>>& some) { attend_pairs(some); });
+          [&](const wave<packed_keys<P>>& some) { attend_wave(some); });
     else
       for (index b = 0; b < shape.batch; ++b)
         for (index h = 0; h < shape.heads; ++h) in.clear_padding(b, h);

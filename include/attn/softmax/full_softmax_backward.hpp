@@ -66,7 +66,7 @@ struct full_backward {
   const sequence_lengths& lengths = in.forward.lengths;
 
   /// Memory that the threads share for one key head.
-  struct pair_scratch {
+  struct head_scratch {
     backward_keys<P> keys;
     backward_rows<P> rows;  // of the query head in progress
     T* dq;                  // [parts + 1][Lq][dq_stride]: sums of all segments that are done, and of those in progress
@@ -79,7 +79,7 @@ struct full_backward {
   index segments() const { return ceil_div(shape.keys, segment()); }
   index row_blocks() const { return ceil_div(shape.queries, max_rows); }
 
-  pair_scratch layout(arena& memory, index parts) const {
+  head_scratch layout(arena& memory, index parts) const {
     return {.keys = backward_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v, bool(in.dk), bool(in.dv)),
             .rows = backward_rows<P>::layout(memory, shape.queries, shape.dim, shape.dim_v),
             .dq = in.dq ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr,
@@ -87,7 +87,7 @@ struct full_backward {
   }
 
   /// One segment of keys with all rows of a head; its sum of dq goes to `dq`.
-  void add_segment(index b, index h, index number, const pair_scratch& s, T* dq, int worker) const {
+  void add_segment(index b, index h, index number, const head_scratch& s, T* dq, int worker) const {
     const index begin = number * segment(), keys = lengths.keys(b), queries = lengths.queries(b),
                 end = std::min(begin + segment(), keys), shift = in.forward.shift(b);
     const auto scratch = in.forward.exec.scratch(worker, [&](arena& memory) { return in.layout_scratch(memory); });
@@ -108,25 +108,25 @@ struct full_backward {
   }
 
   /// Query head `member` of the group of every key head.
-  void attend_heads(const wave<pair_scratch>& pairs, index member, index parts) const {
-    const auto batch_of = [&](index pair) { return pair / shape.kv_heads; };
-    const auto head_of_pair = [&](index pair) { return pair % shape.kv_heads * shape.group() + member; };
+  void attend_heads(const wave<head_scratch>& key_heads, index member, index parts) const {
+    const auto batch_of = [&](index key_head) { return key_head / shape.kv_heads; };
+    const auto query_head = [&](index key_head) { return key_head % shape.kv_heads * shape.group() + member; };
     const index block_size = max_rows * dq_stride();
-    pairs.for_each(row_blocks(), [&](index pair, const pair_scratch& s, index block, int) {
-      const index b = batch_of(pair), h = head_of_pair(pair), i0 = block * max_rows;
+    key_heads.for_each(row_blocks(), [&](index key_head, const head_scratch& s, index block, int) {
+      const index b = batch_of(key_head), h = query_head(key_head), i0 = block * max_rows;
       const index count = std::min(max_rows, lengths.queries(b) - i0);
       if (count > 0) in.pack_rows(s.rows.from(i0), b, h, head_of(in.q, b, h), {i0, 1, nullptr}, count);
       if (in.dq) std::fill_n(s.dq + block * block_size, block_size, T(0));
     });
     for (index first = 0; first < segments(); first += parts) {
       const index count = std::min(parts, segments() - first);
-      pairs.for_each(count, [&](index pair, const pair_scratch& s, index n, int worker) {
+      key_heads.for_each(count, [&](index key_head, const head_scratch& s, index n, int worker) {
         // Of a causal call the first segments have most rows: they go first.
-        add_segment(batch_of(pair), head_of_pair(pair), first + n, s, in.dq ? s.dq + (n + 1) * dq_size() : nullptr,
-                    worker);
+        T* const dq = in.dq ? s.dq + (n + 1) * dq_size() : nullptr;
+        add_segment(batch_of(key_head), query_head(key_head), first + n, s, dq, worker);
       });
       if (!in.dq) continue;
-      pairs.for_each(row_blocks(), [&](index, const pair_scratch& s, index block, int) {
+      key_heads.for_each(row_blocks(), [&](index, const head_scratch& s, index block, int) {
         T* const total = s.dq + block * block_size;
         for (index n = 1; n <= count; ++n)
           for (index x = 0; x < block_size; x += width<T>)
@@ -134,26 +134,26 @@ struct full_backward {
       });
     }
     if (in.dq)
-      pairs.for_each(row_blocks(), [&](index pair, const pair_scratch& s, index block, int) {
-        const index b = batch_of(pair), i0 = block * max_rows;
-        store_gradient_rows(s.dq, dq_stride(), in.terms().scale, head_of(in.dq, b, head_of_pair(pair)), i0,
+      key_heads.for_each(row_blocks(), [&](index key_head, const head_scratch& s, index block, int) {
+        const index b = batch_of(key_head), i0 = block * max_rows;
+        store_gradient_rows(s.dq, dq_stride(), in.terms().scale, head_of(in.dq, b, query_head(key_head)), i0,
                             std::min(i0 + max_rows, shape.queries), lengths.queries(b), in.accumulate);
       });
-    for (index n = 0; in.d_slopes && n < pairs.count; ++n) {
-      T& sum = in.slope_sums[batch_of(pairs.first + n) * shape.heads + head_of_pair(pairs.first + n)];
-      for (index part = 0; part < segments(); ++part) sum += pairs.scratch[n].slopes[part];
+    for (index n = 0; in.d_slopes && n < key_heads.count; ++n) {
+      T& sum = in.slope_sums[batch_of(key_heads.first + n) * shape.heads + query_head(key_heads.first + n)];
+      for (index part = 0; part < segments(); ++part) sum += key_heads.scratch[n].slopes[part];
     }
   }
 
-  void attend_pairs(const wave<pair_scratch>& pairs, index parts) const {
-    pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, pair_scratch& s, index step, int) {
-      const index b = pair / shape.kv_heads, h = pair % shape.kv_heads, begin = step * pack_step;
+  void attend_wave(const wave<head_scratch>& key_heads, index parts) const {
+    key_heads.for_each(ceil_div(shape.keys, pack_step), [&](index key_head, head_scratch& s, index step, int) {
+      const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads, begin = step * pack_step;
       const index end = std::min(begin + pack_step, lengths.keys(b));
       if (begin < end) s.keys.pack(head_of(in.k, b, h), head_of(in.v, b, h), begin, end);
     });
-    for (index member = 0; member < shape.group(); ++member) attend_heads(pairs, member, parts);
-    pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, const pair_scratch& s, index step, int) {
-      const index b = pair / shape.kv_heads, h = pair % shape.kv_heads, begin = step * pack_step;
+    for (index member = 0; member < shape.group(); ++member) attend_heads(key_heads, member, parts);
+    key_heads.for_each(ceil_div(shape.keys, pack_step), [&](index key_head, const head_scratch& s, index step, int) {
+      const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads, begin = step * pack_step;
       s.keys.store(in.dk, in.dv, b, h, begin, std::min(begin + pack_step, shape.keys), lengths.keys(b),
                    in.terms().scale, in.accumulate);
     });
@@ -161,7 +161,7 @@ struct full_backward {
 
   void run() const {
     execution& exec = in.forward.exec;
-    const index pairs = shape.batch * shape.kv_heads, threads = exec.active_threads();
+    const index key_heads = shape.batch * shape.kv_heads, threads = exec.active_threads();
     // A bias that is broadcast over heads or batch items gets their gradients one by one, in order.
     const bool in_order = in.d_bias && ((in.d_bias.extent(0) == 1 && shape.batch > 1) ||
                                         (in.d_bias.extent(1) == 1 && shape.kv_heads > 1));
@@ -169,14 +169,15 @@ struct full_backward {
     // Threads share the segments of a key head rather than take a key head each: fewer packed keys compete for the
     // caches.
     const index enough = ceil_div(4 * threads, std::max<index>(1, segments()));
-    const index size = in_order ? std::min<index>(1, pairs) : std::min({wave_size(exec, pairs, bytes), enough, pairs});
+    const index size = in_order ? std::min<index>(1, key_heads)
+                                : std::min({wave_size(exec, key_heads, bytes), enough, key_heads});
     const auto parts_of = [&](index count) {
       return count % threads == 0 || count >= 4 * threads ? 1 : std::clamp<index>(segments(), 1, 8);
     };
-    const index most = size > 0 ? std::max(parts_of(size), parts_of(pairs % size)) : 1;
+    const index most = size > 0 ? std::max(parts_of(size), parts_of(key_heads % size)) : 1;
     for_each_wave(
-        exec, pairs, size, [&](arena& memory) { return layout(memory, most); },
-        [&](const wave<pair_scratch>& w) { attend_pairs(w, parts_of(w.count)); });
+        exec, key_heads, size, [&](arena& memory) { return layout(memory, most); },
+        [&](const wave<head_scratch>& w) { attend_wave(w, parts_of(w.count)); });
   }
 };
 template <class S, class Score, class ScoreBackward, class G>
@@ -189,9 +190,9 @@ void differentiate_full(Call& call, const Options& given, const Gradients& gradi
   call.d_bias = gradients.bias;
   const attention_shape& s = call.shape;
   if (!gradients.accumulate && call.d_bias) clear_gradient(call.d_bias);
-  const double pairs = static_cast<double>(s.queries) * static_cast<double>(s.keys) * (given.causal ? 0.5 : 1.0);
+  const double visible = static_cast<double>(s.queries) * static_cast<double>(s.keys) * (given.causal ? 0.5 : 1.0);
   call.run(
-      2.5 * s.operations_per_pair() * pairs, [](const auto& forward) { full_call{forward}.run(); },
+      2.5 * s.operations_per_pair() * visible, [](const auto& forward) { full_call{forward}.run(); },
       [](const auto& c) { full_backward{c}.run(); });
 }
 

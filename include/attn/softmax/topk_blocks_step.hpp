@@ -134,17 +134,17 @@ class topk_blocks_cache : kv_cache<S> {
   index sums_stride() const { return sums_stride_; }
 
  private:
-  detail::block_sums<T> sums_of(index pair) { return {sums_.data() + pair * sums_stride_, dim()}; }
+  detail::block_sums<T> sums_of(index key_head) { return {sums_.data() + key_head * sums_stride_, dim()}; }
 
   /// Makes room for the sums of as many tokens as the cache has room for.
   void reserve_sums() {
-    const index pairs = batch() * heads(),
+    const index key_heads = batch() * heads(),
                 stride = detail::block_sums<T>::size(detail::ceil_div(capacity(), block_), dim());
     if (stride <= sums_stride_) return;
     std::vector<T> grown(
-        static_cast<std::size_t>(detail::validator("topk_blocks_cache").fits("sums of blocks", {pairs, stride})));
-    for (index pair = 0; pair < pairs; ++pair)
-      std::copy_n(sums_.data() + pair * sums_stride_, sums_stride_, grown.data() + pair * stride);
+        static_cast<std::size_t>(detail::validator("topk_blocks_cache").fits("sums of blocks", {key_heads, stride})));
+    for (index key_head = 0; key_head < key_heads; ++key_head)
+      std::copy_n(sums_.data() + key_head * sums_stride_, sums_stride_, grown.data() + key_head * stride);
     sums_ = std::move(grown);
     sums_stride_ = stride;
   }
@@ -201,8 +201,8 @@ struct topk_step {
 
   void attend_query(index b, index h, index i, scratch& s) const {
     const index position = i + in.shift(b), own = blocks.block_of(position) * blocks.block;
-    const index pair = b * shape.kv_heads + h / shape.group();
-    const block_sums<const T> sums{cache.sums() + pair * cache.sums_stride(), shape.dim};
+    const index key_head = b * shape.kv_heads + h / shape.group();
+    const block_sums<const T> sums{cache.sums() + key_head * cache.sums_stride(), shape.dim};
     if (blocks.rounds > 0) s.chooser.choose(in.query(b, h), i, 1, position, blocks, sums);
     s.query.begin(in.q.slice(2, i, 1), b, h, 1, 1, in.terms.query_factor());
     s.state.clear();

@@ -5,7 +5,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The gradient of one head of w: written as it comes, or summed first.
+/// The gradient of one head of w: written directly, or summed first.
 template <class T>
 struct aft_bias_sink {
   matrix_view<void> to{};
@@ -57,7 +57,7 @@ struct aft_bias_gradients {
     });
   }
 
-  /// Before and after bundle b: the first and the last of those that share a head of w begin and end its sums.
+  /// Call before and after bundle b: the first and the last bundle that share a head of w begin and end its sums.
   void begin(const head_bundles<T>& bundles, index b, execution& exec) {
     const index head = bundles.list[b][0].bias_head;
     if (!wanted || (b > 0 && bundles.list[b - 1][0].bias_head == head)) return;

@@ -1,7 +1,7 @@
 // attn: the one blockwise kernel of the attention-free family.
 //
-// Every channel has a softmax over tokens of its own, with logits k_j + w_tj. As e^(k + w) = e^w e^k, a block of rows
-// takes a piece of keys by one product for all channels, num and den side by side:
+// Every channel has a separate softmax over tokens, with logits k_j + w_tj. As e^(k + w) = e^w e^k, the sums of a block
+// of rows over a piece of keys are one product for all channels, num and den side by side:
 //
 //   1. keys      [e^k v | e^k] 2^-K, K the largest exponent of the piece in each channel      packed_piece
 //   2. weights   e^w 2^-W, W the largest exponent of each row                                 fill_weights
@@ -9,13 +9,14 @@
 //
 // At the end the sums over keys outside the product (key_sums) are added, and the result is divided, gated and written.
 //
-// Error bound, in float. Scales are powers of two, so scaling is exact; only underflow loses anything, where W and K
-// stem from different keys. A factor below 2^-126 becomes 0 while the other one is below 1.5, and so does a sum rescaled to
-// a larger K: each key loses less than 2^-124 of den and 2^-124 max(1, |v|) of num, in the scale of the sums. Where den
-// and den max |v|, over the keys the row sees, are at least (keys + 1) 2^-97, that is below 2^-27 of both: less than
-// rounding. Which values a row sees depends on the biases, so max |v| is replaced by a lower bound: |num| / den and,
-// unless num is 0 anyway, the smallest non-zero |v| of all keys. Rows and channels where this bound is too small are
-// computed again, exactly. Maxima of k and w at different keys thus cost nothing until a factor of 10^25 apart.
+// Error bound, in float. Scales are powers of two, so scaling is exact; the only loss is by underflow, where W and K
+// come from different keys. A factor below 2^-126 becomes 0 while the other one is below 1.5, and so does a sum
+// rescaled to a larger K: each key loses less than 2^-124 of den and 2^-124 max(1, |v|) of num, in the scale of the
+// sums. Where den and den max |v|, over the keys the row sees, are at least (keys + 1) 2^-97, that is below 2^-27 of
+// both: less than rounding. Which values a row sees depends on the biases, so max |v| is replaced by a lower bound:
+// |num| / den and, unless num is 0 anyway, the smallest non-zero |v| of all keys. Rows and channels where this bound is
+// too small are computed again, exactly. Maxima of k and w at different keys thus cost nothing until a factor of 10^25
+// apart.
 #pragma once
 
 #include <attn/aft/detail/aft_elements.hpp>

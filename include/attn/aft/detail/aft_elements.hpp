@@ -1,5 +1,5 @@
 // attn: elements in memory as the kernels of the attention-free family see them. Kernels are compiled once for each
-// compute type T; what depends on the element type S is in a table of functions that each do a whole piece of work.
+// compute type T; functions that depend on the element type S are in a table, and each handles many elements.
 #pragma once
 
 #include <attn/aft/detail/key_sums.hpp>

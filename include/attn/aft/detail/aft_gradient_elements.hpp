@@ -7,8 +7,8 @@
 //   keys   [e^k v | e^k] 2^-K     K the largest exponent of all keys in each channel               pack_keys
 //
 // Where den 2^-(W + K) is below 2^-64 (double: 2^-512), a key the row does see may have underflowed. Such a row and
-// channel, and one that is not finite, is 0 in the product and kept apart, to be added exactly. For all others a key
-// that underflowed has p below 2^-60.
+// channel, and one that is not finite, is 0 in the product and stored separately, to be added exactly. For all others a
+// key that underflowed has p below 2^-60.
 #pragma once
 
 #include <attn/aft/detail/aft_gradients.hpp>

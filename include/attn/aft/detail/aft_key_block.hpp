@@ -1,7 +1,8 @@
 // attn: the one backward kernel of the attention-free family: the gradients of a block of keys and of the biases
 // towards them, from all rows that see them.
 //
-// With g_t = dy_t / den_t and h_t = y_t g_t of every row (aft_gradient_elements.hpp), each channel on its own but in dw:
+// With g_t = dy_t / den_t and h_t = y_t g_t of every row (aft_gradient_elements.hpp), separately for each channel,
+// except in dw:
 //
 //   dv_j  = e^k_j sum_t e^w_tj g_t
 //   dk_j  = e^k_j (v_j sum_t e^w_tj g_t - sum_t e^w_tj h_t)
@@ -12,9 +13,9 @@
 //   3. products    [g | h] [e^k v | -e^k]^T                     channel_products
 //   4. dw = weights * products
 //
-// 2 and 3 are as large as the product of aft_block.hpp each, and share the weights. Rows that are kept apart are added
-// exactly, key by key. Everything the products take is finite: a row or key that is not takes part only where it is
-// seen.
+// Each of 2 and 3 is as large as the product of aft_block.hpp; they share the weights. Rows that are stored separately
+// are added exactly, key by key. All operands of the products are finite: a row or key that is not contributes only
+// where it is seen.
 #pragma once
 
 #include <attn/aft/detail/aft_bias_gradients.hpp>
@@ -150,7 +151,7 @@ struct aft_key_gradients {
   head_bundle heads;
   const Bias& bias;
   index begin, count;  // of the keys
-  bool biased;         // is the gradient of w wanted?
+  bool biased;         // whether the gradient of w is wanted
 
   static constexpr index wide = panel_width<T>, stride = aft_key_block<T>::stride;
 
@@ -238,7 +239,7 @@ struct aft_key_gradients {
     if (wants_keys()) add_sums(first, n);
     if (biased) {
       multiply(first, n);
-      for (index t = 0; t < n && packets() > 0; ++t)  // weights of no channels are no numbers
+      for (index t = 0; t < n && packets() > 0; ++t)  // without channels, weights are undefined
         for (index j = 0; j < round_up(count, width<T>); j += width<T>) {
           T* const at = block.products + t * stride + j;
           store<T>(at, mul(load<T>(at), load<T>(block.weights + t * stride + j)));
@@ -282,7 +283,7 @@ struct aft_key_gradients {
       }
   }
 
-  /// Rows of packet p that are kept apart, key by key.
+  /// Rows of packet p that are stored separately, key by key.
   [[gnu::noinline]] void add_apart(index p, index first, index n) const {
     T* const exact = block.exact + p * block_rows * wide;
     if (!block.any_exact[p]) std::fill_n(exact, block_rows * wide, T(0));
@@ -306,7 +307,7 @@ struct aft_key_gradients {
     }
   }
 
-  /// Adds what rows without biases give.
+  /// Adds the sums over rows without biases.
   void add_outside(index p, const key_sums<T>& outside, T* sums) const {
     x.elements->split(head_of_packet(p), channel(p), begin, count, block.split);
     for (index j = 0; j < count; ++j) {

@@ -8,7 +8,7 @@ namespace attn::inline ATTN_ISA {
 
 /// Options of a step.
 struct aft_step_options {
-  list_view<index> lengths{};  ///< item b is fed its first lengths[b] tokens, the rest is padding; all unless given
+  list_view<index> lengths{};  ///< item b takes the first lengths[b] tokens, the rest is padding; all unless given
   bool gate = true;  ///< multiply by sigmoid(q); without, q is not read
 };
 
@@ -147,7 +147,7 @@ class aft_window_state : public aft_state<S> {
         }
         x.elements->clear(head, head.length, x.length);
       });
-    } catch (...) {  // the ring may have lost what the chunk pushed out
+    } catch (...) {  // the ring may have lost tokens that the chunk replaced
       base::reset();
       throw;
     }

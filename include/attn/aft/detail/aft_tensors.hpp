@@ -24,7 +24,7 @@ inline matrix_view<const void> head_of(const memory_layout& x, index batch, inde
   return {origin, x.extents[2], x.extents[3], x.strides[2], x.strides[3]};
 }
 
-/// The views of one call and what they agree on.
+/// The views of one call and their common extents.
 template <class T>
 struct aft_tensors {
   memory_layout q, k, v, out, w;

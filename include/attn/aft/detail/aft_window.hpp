@@ -10,8 +10,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Tokens in `lines` lines of `columns`, row by row; a window reaches `up` lines and `side` columns to each side. On the
-/// way back blocks are of keys, and what they have biases for are rows.
+/// Tokens in `lines` lines of `columns`, row by row; a window reaches `up` lines and `side` columns to each side. In
+/// the backward pass blocks are of keys, and the biases of a block are towards rows.
 struct aft_window_grid {
   index lines = 1, columns = 0, up = 0, side = 0;
   bool causal = false;  // of one line
@@ -50,7 +50,7 @@ struct aft_window_bias {
   aft_window_grid grid;
   index keys, r, i;
 
-  /// May a row see a key without a bias? Where it could, that counts.
+  /// Whether a row may see a key without a bias; true where this is not certain.
   bool sees_beyond(index row) const {
     const index column = i * block_rows + row;
     return grid.first_line(r) > 0 || grid.end_line(r) < grid.lines || column > grid.side ||

@@ -42,7 +42,7 @@ struct window_key_bias {
 
 template <class T>
 struct aft_window_backward_call {
-  static constexpr index most_segments = 32;  // of the keys: each sums the gradient of a kernel on its own
+  static constexpr index most_segments = 32;  // of the keys: each has a separate sum of the gradient of a kernel
 
   const aft_backward_tensors<T>& x;
   const aft_gradient_elements<T>& elements;

@@ -28,9 +28,9 @@ struct exp_constants<float> {
   static constexpr float natural[] = {
       1.0f, 1.000000049671635390262f, 0.5000000434650605635761f, 0.166663653148811866877f, 0.04166477649491015766143f,
       0.00837902073340588758204f, 0.001406127728061230066454f};
-  // ln 2 in two pieces; the first has few bits, so that n times it is exact
+  // ln 2 as a sum of two numbers, the first with few bits, so that n times it is exact
   static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440054690583e-4f;
-  // log2 e in two pieces, whose sum has twice the digits
+  // log2 e as a sum of two numbers, which has twice the digits
   static constexpr float log2_e_high = 1.4426950216293335f, log2_e_low = 1.92596299112661747e-8f;
 };
 

@@ -1,4 +1,4 @@
-// attn: the small transforms a long one is made of, over packets of independent channels.
+// attn: the small transforms that a long one consists of, over packets of independent channels.
 //
 // A row is one complex number per lane: a packet of real parts, then one of imaginary parts. One pass takes blocks of
 // `size` rows and transforms the `radix` rows that are size / radix apart (decimation in frequency), in place.

@@ -136,7 +136,7 @@ struct channel_transform {
             S* const at = to.row(tokens[mirrored][i]) + c0 * to.col_stride;
             if constexpr (adds) {
               if (!mirrored && tokens[0][i] == tokens[1][i]) continue;  // its own image: written twice, but added once
-              __builtin_prefetch(at + 4 * w * to.col_stride);  // no hardware looks ahead in so many rows at once
+              __builtin_prefetch(at + 4 * w * to.col_stride);  // the processor does not prefetch so many rows at once
             }
             store_part<T, adds>(at, to.col_stride, dim() - c0, square[i - part]);
           }
@@ -144,7 +144,7 @@ struct channel_transform {
   }
 };
 
-/// One call, after its checks: every slice [b, h] is transformed on its own, and written to out or added to it.
+/// One call, after its checks: every slice [b, h] is transformed separately, and written to out or added to it.
 template <class S, bool adds = false>
 struct fnet_call {
   using T = compute_type<S>;

@@ -6,7 +6,8 @@
 // first: a part that fits into the first cache is finished before the next one is begun). Any other length n becomes a
 // circular convolution of a length of factors 2, 3 and 5 that is at least 2 n - 1 (Bluestein 1970): with
 // 2 t k = t^2 + k^2 - (k - t)^2 the transform is a product with the chirp c_t = e^(-pi i t^2 / n), a convolution with
-// its conjugate, and a product with the chirp again. Its way back runs the passes transposed: no order is ever undone.
+// its conjugate, and a product with the chirp again. The inverse transform runs the passes transposed and in reverse,
+// so that results never need to be reordered.
 #pragma once
 
 #include <attn/fourier/detail/butterfly.hpp>

@@ -1,4 +1,4 @@
-// attn: the transform over tokens, split so that every piece of work is done in the cache.
+// attn: the transform over tokens, split so that every task works within the cache.
 //
 // Row t of a block is row_width channels of token t. A block whose rows fit into the second cache is transformed in
 // place. A longer one is cut, n = P s: column j, the P rows j, j + s, j + 2 s, ..., is transformed on its way in and

@@ -6,7 +6,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Scratch memory of one worker beside the forward pass's; one number per token of a chunk where nothing is said.
+/// Scratch memory of one worker beside the forward pass's; one number per token of a chunk unless noted.
 template <class T>
 struct kernel_backward_scratch {
   kernel_scratch<T> forward;
@@ -18,7 +18,7 @@ struct kernel_backward_scratch {
   T *dv, *dx;                // rows [chunk][stride], columns [dim][chunk]
   T *dot, *normal, *of_sums, *of_own, *delta, *minus_delta, *log_scale, *row_normal, *key_factor, *d_sizes;
   T *gate_pairs, *gate_queries, *gate_keys;  // for the gradient of gates: see gate_gradients.hpp
-  operand_pairs operands{};                  // of one product at a time, where elements are multiplied by pairs
+  operand_pairs operands{};                  // of one product at a time, where elements are multiplied as bf16 pairs
 
   static kernel_backward_scratch layout(arena& memory, const kernel_scratch<T>& forward, const attention_shape& shape,
                                         index features, bool log_scaled, bool gated, bool paired) {
@@ -29,7 +29,7 @@ struct kernel_backward_scratch {
       for (T** each : arrays) *each = memory.allocate<T>(count);
     };
     allocate(phi, {&x.q_d, &x.k_d});
-    x.rho = forward.q_phi, x.psi = forward.k_phi;  // not needed any more when these are made
+    x.rho = forward.q_phi, x.psi = forward.k_phi;  // no longer needed when these are computed
     if (!log_scaled) allocate(phi, {&x.rho});
     if (gated) allocate(phi, {&x.psi});
     allocate((shape.dim_v + tile_rows) * kernel_chunk, {&x.v_columns, &x.d_columns});

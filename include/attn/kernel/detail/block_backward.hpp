@@ -1,4 +1,5 @@
-// attn: blocks of queries and chunks of keys of kernel attention on the way back, from the sums before and after them.
+// attn: the backward pass of kernel attention for blocks of queries and chunks of keys, from the sums before and after
+// them.
 #pragma once
 
 #include <attn/kernel/detail/backward_scratch.hpp>
@@ -16,20 +17,20 @@ struct kernel_backward {
   stored_tensor<T> d_out;
   stored_gradient<T> dq, dk, dv;
   tensor_view<T, 3> d_gate{};
-  bool d_features = false;  // those of performer and rfa
+  bool d_features = false;  // gradients of the features of performer and rfa
   bool accumulate = false;
 
   using scratch_type = kernel_backward_scratch<T>;
   using sums_type = kernel_sums<T>;
 
-  // What is needed for what is asked for.
+  // Which intermediate results the wanted gradients need.
   bool of_queries() const { return dq || d_features; }
   bool of_keys() const { return dk || d_features; }
   bool of_gates() const { return bool(d_gate); }
   bool of_scores() const { return of_queries() || of_keys() || of_gates(); }
   bool reverse() const { return of_keys() || dv || of_gates(); }
   const exponential_scaling<T>* exponential() const { return map.exponential; }
-  /// Logarithms of features are differentiated.
+  /// Whether logarithms of features are differentiated.
   bool logarithms() const { return exponential() && !exponential()->is_signed; }
 
   /// A block of queries: rows origin + [first, count) of `head`, at the positions of the keys of the chunk if `keys` > 0.
@@ -52,7 +53,7 @@ struct kernel_backward {
     finite_d = from.access->pack_panels(from, at.origin + at.first, at.count - at.first, x.d_panels + at.first * wide);
   }
 
-  /// The rows of x that come after those from `begin` on: causal, the chunk before.
+  /// Prefetches the rows of x that are read after those from `begin` on; in causal calls those of the chunk before.
   void fetch_next(row_prefetcher<>& to, const stored_matrix<T>& x, index begin) const {
     begin += call.causal ? -kernel_chunk : kernel_chunk;
     kernel_call<T>::fetch(to, x, std::max(begin, index(0)), std::min(begin + kernel_chunk, x.rows));
@@ -99,7 +100,7 @@ struct kernel_backward {
     }
   }
 
-  /// n_i and D_i, and what of n_i the sums and the chunk have.
+  /// n_i and D_i, and the factors of n_i for the sums and for the chunk.
   void normalise(const block& at, const sums_type* sums, const T* own_den, const T* own_dot,
                  const scratch_type& x) const {
     const auto& s = x.forward;
@@ -139,7 +140,7 @@ struct kernel_backward {
       const packet<T> whole = add(den, broadcast<T>(call.eps));
       packet<T> n = one;
       if (call.normalise) n = if_less(abs(whole), broadcast<T>(least_denominator<T>), none, div(one, whole));
-      const packet<T> lane = add(load<T>(position), broadcast<T>(static_cast<T>(t)));  // rows that are none have 0
+      const packet<T> lane = add(load<T>(position), broadcast<T>(static_cast<T>(t)));  // lanes without a row have 0
       n = if_less(lane, broadcast<T>(static_cast<T>(at.first)), none, n);
       n = if_less(lane, broadcast<T>(static_cast<T>(at.count)), n, none);
       packet<T> delta = none;
@@ -158,11 +159,11 @@ struct kernel_backward {
     const T delta = n == T(0) || !call.normalise ? T(0) : dot * n;
     x.delta[t] = delta, x.minus_delta[t] = -delta;
     x.of_sums[t] = a * n, x.of_own[t] = b * n;
-    // A row without d_out has no part in R, nor in its log scales: what a row of the future is changes no bit.
+    // A row whose d_out is 0 has no part in R, nor in its log scales: rows of the future change no bit.
     if (n == T(0) || (logarithms() && reverse() && x.d_sizes[t] == T(0))) {
       n = T(0);
       x.log_scale[t] = -no_log_scale<T>;
-    } else if (!exponential()->is_signed) {  // so that R is of the size of weights
+    } else if (!exponential()->is_signed) {  // so that R has the magnitude of weights
       int exponent = 0;
       n = T(1) / std::frexp(whole, &exponent);
       x.log_scale[t] += static_cast<T>(exponent);
@@ -187,7 +188,7 @@ struct kernel_backward {
     x.row_normal[i] = den == T(0) || x.normal[i] == T(0) ? T(0) : T(1) / (den + s.eps[i]);
   }
 
-  /// What the chunk adds to the gradients of such a row and its keys.
+  /// The contribution of the chunk to the gradients of such a row and its keys.
   [[gnu::noinline]] void add_row(const sums_type* sums, index i, const scratch_type& x) const {
     const auto& s = x.forward;
     const index m = call.map->features;
@@ -229,7 +230,8 @@ struct kernel_backward {
   }
 
   /// A block of queries. `sums`: of the keys before, or null. With `keys`, those of the chunk in s.k_own; adds to their
-  /// gradients k_d and dv. `own`, where given, takes the queries, after `decay` times what it has; `sums_only`: that alone.
+  /// gradients k_d and dv. `own`, where given, becomes `decay` times itself plus the sums of the queries; `sums_only`:
+  /// nothing else is computed.
   void attend_block(const block& at, const sums_type* sums, sums_type* own, T decay, const scratch_type& x,
                     kernel_sums<T>* dw, bool sums_only = false) const {
     const auto& s = x.forward;
@@ -281,7 +283,7 @@ struct kernel_backward {
                 dq.head(at.b, at.head), x.dx, dw, s.map);
   }
 
-  /// What the gradients of gates take of the pairs and queries of a chunk, without gates; see gate_gradients.hpp.
+  /// The terms of the gradients of gates from the pairs and queries of a chunk, without gates; see gate_gradients.hpp.
   void add_gate_pairs(const sums_type* sums, const block& at, const scratch_type& x) const {
     const index lanes = round_up(at.count, width<T>);
     for (index j = 0; j < at.count; ++j) {
@@ -335,7 +337,7 @@ struct kernel_backward {
 
   // Keys --------------------------------------------------------------------------------------------------------------
 
-  /// Keys [begin, begin + count): their features for the chunk, with `queries` in it, and their values.
+  /// Loads keys [begin, begin + count): their features, also for the chunk where it has `queries`, and their values.
   void load_chunk(index b, index h, index begin, index count, bool queries, const scratch_type& x) const {
     const auto& s = x.forward;
     const auto rows = call.k.head(b, call.kv_head(h)).block(begin, count, 0, call.filled_lanes());

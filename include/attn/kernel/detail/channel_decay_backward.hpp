@@ -3,9 +3,10 @@
 //   P_ij = sum_d x_id y_jd e^(gamma_id - gamma_jd), j <= i
 //   dx_i += sum_j dP_ij y_j e^(..)        dy_j += sum_i dP_ij x_i e^(..)
 //
-// As on the way there (delta_pairs.hpp), a decay is the product of those in between, at most 1 and never divided. Blocks
-// of 16 rows meet the columns before them where the block begins; pairs within a block are taken one by one. What is
-// beyond the triangle in dP may be anything. The gradient of gamma_i is x_i dx_i - y_i dy_i.
+// As in the forward pass (delta_pairs.hpp), the decay between two tokens is the product of those in between, at most 1
+// and never divided. For blocks of 16 rows and the columns before them it is factored at the beginning of the block;
+// pairs within a block are computed one by one. Entries of dP outside the triangle may have any value. The gradient of
+// gamma_i is x_i dx_i - y_i dy_i.
 #pragma once
 
 #include <attn/kernel/detail/delta_pairs.hpp>
@@ -16,7 +17,7 @@ template <class T>
 struct channel_decay_backward {
   const delta_decay<T>& decay;
   const delta_pair_scratch<T>& s;
-  panels<T> x, y, d, d_t;  // [token][dim]; dP [i][j], which decays per token change, and scratch for its transpose
+  panels<T> x, y, d, d_t;  // [token][dim]; dP [i][j], overwritten with decays per token, and its transpose
   panels<T> dx, dy;        // [token][dim]
   index count;
   bool of_x, of_y;

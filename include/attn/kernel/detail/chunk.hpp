@@ -1,19 +1,19 @@
-// attn: one chunk of tokens of kernel attention: the products its cost goes into.
+// attn: one chunk of tokens of kernel attention: the products that take most of the time.
 //
 // Features of a chunk lie transposed, [feature][chunk]: a token is a lane, so maps, norms, maxima over features and
-// exponentials are plain vector code, and the same memory serves as left operand of one product and as panel of
-// another. With the sums S, z over everything before the chunk and its own features and values:
+// exponentials are simple vector code, and the same memory is the left operand of one product and a panel of another.
+// With the sums S, z over everything before the chunk and its own features and values:
 //
 //   1. out_i  = state_factor_i phi(q_i)^T S                                      chunk_tile
 //   2.        + own_factor_i sum_{j <= i} pair_factor_ij phi(q_i).phi(k_j) v_j   the triangle, where causal
 //   3. divided by the same with ones for values
 //   4. S, z   = decay S, z + sum_j phi(k_j) v_j^T                                add_keys
 //
-// Of bf16 elements the operands are pairs of bf16 numbers where the processor multiplies those (bf16_pair.hpp): features,
-// weights and a copy of the sums are rounded; maxima, sums and what divides stay in T.
+// For bf16 elements the operands are pairs of bf16 numbers where the processor multiplies those (bf16_pair.hpp):
+// features, weights and a copy of the sums are rounded; maxima, sums and denominators stay in T.
 //
-// No row depends on a later key: panels hold later keys beside earlier ones, but each in a lane of its own, and what is
-// masked is overwritten, not multiplied by 0.
+// No row depends on a later key: panels hold later keys beside earlier ones, but each in a lane of its own, and masked
+// values are overwritten, not multiplied by 0.
 #pragma once
 
 #include <attn/core/detail/prefetch.hpp>
@@ -24,7 +24,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Rows fetched while one tile is computed: as many as let all rows of the next chunk come in time.
+/// Rows prefetched while one tile is computed: so many that all rows of the next chunk are there in time.
 inline constexpr index rows_per_tile = 6;
 
 /// z = decay z + sum over `count` tokens of features, each times its entry of `ones` where given; decay[r] of feature r.
@@ -68,12 +68,12 @@ void add_values(kernel_sums<T>& sums, const P* features, const P* values, index 
   sums.empty = sums.empty && count == 0;
 }
 
-/// A smaller denominator counts as 0, and the row is 0: it has lost its digits, and its inverse could overflow.
+/// A denominator below this counts as 0, and its row is 0: it has lost its digits, and its inverse could overflow.
 template <class T>
 inline constexpr T least_denominator = 16 * std::numeric_limits<T>::min();
 
-/// Scratch memory of one worker: where nothing else is said, one number per token or query of a chunk. Features for the
-/// sums (k_phi, q_phi) and for the chunk itself (k_own, q_own) differ where they have log scales.
+/// Scratch memory of one worker: one number per token or query of a chunk unless noted. Features for the sums (k_phi,
+/// q_phi) and for the chunk itself (k_own, q_own) differ where they have log scales.
 template <class T>
 struct kernel_scratch {
   T *k_phi, *q_phi, *k_own, *q_own, *k_raw, *q_raw;
@@ -149,7 +149,8 @@ void add_keys(kernel_sums<T>& sums, const kernel_scratch<T>& s, index count, row
   add_values(sums, s.k_phi, s.values, count, s.row_decay, prefetch);
 }
 
-/// The pairs of what the queries of a chunk read: its own keys, of which there may be none, and the sums, if any.
+/// Converts what the queries of a chunk read to bf16 pairs: its own keys, of which there may be none, and the sums, if
+/// any.
 template <class T>
 void pair_keys(const kernel_scratch<T>& s, index features, index keys, const kernel_sums<T>* sums) {
   if constexpr (has_pairs<T>) {
@@ -187,13 +188,13 @@ void gate_factors(const T* gates, index count, bool complement, T* pair_factor, 
   }
 }
 
-/// What a tile of queries reads beside the scratch memory.
+/// What a tile of queries reads besides the scratch memory.
 template <class T>
 struct chunk_view {
-  const kernel_sums<T>* sums;  // null: nothing came before
+  const kernel_sums<T>* sums;  // null: no key came before
   index keys;                  // of the chunk itself; 0: no triangle
-  bool weighed;                // the triangle, by pair_factor
-  bool finite;                 // every value is
+  bool weighed;                // whether the triangle has factors pair_factor
+  bool finite;                 // whether every value is finite
   bool normalise;
   index features, dim_v;
 };

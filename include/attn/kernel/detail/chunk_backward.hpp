@@ -1,25 +1,25 @@
-// attn: one chunk of tokens of kernel attention on the way back: the products its cost goes into.
+// attn: the backward pass of one chunk of tokens of kernel attention: the products that take most of the time.
 //
 // As in chunk.hpp a token is a lane: [feature][chunk]. S, z are the sums of the keys before the chunk; R, y those of the
 // queries after it: R = sum_i phi(q_i) n_i d_out_i^T, y = -sum_i phi(q_i) n_i D_i, n_i = 1 / (phi(q_i)^T z + eps) and
-// D_i = d_out_i . out_i. Within the chunk, pairs of a key j and a query i >= j have A_ji = phi(k_j).phi(q_i) and
-// G_ji = v_j.d_out_i:
+// D_i = d_out_i . out_i. Within the chunk, a key j and a query i >= j have A_ji = phi(k_j).phi(q_i) and G_ji =
+// v_j.d_out_i:
 //
 //   1. d phi(q_i) = n_i (S d_out_i - D_i z) + sum_j phi(k_j) n_i (G_ji - D_i)       of_sums, pair_product
 //   2. d phi(k_j) = R v_j + y               + sum_i phi(q_i) n_i (G_ji - D_i)
 //   3. d v_j      = phi(k_j)^T R            + sum_i n_i A_ji d_out_i                rows_of_sums, add_pair_rows
 //
-// n_i holds all factors of the pair: gates and, where features are exponentials, their scales.
+// n_i includes all factors of key and query: gates and, where features are exponentials, their scales.
 //
-// Of bf16 elements the operands of these products become pairs of bf16 numbers just before (bf16_pair.hpp): against a
-// product with 64 tokens, features or dims that is little. Sums, n_i and D_i stay in T.
+// For bf16 elements the operands of these products are converted to pairs of bf16 numbers just before (bf16_pair.hpp),
+// which takes little time compared with a product over 64 tokens, features or dims. Sums, n_i and D_i stay in T.
 #pragma once
 
 #include <attn/kernel/detail/chunk.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Rows fetched while one tile of a product with sums is computed: there are two such products a chunk.
+/// Rows prefetched while one tile of a product with sums is computed: there are two such products per chunk.
 inline constexpr index rows_per_sums_tile = rows_per_tile / 2;
 
 /// body(r, t, r * kernel_chunk + t) for every packet of `rows` rows.
@@ -29,13 +29,14 @@ ATTN_INLINE void each_packet(index rows, index lanes, Body&& body) {
     for (index t = 0; t < lanes; t += width<T>) body(r, t, r * kernel_chunk + t);
 }
 
-/// Memory for both operands of a product as pairs; null where they are the numbers.
+/// Memory for both operands of a product as pairs; null where operands are the numbers themselves.
 struct operand_pairs {
   bf16_pair *left = nullptr, *right = nullptr;
   explicit operator bool() const { return left != nullptr; }
 };
 
-/// multiply(left, right), or convert(pairs of left, pairs of right) and then that with those.
+/// Calls multiply(left, right); where operands are pairs, first convert(pairs of left, pairs of right), then multiply
+/// with those.
 template <class T, class Convert, class Multiply>
 ATTN_INLINE void multiply_as(const operand_pairs& pairs, const T* left, const T* right, Convert&& convert,
                              Multiply&& multiply) {
@@ -47,7 +48,7 @@ ATTN_INLINE void multiply_as(const operand_pairs& pairs, const T* left, const T*
   multiply(left, right);
 }
 
-/// S [feature][value] as left operand, where it lies: in panels.
+/// S [feature][value] as left operand, in place, in panels.
 template <class P>
 struct sums_operand {
   const P* data;
@@ -116,8 +117,8 @@ void add_to_sums(kernel_sums<T>& sums, const T* features, const T* panels, index
   multiply_as(pairs, features, panels, convert, multiply);
 }
 
-/// pairs[j][i] = sum over k < depth of of_keys[k][j] of_queries[k][i] for j < count and the lanes from j on: the pairs of
-/// a key and the queries that see it.
+/// pairs[j][i] = sum over k < depth of of_keys[k][j] of_queries[k][i] for j < count and the lanes from j on: the
+/// products of each key and the queries that see it.
 template <class T>
 void pair_sums(const T* of_keys, const T* of_queries, index depth, index count, T* to, const operand_pairs& pairs) {
   const auto convert = [&](auto* left, auto* right) {
@@ -137,14 +138,14 @@ void pair_sums(const T* of_keys, const T* of_queries, index depth, index count, 
   multiply_as(pairs, of_keys, of_queries, convert, multiply);
 }
 
-/// Of which tokens a product over the pairs of a chunk takes its sums, for each lane.
+/// Over which tokens a product within a chunk sums, for each lane.
 enum class pair_side {
   keys_before,    // lanes are queries: keys up to the lane
   queries_after,  // lanes are keys: queries from the lane on
 };
 
-/// to[r][t] += factor[r][t] sum over u of features[r][u] weights[u][t], u up to t or from t on; weights on the other side
-/// are 0, and with `finite` features, 0 times them is 0. Without a factor, 1.
+/// to[r][t] += factor[r][t] sum over u of features[r][u] weights[u][t], u up to t or from t on; weights on the other
+/// side are 0, and with `finite` features their products are 0. Without `factor` it is 1.
 template <pair_side Side, class T>
 void pair_product(const T* features, index rows, const T* weights, index count, bool finite, const T* factor, T* to,
                   const operand_pairs& pairs) {
@@ -174,7 +175,7 @@ void pair_product(const T* features, index rows, const T* weights, index count, 
       for (index t = 0; t < count; t += wide)
         multiply_panel(left, right, t, [&](index at, const packet<T>& x) { store<T>(to + at, sum_of(at, x)); });
     });
-  // Lane by lane, without the others: the same sums, to the last bit.
+  // Lane by lane, skipping the other tokens: the same sums, to the last bit.
   if constexpr (has_pairs<T>)
     if (pairs) {
       for (index t = 0; t < count; ++t) {

@@ -1,4 +1,4 @@
-// attn: the keys of a chunk of linear attention with decays, as both ways read them.
+// attn: the keys of a chunk of linear attention with decays, as the forward and the backward pass read them.
 #pragma once
 
 #include <attn/kernel/detail/delta_pairs.hpp>

@@ -1,4 +1,4 @@
-// attn: one chunk of the delta rule on the way back.
+// attn: the backward pass of one chunk of the delta rule.
 //
 // With gamma the sum of the log decays in the chunk up to a token, both ends included, and s d_out written d_out:
 //
@@ -19,7 +19,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// A backward call of the delta rule, after its checks. What is not asked for is null.
+/// A backward call of the delta rule, after its checks. Gradients that are not wanted are null.
 template <class T>
 struct delta_backward_call {
   stored_tensor<T> q, k, v, d_out;
@@ -27,7 +27,7 @@ struct delta_backward_call {
   sequence_lengths lengths{};
   tensor_view<const T, 3> beta{};
   tensor_view<const T> log_decay{}, initial_state{}, d_final_state{};
-  T scale = T(1), unit_norm_eps = T(-1);  // below 0: q and k as they are
+  T scale = T(1), unit_norm_eps = T(-1);  // below 0: q and k are not normalised
   stored_gradient<T> dq{}, dk{}, dv{};
   tensor_view<T, 3> d_beta{};
   tensor_view<T> d_log_decay{}, d_initial_state{};
@@ -41,7 +41,7 @@ struct delta_backward_call {
   bool unit_norm() const { return unit_norm_eps >= T(0); }
   bool of_queries() const { return dq || d_log_decay; }
   bool of_keys() const { return dk || d_log_decay; }
-  /// Is anything asked for that depends on what comes later?
+  /// Whether any wanted gradient depends on later tokens.
   bool reverse() const { return of_keys() || dv || d_beta || d_initial_state; }
   decay_kind decay() const {
     return !log_decay ? decay_kind::none : log_decay.extent(3) == 1 ? decay_kind::token : decay_kind::channel;
@@ -111,7 +111,7 @@ struct delta_backward_head {
         });
   }
 
-  /// The state after the chunk that was loaded.
+  /// Advances the state over the chunk that was loaded.
   void advance(index count, const panels<T>& state) const {
     pass_chunk(s.decay, s.k_end, s.u, dim_v(), count, state);
   }
@@ -129,7 +129,8 @@ struct delta_backward_head {
 
   // The chunk ---------------------------------------------------------------------------------------------------------
 
-  /// `state` is the one before the chunk, d_state the gradient of the one after it, and then of the one before.
+  /// `state` is the one before the chunk; d_state is the gradient of the state after it, and becomes that of the state
+  /// before it.
   void back(index begin, index count, const panels<T>& state, const panels<T>& d_state) const {
     load_keys(begin, count, state);
     load_queries(begin, count);
@@ -159,7 +160,7 @@ struct delta_backward_head {
         store_gradient(call.d_beta(b, h, begin + t), dot_rows(s.x, s.v, t, dim_v()), call.accumulate);
   }
 
-  /// X and Y, and what reaches the keys through the states.
+  /// X and Y, and the gradients of the keys through the states.
   void back_keys(index count, const panels<T>& d_state) const {
     pair_products(s.decay, s.pairs, s.q, s.q_t, s.k, s.k_t, count, triangle::up_to, s.p);
     triangle_product<triangle::from>(s.p, count, s.d_out, dim_v(), write_to(s.x));
@@ -215,7 +216,7 @@ struct delta_backward_head {
     store_rows(d, to, begin, count);
   }
 
-  /// The sums of a chunk run backward over its tokens; of a decay of 0 nothing is left to differentiate.
+  /// The sums of a chunk run from its last token to its first; the gradient of a log decay of -infinity is 0.
   void store_decays(index begin, index count, const panels<T>& state, const panels<T>& d_state) const {
     for (index d = 0; d < dim(); ++d)
       s.d_last[d] += s.decay.whole(d, count) * dot_rows(state, d_state, d, dim_v());

@@ -1,8 +1,9 @@
 // attn: the gradients of the delta rule over whole heads.
 //
 // The states before each segment of 16384 tokens are computed forward; then, from the last segment to the first, those
-// before each of its chunks, and back through the chunks. A state for each 64 tokens takes as much memory as v does for
-// dims of 64; with segments of 1024 tokens, so that all states are computed twice, a call took 1.13 times as long.
+// before each of its chunks, and the backward passes of the chunks. A state for each 64 tokens takes as much memory as
+// v does for dims of 64; with segments of 1024 tokens, so that all states are computed twice, a call took 1.13 times as
+// long.
 //
 // Heads are independent. Those that share a key head are one task, whose gradients of q and k are summed in order.
 #pragma once

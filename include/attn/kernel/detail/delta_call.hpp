@@ -17,7 +17,7 @@ struct delta_shape {
   index batch = 0, key_heads = 0, heads = 0, length = 0, dim = 0, dim_v = 0;
 };
 
-/// The views of a call. Tokens that only enter a state have neither q nor out.
+/// The views of a call. Tokens that are appended to a state have neither q nor out.
 template <class S>
 struct delta_views {
   tensor_view<const S> q, k, v;
@@ -36,7 +36,7 @@ struct delta_call {
   tensor_view<const T> log_decay{}, initial_state{};
   tensor_view<T> final_state{};
   T scale = T(1), unit_norm_eps = T(-1);
-  item_memory<T> state{};  // in place of those two: of a state object, head after head
+  item_memory<T> state{};  // in place of these two views: the memory of a state object, head after head
 
   decay_kind decay() const {
     return !log_decay ? decay_kind::none : log_decay.extent(3) == 1 ? decay_kind::token : decay_kind::channel;
@@ -52,7 +52,7 @@ struct delta_call {
   static index state_size(index dim, index dim_v) {
     return round_up(dim, panel_width<T>) * round_up(dim_v, panel_width<T>);
   }
-  /// Of head h at a place of its item.
+  /// The state of head h at a place of its item.
   panels<T> state_at(T* place, index h) const {
     return {place + h * state_size(shape.dim, shape.dim_v), round_up(shape.dim, panel_width<T>)};
   }
@@ -66,7 +66,7 @@ struct delta_call {
             panels<T>::layout(memory, shape.dim, shape.dim_v)};
   }
 
-  /// Tells whether the state before the call is 0; what lies in `to` is then left.
+  /// Returns whether the state before the call is 0; `to` is then not written.
   bool begin(index b, index h, const panels<T>& to) const {
     if (!initial_state) return true;
     for (index d = 0; d < shape.dim; ++d)
@@ -97,16 +97,16 @@ struct delta_call {
     if (queries) x.out.clear_rows(lengths.keys(x.b), shape.length);
   }
 
-  /// What threads that share a head share: its state, and how many chunks each panel of its columns has behind it.
+  /// Memory of the threads that share a head: its state, and how many chunks each panel of its columns has passed.
   struct sharing {
     panels<T> state;
     std::atomic<index>* done;
   };
   index value_panels() const { return ceil_div(shape.dim_v, panel_width<T>); }
 
-  /// One head by all threads, to the same bits. A chunk is a task: what does not need the state, then the panels of value
-  /// columns, which know nothing of one another, each once the chunk before has left it. Chunks are claimed in ascending
-  /// order, so none waits for one that was not.
+  /// One head by all threads, with the same bits. A chunk is a task: first the part that does not need the state, then
+  /// the panels of value columns, which are independent of one another, each as soon as the chunk before is done with
+  /// it. Chunks are claimed in ascending order, so that no chunk waits for one that was not claimed.
   void share_head(index b, index h, execution& exec, const sharing& all) const {
     const delta_head<T> x = head(b, h);
     const index length = lengths.keys(b), wide = panel_width<T>;
@@ -173,7 +173,7 @@ struct delta_call {
   return s;
 }
 
-/// Of q, and of out or its gradient.
+/// Checks q, and out or its gradient.
 [[gnu::noinline]] inline void check_delta_queries(const validator& check, const delta_shape& s,
                                                   const memory_layout& q, const memory_layout& out,
                                                   bool gradient = false) {
@@ -187,7 +187,7 @@ struct delta_call {
                  {gradient ? "d_out dim = value dim" : "out dim = value dim", s.dim_v, out.extents[3]}});
 }
 
-/// beta, log decays and what is shaped like the state, of a call or its gradients.
+/// Checks beta, log decays and views of the shape of the state, of a call or of its gradients.
 template <class T>
 void check_delta_parameters(const validator& check, const delta_shape& s, const sequence_lengths& lengths,
                             const tensor_view<const T, 3>& beta, const tensor_view<const T>& log_decay) {
@@ -217,7 +217,7 @@ void check_delta_parameters(const validator& check, const delta_shape& s, const 
                list_text(state.extents, 4));
 }
 
-/// The number of a setting that must be finite, and with `positive` greater than 0.
+/// Checks a number that must be finite, and with `positive` greater than 0.
 template <class T>
 T check_delta_number(const validator& check, const char* name, const std::optional<T>& given, T otherwise,
                      bool positive = false) {

@@ -9,7 +9,7 @@
 //   2. out = scale (q_start S + P U)
 //   3. S   = e^gamma_last S + k_end^T U
 //
-// Products need their left operand by columns: what is called _t is transposed.
+// Products need their left operand by columns: names with _t are transposed matrices.
 #pragma once
 
 #include <attn/kernel/detail/delta_pairs.hpp>
@@ -18,21 +18,21 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// A head of values: its rows, and the numbers of its first token. No queries: out without data, for q of no width has
-/// none either.
+/// A value head: its rows and parameters. A call without queries is recognised by `out`, which then has no data; q
+/// cannot serve, since it has no data either where its width is 0.
 template <class T>
 struct delta_head {
   stored_matrix<T> q{}, k{}, v{}, out{};
   index b = 0, h = 0;
   tensor_view<const T, 3> beta{};
   tensor_view<const T> log_decay{};
-  T scale = T(1), unit_norm_eps = T(-1);  // below 0: q and k as they are
+  T scale = T(1), unit_norm_eps = T(-1);  // below 0: q and k are not normalised
 
   bool queries() const { return out.data != nullptr; }
 };
 
-/// Rows [begin, begin + count) of q or k and, in to_t, their transpose: of unit norm if eps is at least 0, and then
-/// norm[t], where given, is what they were multiplied by.
+/// Rows [begin, begin + count) of q or k and, in to_t, their transpose: normalised if eps >= 0; norm[t], where given,
+/// is then the factor of row t.
 template <class T>
 void load_delta_rows(const stored_matrix<T>& from, index begin, index count, T eps, const panels<T>& to,
                      const panels<T>& to_t, T* norm = nullptr) {
@@ -46,7 +46,7 @@ void load_delta_rows(const stored_matrix<T>& from, index begin, index count, T e
   transpose_panels(to, count, from.cols, to_t);
 }
 
-/// The keys of a chunk, as both ways read them.
+/// The keys of a chunk, as the forward and the backward pass read them.
 template <class T>
 struct delta_keys {
   panels<T> k, k_t, k_start, k_start_t, k_end;  // [token][dim]
@@ -116,8 +116,8 @@ struct delta_scratch : delta_keys<T> {
   }
 };
 
-/// One chunk, tokens [begin, begin + count), of which the caller calls what it needs, in this order. All but load() may be
-/// called for some of the value columns, from `col` on; states are those of these columns.
+/// One chunk, tokens [begin, begin + count). Callers call the functions that they need, in this order. All but load()
+/// may be called for some of the value columns, from `col` on; states are those of these columns.
 template <class T>
 struct delta_chunk {
   const delta_head<T>& head;
@@ -129,7 +129,7 @@ struct delta_chunk {
   panels<T> values() const { return s.v.from_col(col); }
   panels<T> out() const { return s.out.from_col(col); }
 
-  /// All that does not need the state.
+  /// Everything that does not need the state.
   void load() const {
     s.load(head, begin, count);
     if (!head.queries()) return;
@@ -175,7 +175,7 @@ struct delta_chunk {
     write_rows(to);
   }
 
-  /// The state becomes that after the chunk; `empty`: it was 0, whatever lies in its memory.
+  /// The state after the chunk; `empty`: it was 0, and its memory is not read.
   void update(const panels<T>& state, bool empty) const {
     if (empty)
       product(s.k_end, dim(), values(), cols, count, write_to(state));
@@ -187,7 +187,7 @@ struct delta_chunk {
     load();
     run_columns(state, empty);
   }
-  /// All that comes after load().
+  /// All steps after load().
   void run_columns(const panels<T>& state, bool empty) const {
     const panels<T>* const before = empty ? nullptr : &state;
     solve(before);

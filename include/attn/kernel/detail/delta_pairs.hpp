@@ -1,11 +1,11 @@
-// attn: the decays of a chunk of the delta rule, and the pairs of its tokens:
+// attn: the decays of a chunk of the delta rule, and the products of pairs of its tokens:
 //
 //   P_ij = sum_d q_id k_jd e^(gamma_id - gamma_jd)          j <= i, or k for q and j < i
 //
-// A decay between two tokens is the product of those in between: nothing is divided, so that 0 is a decay like others.
-// One decay per token is a factor of a pair. Per channel, blocks of 16 rows meet the tokens before them where the block
-// begins: q and k of the rows times the decays since, k of the columns times those until then, both at most 1. Pairs
-// within a block are taken one by one.
+// The decay between two tokens is the product of those in between: nothing is divided, so that a decay may be 0. Decays
+// per token are factors of the products of pairs. With decays per channel, blocks of 16 rows are multiplied with the
+// tokens before them as a matrix product: q and k of the rows times the decays since the block began, k of the columns
+// times those until then, both factors at most 1. Pairs within a block are computed one by one.
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
@@ -16,7 +16,7 @@ namespace attn::inline ATTN_ISA::detail {
 
 inline constexpr index pair_block = 16;
 
-/// Log decays [batch, heads, length, 1 or channels] are <= 0 for every real token.
+/// Checks log decays [batch, heads, length, 1 or channels]: <= 0 for every real token.
 template <class T>
 void check_log_decays(const validator& check, const tensor_view<const T>& g, const sequence_lengths& lengths) {
   for (index b = 0; b < g.extent(0); ++b)
@@ -27,7 +27,7 @@ void check_log_decays(const validator& check, const tensor_view<const T>& g, con
       const index stride = column ? rows.row_stride : rows.col_stride;
       for (index t = 0; t < keys; t += column ? keys : 1) {
         const T* const row = rows.row(t);
-        packet<T> above = zero<T>();  // what is above 0; NaN stays
+        packet<T> above = zero<T>();  // numbers above 0, and NaN
         for (index r = 0; r < count; r += width<T>)
           above = add(above, max(load_part<T>(row + r * stride, stride, count - r), zero<T>()));
         for (index r = 0; !(sum_lanes(above) <= T(0)) && r < count; ++r)
@@ -36,7 +36,8 @@ void check_log_decays(const validator& check, const tensor_view<const T>& g, con
     }
 }
 
-/// The decays of a chunk: each token's, from the start of the chunk (its own included) and to its end (its own not).
+/// The decays of a chunk: of each token, from the start of the chunk to it (its own included), and from it to the end
+/// (its own excluded).
 template <class T>
 struct delta_decay {
   static constexpr index wide = panels<T>::wide;
@@ -109,7 +110,7 @@ struct delta_decay {
   }
 };
 
-/// The next rows, as a product comes to row and column: a chunk of them while it fills two panels.
+/// Prefetches the next rows as a product reaches a row and column: those of one chunk while it fills two panels.
 template <class T>
 void fetch_rows(row_prefetcher<>& prefetch, index row, index col) {
   if (row % 8 == 0 && col % panel_width<T> == 0) prefetch.next(4);
@@ -144,7 +145,8 @@ struct delta_pair_scratch {
     return s;
   }
 
-  /// `columns` are the tokens [begin, end), times the decays until `end`. Returns those of all of them.
+  /// `columns` are the tokens [begin, end), times the decays until `end`. Returns the product of the decays of all of
+  /// them.
   packet<T> times_later(const delta_decay<T>& decay, const panels<T>& k, index begin, index end, index col) const {
     constexpr index wide = panels<T>::wide;
     packet<T> factor = broadcast<T>(T(1));
@@ -156,11 +158,12 @@ struct delta_pair_scratch {
     }
     return factor;
   }
-  /// The tokens before a block, times the decays until it begins.
+  /// Computes the tokens before a block times the decays until it begins.
   void load_columns(const delta_decay<T>& decay, const panels<T>& k, index block) const {
     for (index col = 0; col < decay.dim; col += width<T>) times_later(decay, k, 0, block, col);
   }
-  /// columns_t, which has the tokens before `block`, gets those of the block; all are times the decays until it ends.
+  /// Appends the tokens of `block` to columns_t, which has those before it; all are then multiplied by the decays until
+  /// it ends.
   void add_columns(const delta_decay<T>& decay, const panels<T>& k, index block) const {
     for (index col = 0; col < decay.dim; col += width<T>)
       store<T>(row + col, times_later(decay, k, block, block + pair_block, col));
@@ -214,7 +217,7 @@ void pair_product(const panels<T>& a, const panels<T>& b, index count, index dep
             depth, [&](index row, index col, const packet<T>& sum) { done(first + row, col, sum); });
 }
 
-/// Pairs of x = q (up to each token) or k (before it): `to` holds them as [i][j], and anything elsewhere.
+/// Pairs of x = q (up to each token) or k (before it): `to` holds them as [i][j]; its other entries are undefined.
 template <class T>
 void pair_products(const delta_decay<T>& decay, const delta_pair_scratch<T>& s, const panels<T>& x,
                    const panels<T>& x_t, const panels<T>& k, const panels<T>& k_t, index count, triangle form,

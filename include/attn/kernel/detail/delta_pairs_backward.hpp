@@ -4,15 +4,15 @@
 //   dk_i = sum_(j < i) dA_ij k_j e^(..) by rows, and by columns
 //   dk_j = sum_(i > j) dA_ij k_i e^(..) + sum_(i >= j) dP_ij q_i e^(..)
 //
-// The two parts of dk are kept apart: their difference is what the decays' gradient is made of.
+// The two parts of dk are stored separately, because the gradient of the decays is computed from their difference.
 #pragma once
 
 #include <attn/kernel/detail/delta_pairs.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// What the gradients of pairs are made of, dP and dA as [i][j], and what they are added to: those of q, and those of k
-/// by the rows and by the columns of the pairs.
+/// Inputs of the gradients of pairs, dP and dA as [i][j], and where they are added: to those of q, and to those of k by
+/// the rows and by the columns of the pairs.
 template <class T>
 struct pair_gradients {
   const delta_decay<T>& decay;

@@ -18,8 +18,8 @@ struct delta_step_scratch {
   }
 };
 
-/// to = diag(decay) from;  to += beta k (v - to^T k)^T;  out = to^T q, for one panel of S [dim][panel_width]. Both may
-/// be the same.
+/// to = diag(decay) from; to += beta k (v - to^T k)^T; out = to^T q, for one panel of S [dim][panel_width]. `from` and
+/// `to` may be the same.
 template <class T, bool Queries>
 void delta_step_panel(const T* from, T* to, index dim, const delta_step_scratch<T>& x, T beta, const T* value) {
   constexpr int w = width<T>;

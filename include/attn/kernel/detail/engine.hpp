@@ -1,10 +1,10 @@
 // attn: the one engine of kernel attention, bidirectional or causal; a chunk of it is in chunk.hpp.
 //
 // Bidirectional: segments of keys are summed up chunk by chunk and merged in order, then blocks of queries read the
-// total. Causal: queries read what is before their chunk and see their own chunk through the triangle. A segment has
-// sums of its own, which keeps rounding small in long sequences and lets threads share one head: a wave of segments is
-// summed up at once, and once the sums before each are known, attended at once. All that is at fixed places, so bits do
-// not depend on threads.
+// total. Causal: queries read the sums of the keys before their chunk and see the keys of their own chunk through the
+// triangle. Each segment has separate sums, which keeps rounding errors small in long sequences and lets threads share
+// one head: first a wave of segments is summed up, then, once the sums before each are known, its queries are attended.
+// Segments begin at fixed tokens, so bits do not depend on threads.
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -21,7 +21,7 @@ struct kernel_call;
 
 enum class decay_kind { none, token, channel };
 
-/// What a call of linear may have beyond the others of the family; linear_decayed.hpp runs those that have any of it.
+/// Options that only linear has; linear_decayed.hpp runs calls with any of these.
 template <class T>
 struct linear_extra {
   T scale = T(1);
@@ -31,7 +31,7 @@ struct linear_extra {
   tensor_view<const T, 3> initial_weights{};
   tensor_view<T> final_state{};
   tensor_view<T, 3> final_weights{};
-  void (*run)(const kernel_call<T>&, execution&) = nullptr;  // null: nothing but, perhaps, log decays per token
+  void (*run)(const kernel_call<T>&, execution&) = nullptr;  // null: no such option, or only log decays per token
 
   bool per_token() const { return log_decay.data() != nullptr && log_decay.extent(3) == 1; }
   bool per_channel() const { return log_decay.data() != nullptr && log_decay.extent(3) != 1; }
@@ -45,16 +45,16 @@ struct kernel_call {
   attention_shape shape;
   sequence_lengths lengths{};
   feature_map<T>* map = nullptr;
-  index heads = 0;  // of sums: as many as key heads, or, where features or gates differ between query heads, as those
-  index query_heads = 0;  // of parameters: shape.heads, but those of the state for tokens without queries
+  index heads = 0;  // of sums: as key heads or, where features or gates are per query head, as query heads
+  index query_heads = 0;  // of parameters: shape.heads, or those of the state for tokens without queries
   bool causal = false, normalise = true;
   T eps = T(0);
   tensor_view<const T, 3> gate{};
   bool complement = false;  // keys enter with 1 - gate
-  item_memory<T> state{};  // where given, what came before, and then what comes after
+  item_memory<T> state{};  // where given, the sums before the call, which become those after it
   linear_extra<T> extra{};
 
-  /// Is there a decay or gate per token, as it is or as its logarithm?
+  /// Whether there is a decay or gate per token, or its logarithm.
   bool gated() const { return gate.data() != nullptr || extra.per_token(); }
   decay_kind decays() const {
     return extra.per_channel() ? decay_kind::channel : gated() ? decay_kind::token : decay_kind::none;
@@ -62,13 +62,13 @@ struct kernel_call {
   bool log_scaled() const { return map->scaling != nullptr; }
   index group() const { return heads > 0 ? shape.heads / heads : 0; }
   index kv_head(index h) const { return h / (heads / shape.kv_heads); }
-  /// Which of `given` heads of a parameter is that of the sums h?
+  /// Which of the `given` heads of a parameter belongs to head h of the sums.
   index parameter_head(index given, index h) const { return given == heads ? h : h / (heads / given); }
   T gate_at(index b, index h, index t) const {
     if (extra.per_token()) return std::exp(extra.log_decay(b, parameter_head(extra.log_decay.extent(1), h), t, 0));
     return gate(b, parameter_head(gate.extent(1), h), t);
   }
-  /// The lanes of a block that must be filled: features with log scales are compared across all of them.
+  /// The number of lanes of a block that must be filled: features with log scales are compared across all of them.
   index filled_lanes() const { return log_scaled() ? kernel_chunk : 1; }
 
   kernel_scratch<T> scratch(arena& memory) const {
@@ -78,7 +78,7 @@ struct kernel_call {
   kernel_scratch<T> scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return scratch(memory); });
   }
-  /// Of a state, at a place of its item: the sums of all heads, then the product of the decays of each.
+  /// A state at a place of its item: the sums of all heads, then the product of the decays of each.
   kernel_sums<T> sums_at(T* place, index h) const {
     return kernel_sums<T>::over(place + h * sums_size(), map->features, shape.dim_v, log_scaled());
   }
@@ -90,7 +90,7 @@ struct kernel_call {
     return sums;
   }
 
-  /// Features of keys [begin, begin + count), and their values; tells whether those are finite.
+  /// Loads the features and values of keys [begin, begin + count); returns whether the values are finite.
   bool load_keys(index b, index h, index begin, index count, const kernel_scratch<T>& s, T* phi) const {
     const auto rows = k.head(b, kv_head(h)).block(begin, count, 0, filled_lanes());
     map->keys(rows, b * heads + h, phi, s.k_shift, s.map);
@@ -127,7 +127,7 @@ struct kernel_call {
     add_keys(sums, s, count, prefetch);
   }
 
-  /// Sums up keys [begin, end): whole chunks but for the last. Returns the product of their gates.
+  /// Sums up keys [begin, end): whole chunks except the last. Returns the product of their gates.
   T sum_up(index b, index h, index begin, index end, const kernel_scratch<T>& s, kernel_sums<T>& sums) const {
     T decay = T(1);
     sums.clear();
@@ -150,7 +150,8 @@ struct kernel_call {
   }
 
   /// Causal, keys [begin, end) of one segment after those summed up in `before`. Leaves the segment's own sums in
-  /// `own`, unless it is the `last` one, whose sums nobody reads. `total` is scratch. Returns the product of the gates.
+  /// `own`, unless it is the `last` one, whose sums are not needed. `total` is scratch. Returns the product of the
+  /// gates.
   T attend_segment(index b, index h, index begin, index end, bool last, const kernel_scratch<T>& s,
                    const kernel_sums<T>& before, kernel_sums<T>& own, kernel_sums<T>& total) const {
     const index offset = lengths.keys(b) - lengths.queries(b);  // position of query 0
@@ -255,7 +256,7 @@ struct kernel_call {
     for (index g = 0; g < group(); ++g) attend_block(b, h, h * group() + g, begin, 0, count, s, &total, 0, true);
   }
 
-  /// Adds the sums of the next segment, which are lost, to those before it.
+  /// Adds the sums of the next segment to those before it; the former are overwritten.
   static void add_segment(kernel_sums<T>& sums, T decay, kernel_sums<T>& own, const kernel_scratch<T>& s) {
     if (sums.empty)
       std::swap(sums, own);
@@ -286,7 +287,7 @@ struct kernel_call {
     if (!state) pad(b, h);
   }
 
-  /// Zeros for the rows of padding and those that see no key.
+  /// Sets the rows of padding and those that see no key to zero.
   void pad(index b, index h) const {
     const index keys = lengths.keys(b), queries = lengths.queries(b);
     const index unseeing = keys == 0 ? queries : causal ? std::max<index>(queries - keys, 0) : 0;
@@ -344,7 +345,7 @@ struct kernel_call {
     const auto limit = exec.limit_threads(work());
     const index pairs = shape.batch * heads, threads = exec.active_threads();
     const bool share = !state && threads > 1 && pairs < 2 * threads && pairs % threads != 0;
-    // Waves are long, since threads meet at their ends; causal ones have three sums per segment.
+    // Waves are long, because threads wait for each other at their ends; causal ones have three sums per segment.
     const index most = share ? (causal ? 4 : 16) * threads : threads - 1;
     auto* const list = exec.shared_scratch([&](arena& memory) {
       map->layout(memory, pairs);

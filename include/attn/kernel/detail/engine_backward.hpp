@@ -1,10 +1,10 @@
-// attn: the engine of kernel attention on the way back.
+// attn: the backward pass of the engine of kernel attention.
 //
-// Bidirectional: 1. keys are summed up as in the forward pass: S, z   2. blocks of queries read them and are summed up in
-// turn: R, y   3. chunks of keys read those. Causal: 1. keys are summed up, keeping the sums before every segment
-// 2. segments, last first: the sums before each of their chunks are made again, then chunks are attended from the last to
-// the first, with the sums before them and those of the queries after them. Segments have sums of their own, as in the
-// forward pass, and for the same reasons. One task is one key head, or where these are few, a segment.
+// Bidirectional: 1. keys are summed up as in the forward pass: S, z 2. blocks of queries read them and are themselves
+// summed up: R, y 3. chunks of keys read those. Causal: 1. keys are summed up, keeping the sums before every segment 2.
+// segments, last first: the sums before each of their chunks are computed again, then chunks are processed from the
+// last to the first, with the sums of the keys before them and of the queries after them. Segments have separate sums,
+// as in the forward pass, and for the same reasons. One task is one key head, or where these are few, a segment.
 #pragma once
 
 #include <attn/kernel/detail/gate_gradients.hpp>
@@ -21,7 +21,7 @@ struct backward_engine {
   const attention_shape& shape = call.shape;
   sums_type* feature_sums = nullptr;  // [batch * heads]: of each pair, the gradient of its features
 
-  /// What threads that share a head share: segments are taken `most` at a time.
+  /// Memory of the threads that share a head: `most` segments are processed at a time.
   struct {
     index most = 0;
     sums_type *own = nullptr, *before = nullptr, *after = nullptr;  // [most], causal [segments], [most]
@@ -35,7 +35,7 @@ struct backward_engine {
     kernel_backward_scratch<T> x;
     sums_type own, own_queries, after, later;  // a segment's own; those after it; both
     sums_type *before, *seen;                  // [segments], [chunks]: of the keys before each
-    T *dk, *dv, *gates;                        // of all keys of a head, where several pairs add to it
+    T *dk, *dv, *gates;                        // of all keys of a head, where several heads of sums add to it
     key_rows_scratch<T> rows;
     sums_type turned;  // R^T
   };
@@ -83,7 +83,7 @@ struct backward_engine {
     shared.decays = memory.allocate<T>(call.causal ? all : 0);
   }
 
-  /// Where one pair puts the gradients of its keys.
+  /// Where one head of sums stores the gradients of its keys.
   struct pair_target {
     stored_gradient_head<T> k, v;
     sums_type* features;
@@ -137,7 +137,7 @@ struct backward_engine {
       attend_keys(b, h, begin, after, w.turned, w, to);
   }
 
-  /// May threads share one head? Where nothing of it is summed up over all of its tokens but S and R.
+  /// Whether threads may share one head: where S and R are the only sums over all of its tokens.
   bool can_share() const { return !in.d_features && !in.map.finishes_keys && !in.of_gates() && pairs_per_head() == 1; }
   worker_scratch scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return layout(memory); });
@@ -174,7 +174,7 @@ struct backward_engine {
       });
   }
 
-  /// Causal, by all threads: the sums of each segment's queries are computed first, which is half of the work again.
+  /// Causal, by all threads: the sums of each segment's queries are computed first, which adds half of the work.
   void share_causal(index b, index h, execution& exec) {
     const index keys = call.lengths.keys(b), all = segments(keys);
     const pair_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
@@ -230,7 +230,8 @@ struct backward_engine {
       add_segment(sums, decay, own, s);
   }
 
-  /// Segment n after the keys of `before`; its queries go into w.own_queries. `sums_only`: nothing else is wanted.
+  /// Segment n, with the keys before it in `before`; its queries are summed up in w.own_queries. `sums_only`: nothing
+  /// else is computed.
   T attend_segment(index b, index h, index n, const sums_type& before, worker_scratch& w, const pair_target& to,
                    bool sums_only = false) const {
     const index begin = n * kernel_segment, end = std::min<index>(begin + kernel_segment, call.lengths.keys(b));
@@ -342,7 +343,7 @@ struct backward_engine {
     pad(b, kv_head);
   }
 
-  /// Zeros for padding, and for what sees or is seen by nothing.
+  /// Zeros for padding, for queries that see no key, and for keys that no query sees.
   void pad(index b, index kv_head) const {
     const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), group = shape.group();
     const index seen = keys == 0 || queries == 0 ? 0 : keys;
@@ -359,7 +360,7 @@ struct backward_engine {
     for (index t = 0; t < shape.keys; ++t) store_gradient(in.d_gate(b, h, t), sums[t], in.accumulate);
   }
 
-  /// `then` is called when all is done, with the sums of the gradients of the features of every pair.
+  /// `then` is called at the end with the sums of the gradients of the features of every head of sums.
   template <class Then>
   void run(execution& exec, index feature_rows, Then&& then) {
     auto work = call.work();

@@ -1,4 +1,5 @@
-// attn: the feature maps of kernel attention as the engine, compiled once for all of them, calls them: once a chunk.
+// attn: the feature maps of kernel attention, as the engine calls them: once per chunk, through this interface, so that
+// the engine is compiled once for all maps.
 #pragma once
 
 #include <attn/core/execution.hpp>
@@ -24,7 +25,7 @@ struct feature_map {
   feature_map() = default;
   feature_map(const feature_map&) = delete;
 
-  /// Shared memory of the call, and what fills it.
+  /// Allocates and fills shared memory of the call.
   virtual void layout(arena&, index /*pairs*/) {}
   virtual void prepare(execution&) {}
   /// `pair` is batch item * heads of sums + head; `scratch` has `scratch_size` numbers.
@@ -40,8 +41,8 @@ struct feature_map {
   ~feature_map() = default;
 };
 
-/// What the engine asks where features are exponentials. The features of a block are `raw` and `shift`; log scales are
-/// those of the sums.
+/// The interface that the engine uses where features are exponentials. The features of a block are `raw` and `shift`;
+/// log scales are those of the sums.
 template <class T>
 struct log_scaling {
   /// Raises the log scales to the keys of a chunk; s.k_phi is over the new ones, s.row_decay[r] = 2^(old - new).
@@ -54,7 +55,7 @@ struct log_scaling {
   virtual void queries_for_chunk(const kernel_scratch<T>& s) const = 0;
   /// The factors that bring the two parts of a row to the scale of the larger one, and eps over that scale.
   virtual void join(bool of_sums, bool of_chunk, T eps, const kernel_scratch<T>& s) const = 0;
-  /// Has a row of this denominator underflowed, so that it must be recomputed?
+  /// Whether a row with this denominator has underflowed and needs recomputation.
   virtual bool underflowed(T denominator) const = 0;
   /// Row i of a chunk, recomputed from s.q_raw and s.k_raw: its keys weighed by logarithms.
   virtual void recompute_row(const chunk_view<T>&, index i, T eps, const kernel_scratch<T>& s, T* out) const = 0;

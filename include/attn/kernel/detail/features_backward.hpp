@@ -1,4 +1,4 @@
-// attn: the way back through a feature map, as the backward engine calls it: once a chunk.
+// attn: the backward pass of a feature map, as the backward engine calls it: once per chunk.
 #pragma once
 
 #include <attn/kernel/detail/log_scales.hpp>
@@ -6,15 +6,15 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The tokens of a chunk on the way back through the map that made their features.
+/// The tokens of a chunk, in the backward pass of the map that computed their features.
 template <class T>
 struct tokens_back {
   token_rows<T> rows;
   index pair;      // as for feature_map
   bool of_keys;
-  index first;     // lanes before it are no tokens
+  index first;     // lanes before it have no token
   index position;  // of lane 0 among the real tokens of its sequence
-  const T* phi;    // as the map made them: features, or raw ones where it has a scaling
+  const T* phi;    // as the map computed them: features, or raw ones where it has a scaling
   T* d;            // [feature][chunk]: the gradients of features; of their natural logarithms where they are logarithms;
                    // of the raw numbers, times their scale, where those are signed. May be overwritten.
 };
@@ -25,12 +25,12 @@ struct feature_map_backward {
   const exponential_scaling<T>* exponential = nullptr;
   index scratch_size = 0;     // numbers of scratch memory a worker needs, the forward map's included
   bool finishes_keys = false;  // gradients of keys depend on all keys
-  bool by_rows = false;        // features are made number by number: key_rows() and back_rows() are there
+  bool by_rows = false;        // features are computed number by number: key_rows() and back_rows() may be called
 
   feature_map_backward() = default;
   feature_map_backward(const feature_map_backward&) = delete;
 
-  /// Shared memory of the call, and what fills it, after the map's own.
+  /// Allocates and fills shared memory of the call, after the map's own.
   virtual void layout(arena&, index /*pairs*/) {}
   virtual void prepare(execution&) {}
   /// dx [dim][chunk] from x.d, where dx is given; adds to dw, sums of rows of W [row][dim], where given.
@@ -44,9 +44,10 @@ struct feature_map_backward {
   /// Features of keys [begin, begin + count), as rows; d times their derivatives, in place.
   virtual void key_rows(const stored_matrix<T>&, index /*begin*/, index /*count*/, T* /*phi*/, index /*stride*/) const {}
   virtual void back_rows(const T* /*phi*/, T* /*d*/, index /*count*/) const {}
-  /// Of all `count` keys of a pair: what back() left out, into rows [count][dim] (where given) and dw.
+  /// For all `count` keys of a head of sums: the terms that back() left out, added to rows [count][dim] (where given)
+  /// and dw.
   virtual void finish_pair(index /*pair*/, T* /*rows*/, kernel_sums<T>* /*dw*/, T* /*scratch*/) const {}
-  /// Of all keys of a key head, when every pair has been added.
+  /// For all keys of a key head, after all of its heads of sums were added.
   virtual void finish_keys(T* /*rows*/, index /*count*/) const {}
 
  protected:

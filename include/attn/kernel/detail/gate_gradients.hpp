@@ -1,7 +1,7 @@
 // attn: the gradients of the gates of one chunk: d g_t = <dL/dS_t, S_(t-1)>, never divided by a gate, which may be 0.
 //
-// With S, R the sums before and after the chunk, W_ji the gradient of the weight of a pair times that weight, both without
-// gates, and g(j, i) = g_j ... g_i (1 where j > i):
+// With S, R the sums before and after the chunk, W_ji the gradient of the weight of a key and a query times that
+// weight, both without gates, and g(j, i) = g_j ... g_i (1 where j > i):
 //
 //   d g_t = g(0, t-1) g(t+1, end) <S, R>  +  g(0, t-1) Y_t  +  g(t+1, end) Z_t  +  sum_{j < t} c_j g(j+1, t-1) X_tj
 //   Y_t = sum_{i >= t} g(t+1, i) <S, query i>         Z_t = sum_{j < t} c_j g(j+1, t-1) <key j, R>
@@ -31,7 +31,7 @@ T dot_sums(const kernel_sums<T>& a, const kernel_sums<T>& b) {
   return total;
 }
 
-/// What a chunk knows of its gates and pairs.
+/// The gates and products of a chunk.
 template <class T>
 struct gate_chunk {
   index count;

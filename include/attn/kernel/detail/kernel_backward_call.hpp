@@ -1,4 +1,5 @@
-// attn: a backward call of kernel attention: its views, what all operators of the family check alike, and how it is run.
+// attn: a backward call of kernel attention: its views, the checks that all operators of the family share, and how it
+// is run.
 #pragma once
 
 #include <attn/core/detail/gradients.hpp>
@@ -58,7 +59,7 @@ kernel_backward<T> kernel_backward_of(const kernel_backward_views<S>& a, kernel_
           .dv = {a.dv, a.accumulate}, .d_gate = a.d_gate, .d_features = bool(a.d_features), .accumulate = a.accumulate};
 }
 
-/// The gradient of the features, where wanted, from those of every pair: of all that share a matrix, in order.
+/// The gradient of the features, where wanted: the sum over all heads of sums that share a matrix, in order.
 template <class S, class T>
 void store_feature_gradients(const kernel_backward_views<S>& a, const kernel_call<T>& call,
                              const kernel_sums<T>* sums) {

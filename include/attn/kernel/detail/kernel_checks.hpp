@@ -1,4 +1,4 @@
-// attn: a call of kernel attention: its views, what all operators of the family check alike, and how it is run.
+// attn: a call of kernel attention: its views, the checks that all operators of the family share, and how it is run.
 #pragma once
 
 #include <attn/core/detail/arguments.hpp>
@@ -46,7 +46,7 @@ struct state_step {
   void (*run)(const validator&, kernel_call<T>&, kernel_state<T>&, execution&) = nullptr;
 };
 
-/// No more features than memory can hold the sums of, for some thousand threads.
+/// Checks that memory can hold the sums of so many features for some thousand threads.
 inline void check_feature_count(const validator& check, index features, const attention_shape& s) {
   check.at_least("features", 0, features);
   check.fits("features", {features, std::max<index>(s.dim_v, 64), index(1) << 16});
@@ -89,8 +89,8 @@ void check_gates(const validator& check, const char* what, const tensor_view<con
   if (!(x >= 0) || x == std::numeric_limits<double>::infinity()) check.fail({what, " >= 0, and finite"}, x);
 }
 
-/// Checks the options and parameters of a call of this shape, and fills in all of the call but its map. With
-/// `complement`, keys enter with 1 - gate.
+/// Checks the options and parameters of a call of this shape, and fills in the call except its map. With `complement`,
+/// keys enter with 1 - gate.
 template <bool takes_features, class S, class Options, class T = compute_type<S>>
 kernel_call<T> check_parameters(const validator& check, const attention_shape& shape, const memory_layout& out,
                                 const kernel_views<S>& x, const Options& options, const state_step<T>& step,
@@ -122,7 +122,7 @@ kernel_call<T> check_parameters(const validator& check, const attention_shape& s
   return call;
 }
 
-/// Checks what all operators of kernel attention check.
+/// The checks that all operators of kernel attention share.
 template <bool takes_features, class S, class Options, class T = compute_type<S>>
 kernel_call<T> check_kernel(const validator& check, const kernel_views<S>& x, const Options& options,
                             const state_step<T>& step, const tensor_view<const T, 3>& gate = {},

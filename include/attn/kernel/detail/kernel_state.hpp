@@ -3,25 +3,25 @@
 //   auto branch = state;                  // a copy: another continuation of the same sequences
 //   state.merge(later);                   // sequences in two parts, as if fed in one
 //   state.write(file); state.read(file);
-//   state.rollback(2);                    // the last two tokens were never fed, if the extents say .keep = 2 or more
+//   state.rollback(2); // as if the last two tokens had not been fed; needs .keep = 2 or more
 //
-// Batch items are sequences of their own, of any number of tokens each:
+// Batch items are independent sequences, of any number of tokens each:
 //
 //   linear_step(state, q, k, v, out, {.lengths = n});   // item b is fed the first n[b] tokens; the rest is padding
 //   state.reset(1); state.rollback(0, 2); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
 //
-// It has, for every batch item and head, S = sum_j phi(k_j) v_j^T [features, value dim], z = sum_j phi(k_j) [features],
-// for exponential features a log scale (a power of two) for each of them, and the product of all gates,
-// not a number where those were per channel.
+// The state has, for every batch item and head, S = sum_j phi(k_j) v_j^T [features, value dim], z = sum_j phi(k_j)
+// [features], for exponential features a log scale (a power of two) for each of them, and the product of all gates,
+// which is NaN where gates were per channel.
 //
-// Memory   about (value dim + 2) features numbers per head, value dim rounded up to two vectors, and that again for
+// Memory   about (value dim + 2) features numbers per head, value dim rounded up to two vectors, and as much again for
 //          every token kept; bytes() is exact.
-// Rounding Sums are plain, not compensated: that would double what a step reads and writes. A sum of n terms of one
-//          sign loses up to n / 2 units in the last place when fed token by token, about sqrt(n) where terms vary; fed
-//          in chunks of c <= 1024 tokens, n / c + 80 instead of n.
+// Rounding Sums are not compensated, which would double the memory that a step reads and writes. A sum of n terms of
+//          one sign loses up to n / 2 units in the last place when fed token by token, about sqrt(n) where terms vary;
+//          fed in chunks of c <= 1024 tokens, n / c + 80 instead of n.
 //
-// Of the stream (state_stream.hpp), the numbers of a batch item and head: the product of gates, z [features],
-// S [features][value dim], and, where features have log scales, those [features].
+// In a stream (state_stream.hpp) the numbers of a batch item and head are the product of gates, z [features], S
+// [features][value dim], and, where features have log scales, those [features].
 #pragma once
 
 #include <attn/core/detail/item_state.hpp>
@@ -31,7 +31,7 @@
 namespace attn::inline ATTN_ISA {
 namespace detail {
 
-/// What makes states of one type of features and another type different.
+/// What distinguishes the states of one type of features from those of another.
 struct state_kind {
   std::uint32_t kind = 0, variant = 0;
   bool log_scaled = false;
@@ -41,7 +41,7 @@ struct state_kind {
 }  // namespace detail
 
 /// The sums of one kind of kernel attention; T is float (also for 16-bit elements) or double: the base of linear_state,
-/// performer_state and rfa_state. One that was moved from may only be assigned to or destroyed.
+/// performer_state and rfa_state. A moved-from state may only be assigned to or destroyed.
 template <class T>
 class kernel_state : public detail::item_state<kernel_state<T>, T> {
   static_assert(std::same_as<T, float> || std::same_as<T, double>);
@@ -64,9 +64,9 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
     return s.log_scale && s.log_scale[r] > detail::no_log_scale<T> ? s.log_scale[r] : T(0);
   }
 
-  /// Takes in what followed: `later` was fed the tokens after those fed to *this. Without gates the order does not
-  /// matter. Throws std::invalid_argument for a state of another kind or shape, or a later one that was fed with decays
-  /// per channel: of decays it has one product per head.
+  /// Adds the state of the tokens that followed: `later` was fed the tokens after those fed to *this. Without gates the
+  /// order does not matter. Throws std::invalid_argument for a state of another kind or shape, and if `later` was fed
+  /// with decays per channel, because a state has only one product of decays per head.
   void merge(const kernel_state& later) {
     const detail::validator check(name_);
     if (later.kind_ != kind_) check.fail("a state of the same kind and feature kernel", "another");
@@ -92,14 +92,13 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
     for (index b = 0; b < batch(); ++b) this->length(b) += later.length(b);
   }
 
-  /// Throws std::runtime_error if the stream does not take it.
+  /// Throws std::runtime_error if writing fails.
   void write(std::ostream& stream) const {
     this->stream().write(stream, this->lengths_, [&](auto&& visit) { each_number(visit); });
   }
 
-  /// Becomes what was written from a state of the same kind and shape. Throws std::runtime_error for what is no such
-  /// stream, another version, or damaged, std::invalid_argument for a state of another kind or shape; *this is then as
-  /// it was.
+  /// Reads a state of the same kind and shape. Throws std::runtime_error for a stream of another format or version, or
+  /// a damaged one, and std::invalid_argument for a state of another kind or shape; *this is then unchanged.
   void read(std::istream& stream) {
     const index each = 1 + features() * (1 + value_dim() + (kind_.log_scaled ? 1 : 0));
     this->stream().read(stream, this->lengths_, batch() * heads() * each, [&](auto&& visit) { each_number(visit); });
@@ -119,7 +118,7 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
   }
 
  protected:
-  /// Each feature of the extents becomes `per_feature` of the sums'.
+  /// Each feature of the extents becomes `per_feature` features of the sums.
   kernel_state(const char* name, detail::state_kind kind, const kernel_state_extents& e, index per_feature = 1)
       : base(name, e.batch, e.keep), kind_(kind), extents_(e) {
     const detail::validator check(name);
@@ -127,7 +126,7 @@ class kernel_state : public detail::item_state<kernel_state<T>, T> {
     check.at_least("features", 0, e.features);
     check.at_least("value dim", 0, e.value_dim);
     extents_.features = check.fits("features", {e.features, per_feature});
-    // More than the numbers of one, whose paddings at most double the larger of an extent and 64.
+    // An upper bound of the numbers of a state: padding at most doubles the larger of an extent and 64.
     const index most =
         check.fits("sums of a head", {std::max<index>(features(), 64), std::max<index>(e.value_dim, 64), 8});
     check.fits("sums", {this->places(), e.batch, e.heads, most});

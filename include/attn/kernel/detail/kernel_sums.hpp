@@ -1,11 +1,11 @@
-// attn: what kernel attention keeps of the keys it has seen, and how two such sums become one.
+// attn: the sums over keys of kernel attention, and how two of them are merged.
 //
 //   values     S = sum_j phi(k_j) v_j^T     [features, value dim]
 //   weights    z = sum_j phi(k_j)           [features]
 //   log_scale  where features are exponentials: row r of S and z is 2^log_scale[r] times what is stored
 //
-// Log scales are whole numbers, so raising one rescales exactly; one per feature, since those of long keys differ by
-// hundreds of powers of two, and the query decides which of them count.
+// Log scales are integers, so raising one rescales exactly. There is one per feature, because the features of long keys
+// differ by hundreds of powers of two, and the query decides which of them matter.
 #pragma once
 
 #include <attn/core/detail/exp.hpp>
@@ -14,7 +14,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// The log scale of a feature no key has had. What is smaller counts as 0: keys whose squares are about to overflow.
+/// The log scale of a feature that no key has contributed to. Features with a smaller logarithm count as 0: those of
+/// keys whose squares nearly overflow.
 template <class T>
 inline constexpr T no_log_scale = std::numeric_limits<T>::lowest() / 2;
 
@@ -30,7 +31,7 @@ struct kernel_sums {
   static index rows(index features) { return round_up(features, tile_step); }
   static index lanes(index features) { return round_up(rows(features), width<T>); }
   static index value_count(index features, index dim_v) { return rows(features) * round_up(dim_v, wide); }
-  /// Numbers of memory one takes.
+  /// Size of the memory of the sums, in numbers.
   static index count(index features, index dim_v, bool log_scaled) {
     return round_up(value_count(features, dim_v), 16) + round_up(lanes(features), 16) * (log_scaled ? 2 : 1);
   }

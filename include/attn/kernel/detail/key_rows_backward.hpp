@@ -1,8 +1,8 @@
-// attn: keys of a bidirectional call on the way back where features are made number by number: rows stay rows.
+// attn: the backward pass of keys in bidirectional calls where features are computed number by number: rows stay rows.
 //
-// d phi(k_j) = R v_j + y and d v_j = R^T phi(k_j) need no vector whose lanes are tokens: v_j, phi(k_j) are left operands as
-// they lie in memory, R^T is made once a head. Against chunk_backward.hpp that saves three transpositions a chunk, 6 % of
-// linear_backward at a dim of 64.
+// d phi(k_j) = R v_j + y and d v_j = R^T phi(k_j) need no vector whose lanes are tokens: v_j and phi(k_j) are left
+// operands in place, R^T is computed once per head. Compared with chunk_backward.hpp that saves three transpositions
+// per chunk, 6 % of linear_backward at a dim of 64.
 #pragma once
 
 #include <attn/kernel/detail/block_backward.hpp>

@@ -1,4 +1,4 @@
-// attn: the checks of what linear has beyond the others of its family.
+// attn: the checks of the options that only linear has.
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
@@ -70,7 +70,7 @@ void check_linear_extra(const validator& check, kernel_call<T>& call, const Opti
   call.extra = {.scale = o.scale, .log_decay = o.log_decay, .bonus = o.bonus, .initial_state = o.initial_state,
                 .initial_weights = o.initial_weights, .final_state = o.final_state, .final_weights = o.final_weights,
                 .run = nullptr};
-  // Decays per token alone are factors of pairs, which the engine of the family has anyway.
+  // Decays per token alone are handled by the engine of the family, as factors of pairs.
   const bool per_token = call.extra.per_token() && !o.bonus && !states && o.scale == T(1);
   if (!per_token) call.extra.run = &decayed_engine<T>::run_call;
 }

@@ -7,8 +7,9 @@
 //   z, and the denominators, are the same with ones for v
 //   bonus u: query i sees S_(i-1) and u k_i v_i^T: its decays end one token earlier, and the diagonal of P is u q_i k_i
 //
-// q is scale phi(q), k is phi(k). Decays are multiplied, never divided (delta_pairs.hpp). Apart from engine.hpp, because
-// what has no decays needs no second copy of its rows: with decays per channel this one takes 1.3 to 1.4 times as long.
+// q is scale phi(q), k is phi(k). Decays are multiplied, never divided (delta_pairs.hpp). Separate from engine.hpp,
+// because calls without decays do not need a second copy of their rows: with decays per channel a call takes 1.3 to 1.4
+// times as long.
 #pragma once
 
 #include <attn/kernel/detail/decayed_keys.hpp>
@@ -31,7 +32,7 @@ struct decayed_scratch : decayed_keys<T> {
       for (panels<T>* x : all) *x = panels<T>::layout(memory, rows, cols);
     };
     allocate(m, columns, {&s.state});
-    allocate(chunk + own, m, {&s.q});  // rows are also read from the second one on
+    allocate(chunk + own, m, {&s.q});  // rows are also read beginning with the second
     s.q.capacity = chunk;
     allocate(m, chunk, {&s.q_t});
     allocate(m, chunk + own, {&s.q_start_t});
@@ -53,7 +54,7 @@ struct decayed_engine {
 
   index features() const { return call.map->features; }
   index dim_v() const { return call.shape.dim_v; }
-  /// Is z needed?
+  /// Whether z is needed.
   bool weights() const { return call.normalise || extra.final_weights || call.state; }
   decay_kind kind() const { return call.decays(); }
 
@@ -88,7 +89,7 @@ struct decayed_engine {
 
   // Chunks ------------------------------------------------------------------------------------------------------------
 
-  /// The sums after the keys that were loaded.
+  /// Advances the sums over the keys that were loaded.
   void advance(index count, const decayed_scratch<T>& s, row_prefetcher<>& prefetch) const {
     pass_chunk(s.decay, s.k_end, s.v, dim_v(), count, s.state, &prefetch);
     for (index col = 0; weights() && col < features(); col += width<T>) {
@@ -100,8 +101,8 @@ struct decayed_engine {
     }
   }
 
-  /// Rows origin + [first, count) of query head `head`: after the sums, and with `pairs` at the positions of the keys
-  /// that were loaded.
+  /// Rows origin + [first, count) of query head `head`, which read the sums and, with `pairs`, are at the positions of
+  /// the keys that were loaded.
   void attend(index b, index head, index origin, index first, index count, bool pairs,
               const decayed_scratch<T>& s) const {
     const index m = features(), own = extra.bonus && pairs ? 1 : 0, rows = count - own;
@@ -160,7 +161,7 @@ struct decayed_engine {
       store<T>(s.den + t, sum);
     }
   }
-  /// Of the numbers of row t up to column t; those beyond are overwritten, for they may be NaN.
+  /// The sum of the numbers of row t up to column t; those beyond are overwritten, because they may be NaN.
   static T sum_before(const panels<T>& p, index t) {
     packet<T> sum = zero<T>();
     for (index col = t + 1; col % width<T> != 0; ++col) *p.at(t, col) = T(0);
@@ -203,7 +204,7 @@ struct decayed_engine {
     if (call.state) call.decay_at(call.state.at(b), h) *= whole_decay(b, h, keys);
   }
 
-  /// Of all tokens; not a number where it is not one number.
+  /// The product of the decays of all tokens; NaN where decays are per channel.
   T whole_decay(index b, index h, index keys) const {
     if (kind() == decay_kind::none) return T(1);
     if (kind() == decay_kind::channel) return std::numeric_limits<T>::quiet_NaN();

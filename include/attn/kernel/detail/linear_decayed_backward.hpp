@@ -1,4 +1,4 @@
-// attn: one chunk of linear attention on the way back, with decays per token or channel, a bonus, and states.
+// attn: the backward pass of one chunk of linear attention with decays per token or channel, a bonus, and states.
 //
 // With gamma the sum of the log decays in the chunk up to a token, S0 the sums before the chunk and R the gradient of
 // those after it; values have a further column of ones where denominators are wanted, and so have S and R (z and y):
@@ -13,7 +13,8 @@
 //   bonus u   query i sees S_(i-1) and u k_i v_i^T: the rows of the pairs are the queries from the second one on, the
 //             first one reads S0 alone, and the diagonal of P is u q_i k_i
 //
-// q is scale phi(q). Products with S0 and R read their rows as operands by columns: what is called _t is transposed.
+// q is scale phi(q). Products with S0 and R read their rows as operands by columns: names with _t are transposed
+// matrices.
 #pragma once
 
 #include <attn/kernel/detail/channel_decay_backward.hpp>
@@ -62,7 +63,7 @@ struct decayed_backward_head {
     for (index t = 0; t < count && in.weights(); ++t) *s.v.at(t, dim_v()) = T(1);
   }
 
-  /// The sums after the keys that were loaded.
+  /// Advances the sums over the keys that were loaded.
   void advance(index count, const panels<T>& state) const {
     pass_chunk(s.decay, s.k_end, s.v, columns(), count, state);
   }
@@ -95,8 +96,8 @@ struct decayed_backward_head {
     for (index t = 0; t < at.count && in.weights(); ++t) *s.d_out.at(t, dim_v()) = T(0);
   }
 
-  /// The gradients of a block of queries, after the sums `state`; d_state takes what they give those, s.dk, s.dk_own
-  /// and s.dv what they give the keys at their positions.
+  /// The gradients of a block of queries that read the sums `state`; adds to the gradients d_state of those, and s.dk,
+  /// s.dk_own and s.dv of the keys at their positions.
   void attend(const block& at, const panels<T>& state, const panels<T>& d_state) const {
     load_queries(at);
     const index count = at.count, m = features(), own = extra.bonus && at.pairs ? 1 : 0, rows = count - own;
@@ -152,7 +153,7 @@ struct decayed_backward_head {
     }
   }
 
-  /// d_out becomes that of the numerator and the denominator.
+  /// d_out becomes the gradient of the numerator and the denominator.
   void normalise(const block& at, const panels<T>& q_start, const panels<T>& state) const {
     transpose_panels(q_start, at.count, features(), s.q_start_t);
     product(s.q_start_t, at.count, state, columns(), features(), write_to(s.out));
@@ -198,7 +199,7 @@ struct decayed_backward_head {
   // Keys --------------------------------------------------------------------------------------------------------------
 
   /// Keys [begin, begin + count), which were not loaded yet, and the queries at their positions. d_state is the
-  /// gradient of the sums after them, and then of those before; not causal, of all of them.
+  /// gradient of the sums after them, and becomes that of the sums before them; not causal, of the sums of all keys.
   void back(index begin, index count, const panels<T>& state, const panels<T>& d_state) const {
     const index m = features();
     load_keys(begin, count);
@@ -222,7 +223,7 @@ struct decayed_backward_head {
     store_keys(begin, count);
   }
 
-  /// What reaches the keys, values and decays of the chunk from after it.
+  /// The gradients of the keys, values and decays of the chunk by the sums after it.
   void from_later(index count, const panels<T>& state, const panels<T>& d_state) const {
     const index m = features();
     if (in.d_log_decay) clear(s.d_gamma, count, m);
@@ -273,7 +274,7 @@ struct decayed_backward_head {
     to_v.store_rows(s.rows, dim_v(), begin, count);
   }
 
-  /// The sums of a chunk run backward over its tokens; of a decay of 0 nothing is left to differentiate.
+  /// The sums of a chunk run from its last token to its first; the gradient of a log decay of -infinity is 0.
   void store_decays(index begin, index count) const {
     const index m = features();
     const bool channel = s.decay.kind == decay_kind::channel, add = in.adds(in.d_log_decay, h);

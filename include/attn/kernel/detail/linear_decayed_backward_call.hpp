@@ -6,7 +6,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// A backward call, after its checks; `call` is the forward call without out. What is not asked for is null.
+/// A backward call, after its checks; `call` is the forward call without out. Gradients that are not wanted are null.
 template <class T>
 struct decayed_backward_call {
   kernel_call<T>& call;
@@ -25,18 +25,19 @@ struct decayed_backward_call {
   const linear_extra<T>& extra() const { return call.extra; }
   index features() const { return call.map->features; }
   index dim_v() const { return call.shape.dim_v; }
-  /// Which head of a parameter or of its gradient is that of the sums h, and do others come before it there?
+  /// Which head of a parameter or of its gradient belongs to head h of the sums, and whether earlier heads of sums add
+  /// to it.
   template <class View>
   index at(const View& x, index h) const { return call.parameter_head(x.extent(1), h); }
   template <class View>
   bool adds(const View& x, index h) const { return accumulate || h % (call.heads / x.extent(1)) != 0; }
-  /// Is there a column of ones?
+  /// Whether there is a column of ones.
   bool weights() const { return call.normalise || d_final_weights; }
   index columns() const { return dim_v() + (weights() ? 1 : 0); }
   bool of_decays() const { return d_decay || d_log_decay; }
   bool of_queries() const { return dq || d_bonus || of_decays(); }
   bool of_keys() const { return dk || of_decays(); }
-  /// Is anything asked for that depends on what comes later?
+  /// Whether any wanted gradient depends on later tokens.
   bool reverse() const { return of_keys() || dv || d_initial_state || d_initial_weights; }
   decay_kind kind() const { return call.decays(); }
 };
@@ -65,7 +66,7 @@ struct decayed_backward_scratch : decayed_keys<T> {
     const auto numbers = [&](index count, std::initializer_list<T**> all) {
       for (T** x : all) *x = memory.allocate<T>(count);
     };
-    allocate(chunk + own, m, {&s.q, &s.dq});  // with a bonus, rows are also read from the second one on
+    allocate(chunk + own, m, {&s.q, &s.dq});  // with a bonus, rows are also read beginning with the second
     allocate(m, chunk + own, {&s.q_t, &s.q_start_t});
     s.q.capacity = chunk;
     allocate(chunk, m, {&s.dk});

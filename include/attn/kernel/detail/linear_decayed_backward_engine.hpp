@@ -1,9 +1,9 @@
 // attn: the gradients of linear attention with decays per channel, a bonus or states, over whole heads.
 //
 // Causal: the sums before each segment of 1024 tokens are computed forward; then, from the last segment to the first,
-// those before each of its chunks, and back through the chunks. Otherwise all keys are summed up, all queries read
-// them, and all keys read the gradient of the sums. One task is one key head: what its query heads add to it is summed
-// in order.
+// those before each of its chunks, and the backward passes of the chunks. Otherwise all keys are summed up, all queries
+// read the sums, and all keys read the gradient of the sums. One task is one key head: the gradients by its query heads
+// are summed in order.
 #pragma once
 
 #include <attn/kernel/detail/linear_decayed_backward.hpp>
@@ -44,7 +44,7 @@ struct decayed_backward_engine {
   void copy(const panels<T>& from, const panels<T>& to) const {
     std::copy_n(from.data, from.capacity * round_up(in.columns(), panels<T>::wide), to.data);
   }
-  /// The sums become what is given of them, and 0 elsewhere.
+  /// Sets the sums to the initial ones where given, and to 0 elsewhere.
   void load_sums(const tensor_view<const T>& values, const tensor_view<const T, 3>& weights, index b, index h,
                  const panels<T>& to) const {
     std::fill_n(to.data, to.capacity * round_up(in.columns(), panels<T>::wide), T(0));
@@ -89,7 +89,8 @@ struct decayed_backward_engine {
     }
   }
 
-  /// Back over all keys and the queries at their positions; the sums end as those before the first key.
+  /// The backward pass of all keys and of the queries at their positions; at the end the sums are those before the
+  /// first key.
   template <class Advance>
   void run_causal(const decayed_backward_head<T>& head, index keys, const worker_scratch& w, Advance&& advance) const {
     const index last = std::max<index>((ceil_div(keys, kernel_segment) - 1) * kernel_segment, 0);
@@ -113,7 +114,7 @@ struct decayed_backward_engine {
     if (keys > 0) copy(w.before[0], w.state);
   }
 
-  /// Queries that read the sums as they are: of keys, or what the call began with.
+  /// Queries that read the sums as they are: those of all keys, or the initial ones.
   void attend_rows(const decayed_backward_head<T>& head, index begin, index end, bool see_keys,
                    const worker_scratch& w) const {
     if (begin >= end) return;

@@ -1,16 +1,17 @@
-// attn: features that are exponentials, kept within the range of numbers.
+// attn: features that are exponentials, scaled so that they neither overflow nor underflow.
 //
-// Of such a feature the engine has the logarithm (base 2): log2 phi_r(x_t) = raw[r][t] + shift[t]; or, signed (sine and
+// The engine has the logarithm (base 2) of such a feature: log2 phi_r(x_t) = raw[r][t] + shift[t]; or, signed (sine and
 // cosine), the number raw[r][t] times 2^shift[t]. They are used in two ways:
 //
 //   for the sums   row r of S and z is divided by 2^log_scale[r], log_scale[r] the (rounded) largest logarithm of any
 //                  key so far; a query's features are multiplied by it and divided by the largest result, so that its
 //                  denominator is at least 1/2 whatever the keys are
-//   for the chunk  features are divided by the largest of their own token, which goes into pair_factor_ij; log scales
-//                  of the chunk would let later keys decide how earlier rows round
+//   for the chunk  features are divided by the largest of their own token, which becomes a factor in pair_factor_ij;
+//                  with log scales common to the chunk the rounding of earlier rows would depend on later keys
 //
-// The second can lose everything where query and key share no large feature. Rows whose denominator underflows are
-// recomputed with their few keys weighed by logarithms: a decision that depends on no later key.
+// The second can underflow completely where query and key have no large feature in common. Rows whose denominator
+// underflows are recomputed with weights of their few keys from logarithms; whether that happens depends on no later
+// key.
 #pragma once
 
 #include <attn/core/detail/sin_cos.hpp>
@@ -44,7 +45,7 @@ void exp2_below(const T* raw, index count, const T* log_scale, const T* maximum,
   }
 }
 
-/// Numbers from 2^mantissa on are whole.
+/// Numbers from 2^mantissa on are integers.
 template <class T>
 T nearest_whole(T x) {
   constexpr T whole = T(std::uint64_t(1) << float_bits<T>::mantissa);
@@ -72,7 +73,7 @@ void weigh_logarithms(const T* query, const T* raw, const T* shift, index count,
 template <class T>
 struct exponential_scaling final : log_scaling<T> {
   index features = 0;
-  index divisor = 1;  // of phi(q).phi(k), which features leave out
+  index divisor = 1;  // of phi(q).phi(k), which features do not include
   bool is_signed = false;
 
   /// A feature over its log scale.
@@ -81,8 +82,8 @@ struct exponential_scaling final : log_scaling<T> {
     return is_signed ? mul(raw, x) : x;
   }
 
-  /// Logarithms are added up the same way for the log scale and for phi: those of long keys round to steps of hundreds,
-  /// and phi must not come out above the log scale.
+  /// Logarithms are added up in the same order for the log scale and for phi: those of long keys are rounded by up to
+  /// hundreds, and phi must not exceed the log scale.
   void keys_for_sums(const T* raw, T* log_scale, const kernel_scratch<T>& s) const override {
     T *const decay = s.row_decay, *const phi = s.k_phi;
     const T* const shift = s.k_shift;
@@ -145,7 +146,7 @@ struct exponential_scaling final : log_scaling<T> {
     }
   }
 
-  /// eps over the scale 2^maximum of a denominator; features leave out their divisor and the query's shift.
+  /// eps over the scale 2^maximum of a denominator; features do not include their divisor and the query's shift.
   T eps_over(T eps, T maximum, T shift) const {
     return eps > T(0) ? eps * static_cast<T>(divisor) * std::exp2(-(maximum + shift)) : T(0);
   }
@@ -162,7 +163,7 @@ struct exponential_scaling final : log_scaling<T> {
     for (index t = 0; t < kernel_chunk; ++t) s.eps[t] = eps_over(eps, s.eps[t], s.q_shift[t]);
   }
 
-  /// Of positive weights the largest of which could be 1, so small a sum may have lost all that was in it.
+  /// The largest of the positive weights could be 1, so a sum below this may have lost all its terms.
   bool underflowed(T denominator) const override {
     return !is_signed && denominator < std::numeric_limits<T>::min() * T(std::uint64_t(1) << 45);
   }

@@ -1,7 +1,8 @@
-// attn: features that are exponentials, on the way back; see log_scales.hpp.
+// attn: the backward pass of features that are exponentials; see log_scales.hpp.
 //
 // The sums R of queries have log scales as those of keys do: their features are phi(q_i) over the denominator of the row,
-// whose logarithm takes the place of `shift`. Products of a key's feature and one of R are thus weights, at most about 1.
+// whose logarithm takes the place of `shift`. The product of a feature of a key and one of R is thus a weight, at most
+// about 1.
 #pragma once
 
 #include <attn/kernel/detail/chunk_backward.hpp>
@@ -49,13 +50,13 @@ void scale_keys(const exponential_scaling<T>& e, index count, const kernel_scrat
     const index begin = j / width<T> * width<T>;
     for (index t = begin; t < count; t += width<T>)
       store<T>(row + t, exp2_weight<T>(sub(broadcast<T>(s.k_max[j]), load<T>(s.running_max + t))));
-    std::fill(row + begin, row + j, T(0));  // what is masked must be a number
+    std::fill(row + begin, row + j, T(0));  // masked entries must not be NaN
   }
 }
 
 /// psi, the keys' features times those of R, 2^log_scale[r] phi_r(k_j), from s.k_raw; where signed, key_factor[j] is the
-/// power of two. A key has a part in the denominator of every query that sees it: what rounding logarithms of thousands
-/// adds is cut off.
+/// power of two. A weight cannot exceed 1, as the key is part of the denominator of every query that sees it: larger
+/// results, from rounding logarithms in the thousands, are clamped.
 template <class T>
 void weigh_keys(const exponential_scaling<T>& e, const T* log_scale, index lanes, const kernel_scratch<T>& s, T* psi,
                 T* key_factor) {

@@ -1,10 +1,10 @@
-// attn: small matrices in panels, and the products that run from one into the next.
+// attn: small matrices in panels, and products of them that can be chained.
 //
 // A matrix lies in panels of panel_width<T> columns, [rows][panel_width] each, so that it serves as right operand of a
-// product and, by its columns, as left one: a product here is C = A^T B with A and B as deep as they have rows. What is
-// needed the other way round is transposed once. Sums over a triangle touch nothing beyond it, not even times 0, so
-// that NaN stays with the rows that see it; they run from the square tiles into the triangle's own, row by row, which
-// also solves triangular systems.
+// product and, by its columns, as left one: a product here is C = A^T B summed over the rows of A and B. A matrix that
+// is needed in the other orientation is transposed once. Sums over a triangle read nothing outside it, not even
+// multiplied by 0, so that NaN reaches only the rows that see it. They continue from the square tiles into the
+// triangle, row by row, which also solves triangular systems.
 #pragma once
 
 #include <attn/core/detail/tile_product.hpp>
@@ -26,7 +26,7 @@ struct panels {
 
   T* panel(index col) const { return data + col / wide * capacity * wide; }
   T* at(index row, index col) const { return panel(col) + row * wide + col % wide; }
-  /// The same without the rows before `row`; without the columns before `col`.
+  /// The matrix without the rows before `row`; without the columns before `col`.
   panels from_row(index row) const { return {data + row * wide, capacity}; }
   panels from_col(index col) const { return {at(0, col), capacity}; }
 };
@@ -43,7 +43,7 @@ auto add_to(const panels<T>& to) {
   };
 }
 
-/// f(row, col, packets...) for each packet of rows x cols in the matrices; f returns what becomes of the first one.
+/// f(row, col, packets...) for each packet of rows x cols in the matrices; f returns the new packet of the first one.
 template <class T, class F, class... More>
 ATTN_INLINE void each_packet(index rows, index cols, F&& f, const panels<T>& to, const More&... from) {
   constexpr index wide = panels<T>::wide;
@@ -68,8 +68,8 @@ void transpose_panels(const panels<T>& a, index rows, index cols, const panels<T
     }
 }
 
-/// One tile of a product, `rows` <= tile_rows by one or two packets, into sums [tile_rows][panel_width]. Out of line: all
-/// products share it, at the price of a tile that is stored and loaded once more.
+/// One tile of a product, `rows` <= tile_rows by one or two packets, into sums [tile_rows][panel_width]. Not inlined:
+/// all products share it, at the cost of storing and loading the tile once more.
 template <class T>
 [[gnu::noinline]] void panel_tile(const T* a, index rows, const T* panel, index packets, index depth, T* sums) {
   const auto tile = [&](auto M, auto N) {
@@ -114,7 +114,7 @@ void product(const panels<T>& a, index rows, const panels<T>& b, index cols, ind
 enum class triangle { before, up_to, after, from };
 
 /// finish(row, col, sum) takes the sum over the k of the triangle of a[k][row] b[k][col], for `count` rows, from first to
-/// last or, of what is after a row, from last to first: where it writes that row of b, later rows sum what it wrote.
+/// last or, of what is after a row, from last to first: if it writes that row of b, later rows sum the new values.
 template <triangle Form, class T, class Finish>
 void triangle_product(const panels<T>& a, index count, const panels<T>& b, index cols, Finish&& finish) {
   constexpr index wide = panel_width<T>, tiles = (wide + tile_rows - 1) / tile_rows;

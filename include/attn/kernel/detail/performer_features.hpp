@@ -56,7 +56,7 @@ struct performer_features final : projected_features<T> {
     maxima = memory.allocate<T>(published ? pairs : 0);
   }
 
-  /// The mean key is that of sums over segments of keys, which processes can share (mpi/performer.hpp).
+  /// The mean key is computed from sums over segments of keys, so that processes can share it (mpi/performer.hpp).
   void prepare(execution& exec) override {
     pack_rows();
     if (centred)
@@ -152,7 +152,7 @@ struct performer_features final : projected_features<T> {
       });
   }
 
-  /// As the original has it: 2^(raw + shift - maximum) + feature_eps.
+  /// As in the original: 2^(raw + shift - maximum) + feature_eps.
   void publish(T* phi, T* shift, const T* maximum) const {
     for (index t = 0; t < kernel_chunk; t += width<T>)
       store<T>(shift + t, sub(load<T>(maximum + t), load<T>(shift + t)));

@@ -5,8 +5,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// W is [features, dim], for all heads or one of several, packed once per call; of bf16 numbers as pairs, too, as they
-/// are, so that products with bf16 tokens are exact.
+/// W is [features, dim], for all heads or one of several, packed once per call; bf16 numbers also as pairs without
+/// rounding, so that products with bf16 tokens are exact.
 template <class T>
 struct projected_features : feature_map<T> {
   const kernel_call<T>& call;

@@ -1,4 +1,4 @@
-// attn: the way back through features made of W x: what performer and rfa share.
+// attn: the backward pass of features made of W x: what performer and rfa share.
 #pragma once
 
 #include <attn/kernel/detail/features_backward.hpp>

@@ -1,5 +1,5 @@
-// attn: kernel attention token by token: few tokens for a state, several heads at once, since maps make the features of
-// a block of tokens as fast as those of one.
+// attn: kernel attention token by token: few tokens for a state. Several heads are computed at once, since maps compute
+// the features of a block of tokens as fast as those of one.
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>
@@ -8,7 +8,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Tokens to be fed without queries: of those there are 0 heads.
+/// Tokens to be fed without queries: q has 0 heads.
 template <class S, class K, class V>
 kernel_views<S> without_queries(const K& k, const V& v) {
   static_assert(std::same_as<S, element_of<const K&>> && std::same_as<S, element_of<const V&>>,
@@ -33,7 +33,7 @@ struct recurrent_steps {
     index b, h, t;
   };
 
-  /// A token each of `count` sums, several heads of a map that is shared, or one.
+  /// One token of each of `count` heads of sums: several where they share a map, else one.
   void step(const token* tokens, index count, const kernel_scratch<T>& s, const rows& x) const {
     const index group = call.group(), m = call.map->features, all = count * group;
     const index pair = tokens[0].b * call.heads + tokens[0].h;
@@ -56,7 +56,7 @@ struct recurrent_steps {
     for (index n = 0; n < count; ++n) step_one(tokens[n], n, s, x);
   }
 
-  /// The n-th token of those whose features were made.
+  /// The n-th token of those whose features were computed.
   void step_one(const token& at, index n, const kernel_scratch<T>& s, const rows& x) const {
     const index b = at.b, h = at.h, t = at.t, length = call.lengths.keys(b);
     const index group = call.group(), m = call.map->features;
@@ -92,7 +92,7 @@ struct recurrent_steps {
     });
   }
 
-  /// Scale and log decay; returns the decay of the token, not a number where it is per channel.
+  /// Scale and log decay; returns the decay of the token, NaN where it is per channel.
   T prepare_extra(index b, index h, index t, T* queries, T* row_decay, index stride) const {
     const linear_extra<T>& extra = call.extra;
     const index m = call.map->features;
@@ -169,7 +169,7 @@ struct recurrent_steps {
   }
 };
 
-/// Runs a step. What is thrown on the way, by a caller's map or for want of memory, leaves the state reset.
+/// Runs a step. An exception, of a caller's map or because memory runs out, leaves the state reset.
 template <class T>
 void run_step(const validator& check, kernel_call<T>& call, kernel_state<T>& state, execution& exec) {
   const attention_shape& s = call.shape;

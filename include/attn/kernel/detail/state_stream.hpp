@@ -2,7 +2,7 @@
 //
 //   8 bytes "attnsums"; as 32-bit: version 2, kind (1 linear, 2 performer, 3 rfa, 4 delta_rule), variant (the performer's
 //   kernel), bytes of a number (4 or 8); as 64-bit: batch, heads, features, value dim, the tokens of every batch item;
-//   for every batch item and head its numbers, IEEE 754; at last 64 bits, FNV-1a of every byte before.
+//   for every batch item and head its numbers, IEEE 754; at the end 64 bits, FNV-1a of all bytes before.
 #pragma once
 
 #include <attn/core/detail/check.hpp>
@@ -37,7 +37,7 @@ inline std::uint64_t fnv_1a(const std::string& bytes) {
   return hash;
 }
 
-/// The stream of one state whose numbers are of type T, and what it says before them.
+/// The stream of one state whose numbers are of type T, and its header.
 template <class T>
 struct state_stream {
   static constexpr std::uint32_t version = 2;  // 1 had one number of tokens for all batch items
@@ -46,7 +46,7 @@ struct state_stream {
   std::uint32_t kind = 0, variant = 0;
   index batch = 0, heads = 0, features = 0, value_dim = 0;
 
-  /// each_number(visit) visits the state's numbers in order. Throws std::runtime_error if the stream does not take them.
+  /// each_number(visit) visits the state's numbers in order. Throws std::runtime_error if writing fails.
   template <class EachNumber>
   void write(std::ostream& stream, std::span<const index> tokens, EachNumber&& each_number) const {
     std::string bytes = "attnsums";
@@ -60,9 +60,9 @@ struct state_stream {
       fail("a stream that can be written", "one that failed");
   }
 
-  /// Sets the tokens of every batch item; each_number visits `count` numbers. Throws std::runtime_error for what is no
-  /// such stream, another version, or damaged, std::invalid_argument for a state of another kind or shape, before it
-  /// writes any.
+  /// Sets the tokens of every batch item; each_number visits `count` numbers. Throws std::runtime_error for a stream of
+  /// another format or version, or a damaged one, and std::invalid_argument for a state of another kind or shape,
+  /// before any number changes.
   template <class EachNumber>
   void read(std::istream& stream, std::span<index> tokens, index count, EachNumber&& each_number) const {
     constexpr std::size_t letters = 8, fixed = letters + 4 * 4 + 4 * 8;

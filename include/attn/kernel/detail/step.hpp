@@ -1,13 +1,14 @@
-// attn: one token of kernel attention: the state is read and written once, in the pass that answers the queries.
+// attn: one token of kernel attention: the state is read and written once, in the same pass that computes the results
+// of the queries.
 #pragma once
 
 #include <attn/kernel/detail/chunk.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Tokens up to which a step takes them one by one; more are worth a chunk.
+/// Up to this many tokens a step computes them one by one; for more, a chunk is faster.
 inline constexpr index few_tokens = 3;
-/// Queries answered by one pass over the sums.
+/// Queries whose results one pass over the sums computes.
 inline constexpr int step_queries = 4;
 
 /// rows[t][r] = columns[r][t] for t < count: features of a block, token by token. Rows are `stride` apart.
@@ -23,8 +24,8 @@ void columns_to_rows(const T* columns, index features, index count, T* rows, ind
     }
 }
 
-/// One panel of S: S = decay from + key v^T, which goes to `to`, or without a key S = from; both may be the same. Then
-/// out[g] = sum over r of queries[g][r] S[r].
+/// One panel of S: S = decay from + key v^T, stored in `to`, or without a key S = from; `from` and `to` may be the
+/// same. Then out[g] = sum over r of queries[g][r] S[r].
 template <class T, int G, bool Update>
 void step_panel(const T* from, T* to, index features, const T* key, const T* decay, const T* value, const T* queries,
                 index stride, T* out) {
@@ -72,7 +73,7 @@ void step_head(const kernel_sums<T>& before, kernel_sums<T>& sums, const T* key,
       };
       if (some == 1)
         pass(std::integral_constant<int, 1>{});
-      else  // rows beyond the last query are whatever is in memory: the block is padded
+      else  // rows beyond the last query have arbitrary values: the block is padded
         pass(std::integral_constant<int, step_queries>{});
       for (index n = 0; n < some; ++n) done(g + n, col, out + n * panel_width<T>);
     }

@@ -7,7 +7,7 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// What is known of the element type of a gradient.
+/// Functions for the element type of a gradient.
 template <class T>
 struct gradient_access {
   /// Rows [first, count) of the `count` from `begin` on, from columns [dim][kernel_chunk].
@@ -75,11 +75,11 @@ struct stored_gradient_head {
   void store_rows(const T* rows, index stride, index begin, index count) const {
     access->store_rows(rows, stride, to, begin, count, accumulate);
   }
-  /// May whole panels of sums be stored where the gradient lies?
+  /// Whether whole panels of sums may be stored in the memory of the gradient.
   bool takes_panels() const {
     return to.access->computes && !accumulate && to.col_stride == 1 && to.cols % panel_width<T> == 0;
   }
-  /// Padding, and what no sum runs over.
+  /// Zeros for padding, and for rows without a sum.
   void clear_rows(index begin, index end) const {
     if (!accumulate) to.clear_rows(begin, end);
   }

@@ -1,7 +1,7 @@
 // attn: rows in memory, of any element type, and how they are read, packed and written.
 //
-// Kernel attention is compiled once for each compute type T: only these functions, called once a chunk, know the type S
-// of the elements.
+// Kernel attention is compiled once for each compute type T: only these functions, called once per chunk, depend on the
+// element type S.
 #pragma once
 
 #include <attn/core/detail/check.hpp>
@@ -12,11 +12,12 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// Tokens of a chunk: enough to use the sums well once they are loaded, few enough that the triangle stays small.
+/// Tokens of a chunk: enough to make good use of the sums once they are loaded, few enough that the triangle stays
+/// small.
 inline constexpr int kernel_chunk = 64;
 
-/// The addresses, to be filled in, of up to a chunk of rows. Each becomes a lane; lanes [count, lanes) repeat the last
-/// row, those beyond are not filled in.
+/// The addresses of up to a chunk of rows. Each becomes a lane; lanes [count, lanes) repeat the last row, those beyond
+/// are not filled in.
 template <class T>
 struct token_rows {
   const void* at[kernel_chunk];
@@ -29,7 +30,7 @@ struct token_rows {
 template <class T>
 struct stored_matrix;
 
-/// What is known of an element type.
+/// Properties and functions of an element type.
 template <class T>
 struct element_access {
   index size;     // in bytes
@@ -54,8 +55,8 @@ struct stored_matrix {
   std::byte* row(index i) const { return data + i * row_stride; }
   void read_row(index i, T* to) const { access->read(row(i), cols, col_stride, to); }
   void write_row(const T* from, index i) const { access->write(from, row(i), cols, col_stride); }
-  /// Rows [begin, begin + count), for as many lanes as whole vectors take, or `fill`. Rows before `first` are not
-  /// looked at: it stands in for them.
+  /// Rows [begin, begin + count), for as many lanes as whole vectors take, or `fill`. Rows before `first` are not read:
+  /// row `first` is repeated for them.
   token_rows<T> block(index begin, index count, index first = 0, index fill = 1) const {
     token_rows<T> rows_of(count, col_stride, fill);
     for (index t = 0; t < count; ++t) rows_of.at[t] = row(begin + std::max(t, first));
@@ -78,7 +79,7 @@ void pack_columns(const token_rows<T>& x, index cols, T* columns, Map&& map) {
   constexpr int w = width<T>;
   const auto row = [&](index t) { return static_cast<const S*>(x.at[t]); };
   for (index t = 0; t < x.lanes; t += w) {
-    if (t >= x.count) {  // lanes nobody looks at, but numbers
+    if (t >= x.count) {  // lanes that are not used, but must not be NaN
       for (index c = 0; c < cols; ++c) store<T>(columns + c * kernel_chunk + t, load<T>(columns + c * kernel_chunk));
       continue;
     }

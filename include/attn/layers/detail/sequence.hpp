@@ -75,7 +75,7 @@ tensor_view<S, 3> allocate_sequence(arena& memory, index batch, index length, in
 // Checks --------------------------------------------------------------------------------------------------------------
 
 /// Checks the sequences and parameters of a call of a layer, or of its backward pass, where d_out is in the place of
-/// out, and what overlaps is checked apart.
+/// out, and overlaps are checked separately.
 struct layer_validator : validator {
   memory_layout x, out;
   bool backward = false;

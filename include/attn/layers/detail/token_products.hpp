@@ -3,9 +3,9 @@
 //   1. packed_weight, packed_tokens, multiply_tokens   many tokens: operands packed for the register-blocked product
 //   2. few_token_products                              few tokens: the weight read once, in place
 //
-// Every number is one sum in an order that the way, the inputs and nothing else decide, whatever the other rows hold.
-// Compiled for what products take, P, and sum in, T; only what reads a weight in memory, behind linear_weight's
-// pointers, knows its type.
+// Every number is one sum whose order depends on which of the two is used and on the number of inputs, not on other
+// rows. Compiled for the operands P and the sums T of products; only the functions that read a weight from memory,
+// behind the pointers of linear_weight, depend on its element type.
 #pragma once
 
 #include <attn/core/detail/product_choice.hpp>
@@ -64,7 +64,7 @@ struct linear_weight {
       const auto row = [&](index i) { return w.row<S>(begin + i) + k0 * stride; };
       return pack_panels_across<P>(row, count, depth, stride, panels);
     }
-    // A transposed weight: what is needed side by side lies side by side.
+    // A transposed weight: numbers that are needed together are adjacent.
     const auto row = [&](index k) { return w.row<S>(begin) + (k0 + k) * stride; };
     const index length = operands<P>(depth);
     pack_panels<P>(row, 0, depth, count, 1, panels, round_up(depth, numbers_of<P>));

@@ -167,7 +167,7 @@ ATTN_INLINE packet<sum_type<P>> sum_of_operands(const packet<P>& x) {
     return multiply_add<P>(x, broadcast<P>(make_pair(1.0f, 1.0f)), zero<float>());
 }
 
-/// The gradients of one weight and its bias, either of which may be missing, under way.
+/// The sums of the gradients of one weight and its bias, either of which may be missing.
 template <class P>
 struct weight_sums {
   using T = sum_type<P>;

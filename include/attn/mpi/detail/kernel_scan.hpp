@@ -1,7 +1,7 @@
 // attn: kernel attention over a sequence spread over processes: the engine's segments, and the sums before each.
 //
 // Bidirectional: each process sums up its segments, head by head, adds them to the sums of the process before it, and
-// sends them on; the last one has the total and tells all, and queries read it.
+// sends them on; the last one has the total and sends it to all processes, and queries read it.
 //
 // Causal: queries need the sums before their segment, and so those of all earlier processes. These could sum up what
 // they have twice, once for the others and once beside their own queries; or each process could wait for the one before
@@ -84,7 +84,7 @@ struct kernel_scan {
       progress(worker);
     });
   }
-  /// Messages that are on their way get on only while someone is in MPI; worker 0 is the calling thread.
+  /// MPI makes progress on pending messages only while it is called; worker 0 is the calling thread.
   void progress(int worker) {
     if (worker == 0) messages.progress();
   }

@@ -1,10 +1,11 @@
-// attn: kernel attention over a sequence spread over processes, on the way back.
+// attn: the backward pass of kernel attention over a sequence spread over processes.
 //
-// First the sums of keys as on the way forward, which are kept: before each segment, or not causal of all keys.
+// First the sums of keys, as in the forward pass, are computed and stored: before each segment, or not causal of all
+// keys.
 //
 // Bidirectional: blocks of queries read them and are summed up in turn, segment by segment in their order, for the keys
 // of all processes. Causal: the sums of the queries come from the last process to the first, as those of keys go from
-// the first to the last (kernel_scan.hpp), and the same is done against waiting: the segments of the first heads are
+// the first to the last (kernel_scan.hpp), and waiting is avoided in the same way: the segments of the first heads are
 // attended to twice, once for the sums of their queries alone; other heads wait for those of the process after this
 // one.
 #pragma once

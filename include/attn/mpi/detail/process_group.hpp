@@ -1,4 +1,4 @@
-// attn: the processes of a communicator, what they agree on before a call, and what they send each other.
+// attn: the processes of a communicator, the comparison of a call between them, and their messages.
 #pragma once
 
 #include <attn/core/detail/check.hpp>
@@ -19,9 +19,9 @@ inline std::size_t& sent_bytes() {
   return count;
 }
 
-/// A copy of a communicator, so that no message of the caller's own, and no receive from anyone, meets those of attn. All
-/// its processes make it, in their first call on the communicator; it is kept there, and freed with it. Errors of MPI
-/// end the job, as no call looks at what MPI returns.
+/// A copy of a communicator, so that messages of the caller, also with MPI_ANY_SOURCE, do not match those of attn. All
+/// its processes make the copy, in their first call on the communicator; it is attached to the communicator, and freed
+/// with it. Errors of MPI end the job, because return values of MPI are not checked.
 inline MPI_Comm private_copy(MPI_Comm communicator) {
   static const int key = [] {
     const auto free_copy = [](MPI_Comm, int, void* value, void*) {
@@ -92,19 +92,20 @@ class process_group {
   int rank_ = 0, size_ = 1;
 };
 
-/// What a process brings to a call. All but the lengths and what it wants must be the same everywhere.
+/// The description of a call that a process sends to the others. Everything but the lengths and the wanted results must
+/// be the same on all processes.
 struct process_shape {
   static constexpr int settings_count = 16;
 
   index batch = 0, heads = 0, kv_heads = 0, dim = 0, dim_v = 0, element_bytes = 0, queries = 0, keys = 0;
-  /// What this process wants or lacks, a bit each.
+  /// Bits: what this process wants computed, or does not have.
   std::uint64_t wants = 0;
   /// Options that are one for all: numbers by their value, lists by a checksum.
   double settings[settings_count] = {};
-  char error[256] = {};  // what the process itself found wrong
+  char error[256] = {};  // the error that the process itself found
 };
 
-/// Tells the element types of a call from one another.
+/// A number for the element types of a call.
 template <class S>
 inline constexpr index element_code =
     std::same_as<S, double> ? 8 : std::same_as<S, float> ? 4 : std::same_as<S, Eigen::half> ? 2 : 3;
@@ -152,7 +153,7 @@ std::vector<process_shape> agree(const process_group& group, process_shape own, 
   return all;
 }
 
-/// Messages under way: all are waited for at the latest by the destructor, so that an exception leaves none behind.
+/// Messages in progress: the destructor waits for all of them, so that an exception leaves none behind.
 class message_list {
  public:
   message_list() = default;
@@ -171,7 +172,7 @@ class message_list {
       MPI_Irecv(static_cast<char*>(data) + begin, count, MPI_BYTE, from, tag, comm, &requests_.emplace_back());
     });
   }
-  /// Lets MPI work on them.
+  /// Lets MPI make progress on them.
   void progress() {
     int done = 0;
     const int count = static_cast<int>(requests_.size());
@@ -183,7 +184,7 @@ class message_list {
   }
 
  private:
-  /// MPI counts in int.
+  /// Counts of MPI are int.
   template <class Body>
   static void each_piece(std::size_t bytes, const Body& body) {
     constexpr std::size_t most = std::size_t(1) << 30;

@@ -1,6 +1,6 @@
-// attn: softmax attention over the sequences of several processes: who sees what, and how keys travel.
+// attn: softmax attention over the sequences of several processes: which keys each process sees, and how keys are sent.
 //
-// Keys and values travel round a ring (Liu et al. 2023, "Ring attention with blockwise transformers"): in step n
+// Keys and values are sent around a ring (Liu et al. 2023, "Ring attention with blockwise transformers"): in step n
 // process p attends to those of process p - n, while they go on to p + 1. Every block of queries and keys is one call
 // of the operator. The gradients of keys and values follow them, piece by piece, each sent on as soon as a process has
 // added its part, and are back with their owner after as many steps as there are processes.
@@ -23,7 +23,7 @@ struct block_call {
   index shift = 0;               // position in the whole sequence = position in this call + shift
   bool causal = false;
   std::size_t range = 0;    // of the queries' process: its first or second
-  bool whole_range = true;  // are they all queries of it?
+  bool whole_range = true;  // whether these are all queries of the range
 };
 
 /// body(block_call) for what the queries of range `q` see of the keys `k`; row i of the whole sequence is at position
@@ -40,8 +40,8 @@ void for_each_block(const sequence_range& q, std::size_t range, const sequence_r
                     .range = range, .whole_range = hidden == 0});
 }
 
-/// Key heads taken at a time, between two looks at the messages: about a millisecond of work, at least one. The same on
-/// all processes, and without influence on results.
+/// Number of key heads that are computed between two calls of MPI: about a millisecond of work, at least one. The same
+/// on all processes; it does not affect results.
 inline index heads_of_piece(index kv_heads, double operations) {
   const double pieces = std::clamp(operations / 5e7, 1.0, static_cast<double>(std::max<index>(1, kv_heads)));
   return std::max<index>(1, static_cast<index>(std::ceil(static_cast<double>(kv_heads) / pieces)));
@@ -130,7 +130,7 @@ class travelling_keys {
     copy_elements(v, own.v);
   }
 
-  /// Whose keys are here.
+  /// The process whose keys are here.
   int source() const { return source_of(step_); }
   int source_of(int step) const { return (group_.rank() - step % group_.size() + group_.size()) % group_.size(); }
   int step() const { return step_; }

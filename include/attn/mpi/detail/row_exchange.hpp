@@ -1,4 +1,4 @@
-// attn: rows that processes have and others want: only those travel, from where they are to where they are wanted.
+// attn: rows that some processes have and others need: only these are sent, directly from process to process.
 #pragma once
 
 #include <attn/mpi/detail/ring.hpp>

@@ -62,15 +62,15 @@ void add_sinks(std::span<const T> sinks, const tensor_view<T>& sums, const tenso
   });
 }
 
-/// The results of a process's queries while they are those of some of the keys. Nothing is known of a range of queries
-/// and a piece of key heads at first; then the results of blocks are merged.
+/// The results of a process's queries over the keys so far. For each range of queries and piece of key heads, the first
+/// block's results are stored, and those of later blocks are merged.
 template <class T>
 struct row_sums {
   index group = 1, step = 1;  // query heads of a key head, key heads of a piece
   T *part = nullptr, *part_lse = nullptr;  // memory for the results of a block
   tensor_view<T> out{};
   tensor_view<T, 3> lse{};
-  std::vector<std::array<bool, 2>> begun{};  // per piece: the ranges of queries of which something is known
+  std::vector<std::array<bool, 2>> begun{};  // per piece: the ranges of queries that have results
 
   /// Adds a block for `count` key heads from h on: attend(out, lse) writes its results.
   template <class Attend>
@@ -89,7 +89,7 @@ struct row_sums {
     attend(block, block_lse);
     merge_softmax(rows(out), rows(lse), block, block_lse);
   }
-  /// What nothing is known of has seen no key.
+  /// Ranges without results have seen no key.
   void finish(const std::array<sequence_range, 2>& ranges, index kv_heads) const {
     for (std::size_t piece = 0; piece < begun.size(); ++piece)
       for (std::size_t n = 0; n < ranges.size(); ++n)
@@ -105,7 +105,7 @@ struct row_sums {
   }
 };
 
-/// What a process lacks or wants.
+/// Bits: what a process lacks or wants.
 inline constexpr std::uint64_t lacks_lse = 1, wants_keys = 2, wants_values = 4, wants_slopes = 8, wants_sinks = 16;
 
 /// The calls of one process. S are the elements of the call; what is summed over processes is of the compute type.
@@ -138,7 +138,7 @@ class softmax_group {
     queries.check(processes, "queries"), keys.check(processes, "keys");
   }
 
-  /// Does any process?
+  /// Whether any process lacks or wants this.
   bool any(std::uint64_t want) const { return (wants_ & want) != 0; }
   index group() const { return k.extent(1) > 0 ? q.extent(1) / k.extent(1) : 0; }
 

@@ -17,7 +17,7 @@ struct full_softmax_sums {
   bool accumulate = true;
 };
 
-/// What the shared checks of a backward call look at.
+/// The views that the shared checks of a backward call need.
 template <class S>
 struct backward_arguments {
   struct {

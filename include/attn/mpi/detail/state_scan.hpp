@@ -14,8 +14,8 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-/// States on their way: each arrives from one process, or none, and goes on to some. They arrive in the order in which
-/// they were expected, and are sent in the same order everywhere.
+/// States in transit: each is received from one process, or none, and sent on to some. They arrive in the order in
+/// which they were expected, and are sent in the same order everywhere.
 class state_messages {
  public:
   static constexpr int none = -1;
@@ -55,7 +55,7 @@ void pass_on(state_messages messages, void* state, std::size_t bytes, const Add&
   messages.finish();
 }
 
-/// From process `root` to all others, each of which hears it from one and tells it to up to log2 P.
+/// From process `root` to all others by a tree: each receives it from one process and sends it to up to log2 P.
 inline state_messages tree_from(int root, const process_group& group) {
   const int size = group.size(), place = (group.rank() - root + size) % size;  // in the tree
   std::vector<int> to;
@@ -191,7 +191,7 @@ struct common_settings {
     add(static_cast<double>(x.has_value())), add(x ? static_cast<double>(*x) : 0.0);
   }
   void add(const sequence_lengths& x) { add(checksum(x.given_queries)), add(checksum(x.given_keys)); }
-  /// A parameter, given everywhere with the same elements.
+  /// Checks a parameter that must have the same elements on all processes.
   template <class S>
   void add_elements(const tensor_view<const S, 3>& x) {
     std::uint64_t sums[4] = {};  // independent of one another, which is four times as fast as one

@@ -97,7 +97,7 @@ class window_group {
     bool in_place = false;
   };
 
-  /// How far a window of so many keys reaches.
+  /// How far a window of so many keys reaches, in positions.
   index reach(index keys) const {
     const index all = queries_.tokens() + keys_.tokens();
     index widest = 1;

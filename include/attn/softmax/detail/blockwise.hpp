@@ -148,8 +148,8 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
 
 /// Which keys of a tile the mask leaves visible: all, some or none.
 template <class T, class Score>
-keys_seen seen_of_tile(const key_range* ranges, const index_map& positions, const index_map& keys, const tile& t,
-                       const score_terms<T, Score>& terms) {
+mask_coverage seen_of_tile(const key_range* ranges, const index_map& positions, const index_map& keys, const tile& t,
+                           const score_terms<T, Score>& terms) {
   bool any = false, all = true;
   const index rows = terms.mask.extent(2) == 1 ? 1 : t.rows;  // one row serves all queries of the tile
   for (index m = 0; m < t.rows && rows > 1 && !positions.list; ++m)  // prefetch the next tile: rows are far apart
@@ -158,10 +158,10 @@ keys_seen seen_of_tile(const key_range* ranges, const index_map& positions, cons
     const key_range seen = rows == 1 ? key_range{t.low, t.high} : ranges[t.row + m];
     const index begin = std::max(seen.begin, t.low), end = std::min(seen.end, t.high);
     if (begin >= end) continue;
-    const keys_seen row = terms.seen(positions[t.row + m], end - begin, keys, begin);
-    any |= row != keys_seen::none, all &= row == keys_seen::all;
+    const mask_coverage row = terms.seen(positions[t.row + m], end - begin, keys, begin);
+    any |= row != mask_coverage::none, all &= row == mask_coverage::all;
   }
-  return any ? (all ? keys_seen::all : keys_seen::some) : keys_seen::none;
+  return any ? (all ? mask_coverage::all : mask_coverage::some) : mask_coverage::none;
 }
 
 /// Steps 1 and 2 for a tile: scores of its packed queries, in base 2, with -infinity where a row does not see a slot.
@@ -173,10 +173,11 @@ bool masked_scores(const P* queries, const key_range* ranges, const index_map& p
                    const tile& t, const score_terms<T, Score>& terms, T* s, T* raw = nullptr, T factor = 1,
                    T* left = nullptr) {
   const index first = t.first, count = t.count;
-  const keys_seen seen_keys = terms.mask ? seen_of_tile(ranges, positions, keys.positions, t, terms) : keys_seen::all;
-  if (seen_keys == keys_seen::none) return false;
+  const mask_coverage coverage =
+      terms.mask ? seen_of_tile(ranges, positions, keys.positions, t, terms) : mask_coverage::all;
+  if (coverage == mask_coverage::none) return false;
   with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(queries, keys, first, count, s); });
-  const bool any = terms.any_but_mask() || seen_keys == keys_seen::some;
+  const bool any = terms.any_but_mask() || coverage == mask_coverage::some;
   if (left && !terms.any_but_mask() && factor > 0)
     *left = factor;
   else if (numbers_of<P> > 1)

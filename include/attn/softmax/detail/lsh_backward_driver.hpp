@@ -25,14 +25,14 @@ struct lsh_backward_driver {
   index stride_v() const { return backward_keys<P>::stride(shape.dim_v); }
 
   /// Memory that the threads share for one key head of one batch item.
-  struct pair_scratch {
+  struct head_scratch {
     lsh_tables<T> tables;  // of the query head in progress
     T *d_query, *d_key;    // [L][stride_k]: sums of that head, before the scale; null: not wanted
     T* d_value;            // [L][stride_v]
     T* slopes;             // [segments]: sums of the gradient of the slope
   };
-  pair_scratch layout(arena& memory) const {
-    pair_scratch p{.tables = tokens.layout(memory), .d_query = nullptr, .d_key = nullptr, .d_value = nullptr,
+  head_scratch layout(arena& memory) const {
+    head_scratch p{.tables = tokens.layout(memory), .d_query = nullptr, .d_key = nullptr, .d_value = nullptr,
                    .slopes = memory.allocate<T>(tokens.segments())};
     if (in.dq) {
       p.d_query = memory.allocate<T>(shape.keys * stride_k());
@@ -72,8 +72,8 @@ struct lsh_backward_driver {
   }
 
   /// Query head `member` of the group of a key head.
-  lsh_head<S> head(index pair, index member, const pair_scratch& p) const {
-    const index b = pair / shape.kv_heads, h = pair % shape.kv_heads * shape.group() + member;
+  lsh_head<S> head(index key_head, index member, const head_scratch& p) const {
+    const index b = key_head / shape.kv_heads, h = key_head % shape.kv_heads * shape.group() + member;
     return {b, h, in.lengths().keys(b), head_of(in.q, b, h), head_of(in.v, b, h / shape.group()), p.tables};
   }
 
@@ -106,7 +106,7 @@ struct lsh_backward_driver {
   }
 
   /// Sorted tokens [begin, end) of one round, whole chunks. Returns their part of the gradient of the slope.
-  T differentiate_chunks(const lsh_head<S>& h, const pair_scratch& p, index round, index begin, index end,
+  T differentiate_chunks(const lsh_head<S>& h, const head_scratch& p, index round, index begin, index end,
                          const thread_scratch& s) const {
     const lsh_chunks chunks(h.length, options);
     const key_range slots = slots_of(chunks, begin, end);
@@ -157,7 +157,7 @@ struct lsh_backward_driver {
   }
 
   /// Token i, which has attended itself. Returns its part of the gradient of the slope.
-  [[gnu::noinline]] T differentiate_self(const lsh_head<S>& h, const pair_scratch& p, index i) const {
+  [[gnu::noinline]] T differentiate_self(const lsh_head<S>& h, const head_scratch& p, index i) const {
     const T lse = in.lse(h.batch, h.head, i);
     if (lse == -std::numeric_limits<T>::infinity()) return T(0);
     const auto o = head_of(in.out, h.batch, h.head), d_o = head_of(in.d_out, h.batch, h.head);
@@ -182,7 +182,7 @@ struct lsh_backward_driver {
   }
 
   /// The gradient of token i as a query, and through its key k = f q: scale (dq + f (dk - k (k . dk))).
-  void join_key(const lsh_head<S>& h, const pair_scratch& p, index i) const {
+  void join_key(const lsh_head<S>& h, const head_scratch& p, index i) const {
     T *const d_query = p.d_query + i * stride_k(), *const d_key = p.d_key + i * stride_k();
     const T factor = h.tables.factor[i];
     if (factor == T(0)) return;
@@ -195,7 +195,7 @@ struct lsh_backward_driver {
 
   /// The last step, for tokens [begin, end) of a head, after all rounds. Returns their part of the gradient of the
   /// slope.
-  T finish_tokens(const lsh_head<S>& h, const pair_scratch& p, index begin, index end) const {
+  T finish_tokens(const lsh_head<S>& h, const head_scratch& p, index begin, index end) const {
     T slope = 0;
     for (index i = begin; i < std::min(end, h.length); ++i) {
       if (!sees_other(h, i)) slope += differentiate_self(h, p, i);
@@ -220,9 +220,9 @@ struct lsh_backward_driver {
     return slots.begin < chunks.before() || slots.end > chunks.before() + chunks.n;
   }
 
-  void differentiate_round(const wave<pair_scratch>& pairs, index member, index round) const {
-    const auto run = [&](index pair, const pair_scratch& p, int worker, const auto& chosen) {
-      const lsh_head<S> h = head(pair, member, p);
+  void differentiate_round(const wave<head_scratch>& key_heads, index member, index round) const {
+    const auto run = [&](index key_head, const head_scratch& p, int worker, const auto& chosen) {
+      const lsh_head<S> h = head(key_head, member, p);
       const lsh_chunks chunks(h.length, options);
       const task_range tasks{h.length, chunks.tokens_per_task()};
       chosen(tasks.count(), [&](index n, bool wrapping) {
@@ -230,47 +230,48 @@ struct lsh_backward_driver {
           p.slopes[n] += differentiate_chunks(h, p, round, tasks.begin(n), tasks.end(n), scratch(worker));
       });
     };
+    const index steps = ceil_div(tokens.segments(), 2);
     for (index odd = 0; odd < 2; ++odd)
-      pairs.for_each(ceil_div(tokens.segments(), 2), [&](index pair, const pair_scratch& p, index step, int worker) {
-        run(pair, p, worker, [&](index count, const auto& task) {
+      key_heads.for_each(steps, [&](index key_head, const head_scratch& p, index step, int worker) {
+        run(key_head, p, worker, [&](index count, const auto& task) {
           if (2 * step + odd < count) task(2 * step + odd, false);
         });
       });
     if (options.wrap)
-      pairs.for_each(1, [&](index pair, const pair_scratch& p, index, int worker) {
-        run(pair, p, worker, [&](index count, const auto& task) {
+      key_heads.for_each(1, [&](index key_head, const head_scratch& p, index, int worker) {
+        run(key_head, p, worker, [&](index count, const auto& task) {
           for (index n = 0; n < count; ++n) task(n, true);
         });
       });
   }
 
-  void differentiate_pairs(const wave<pair_scratch>& pairs, const tensor_view<const T>& rotations) const {
+  void differentiate_wave(const wave<head_scratch>& key_heads, const tensor_view<const T>& rotations) const {
     for (index member = 0; member < shape.group(); ++member) {
       tokens.sort_tokens(rotations, [&](index steps, const auto& body) {
-        pairs.for_each(steps, [&](index pair, const pair_scratch& p, index step, int worker) {
-          body(head(pair, member, p), step, scratch(worker).tokens);
+        key_heads.for_each(steps, [&](index key_head, const head_scratch& p, index step, int worker) {
+          body(head(key_head, member, p), step, scratch(worker).tokens);
         });
       });
-      pairs.for_each(tokens.segments(), [&](index, const pair_scratch& p, index part, int) {
+      key_heads.for_each(tokens.segments(), [&](index, const head_scratch& p, index part, int) {
         const index begin = part * lsh_segment, count = std::min(lsh_segment, shape.keys - begin);
         for (T* sums : {p.d_query, p.d_key})
           if (sums) std::fill_n(sums + begin * stride_k(), count * stride_k(), T(0));
         if (p.d_value && member == 0) std::fill_n(p.d_value + begin * stride_v(), count * stride_v(), T(0));
         p.slopes[part] = T(0);
       });
-      for (index round = 0; round < options.rounds; ++round) differentiate_round(pairs, member, round);
-      pairs.for_each(tokens.segments(), [&](index pair, const pair_scratch& p, index part, int) {
+      for (index round = 0; round < options.rounds; ++round) differentiate_round(key_heads, member, round);
+      key_heads.for_each(tokens.segments(), [&](index key_head, const head_scratch& p, index part, int) {
         const index begin = part * lsh_segment, end = std::min(begin + lsh_segment, shape.keys);
-        p.slopes[part] += finish_tokens(head(pair, member, p), p, begin, end);
+        p.slopes[part] += finish_tokens(head(key_head, member, p), p, begin, end);
       });
-      for (index n = 0; in.d_slopes && n < pairs.count; ++n)
+      for (index n = 0; in.d_slopes && n < key_heads.count; ++n)
         for (index part = 0; part < tokens.segments(); ++part)
-          in.slope_sums[(pairs.first + n) * shape.group() + member] += pairs.scratch[n].slopes[part];
+          in.slope_sums[(key_heads.first + n) * shape.group() + member] += key_heads.scratch[n].slopes[part];
     }
     if (in.dv)
-      pairs.for_each(tokens.segments(), [&](index pair, const pair_scratch& p, index part, int) {
-        const index b = pair / shape.kv_heads, begin = part * lsh_segment;
-        store_gradient_rows(p.d_value, stride_v(), T(1), head_of(in.dv, b, pair % shape.kv_heads), begin,
+      key_heads.for_each(tokens.segments(), [&](index key_head, const head_scratch& p, index part, int) {
+        const index b = key_head / shape.kv_heads, begin = part * lsh_segment;
+        store_gradient_rows(p.d_value, stride_v(), T(1), head_of(in.dv, b, key_head % shape.kv_heads), begin,
                             std::min(begin + lsh_segment, shape.keys), in.lengths().keys(b), in.accumulate);
       });
   }
@@ -280,12 +281,12 @@ struct lsh_backward_driver {
   void run() const {
     if (!in.dq && !in.dv && !in.d_slopes) return;
     execution& exec = in.forward.exec;
-    const index pairs = shape.batch * shape.kv_heads,
+    const index key_heads = shape.batch * shape.kv_heads,
                 bytes = shape.keys * (4 * options.rounds + 3 * shape.dim + 2 * shape.dim_v) * index(sizeof(T));
     tokens.with_rotations(exec, [&](const tensor_view<const T>& rotations) {
       for_each_wave(
-          exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
-          [&](const wave<pair_scratch>& w) { differentiate_pairs(w, rotations); });
+          exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
+          [&](const wave<head_scratch>& w) { differentiate_wave(w, rotations); });
     });
   }
 };

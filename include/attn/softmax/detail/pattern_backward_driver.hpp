@@ -50,7 +50,7 @@ struct pattern_backward_driver {
   matrix_view<const S> value(const pattern_shape& s) const { return head_of(in.v, s.batch, s.head / shape.group()); }
 
   /// Memory that all threads share for one key head of one batch item.
-  struct pair_scratch {
+  struct head_scratch {
     backward_keys<P> keys;  // where keys are packed once for all query sets
     bool* needed;           // per pack_step keys
     T *d_keys, *d_values;   // [parts][slots][stride]: sums of each part; null: not wanted
@@ -58,19 +58,19 @@ struct pattern_backward_driver {
     T* dq;                  // [Lq][stride_k], for joined patterns: sums of the patterns that are done
     T* slopes;              // [parts]: their sums of the gradient of the slope
   };
-  pair_scratch layout(arena& memory) const {
+  head_scratch layout(arena& memory) const {
     const index parts = backward_parts(shape.queries);
-    pair_scratch pair{};
+    head_scratch shared{};
     if (plan.shared) {
-      pair.keys = layout_keys(memory, shape.keys);
-      pair.needed = memory.allocate<bool>(pack_steps());
+      shared.keys = layout_keys(memory, shape.keys);
+      shared.needed = memory.allocate<bool>(pack_steps());
     }
-    if (in.dk) pair.d_keys = memory.allocate<T>(parts * slots() * stride_k());
-    if (in.dv) pair.d_values = memory.allocate<T>(parts * slots() * stride_v());
-    if (in.dq && joined()) pair.dq = memory.allocate<T>(shape.queries * stride_k());
-    pair.begun = memory.allocate<bool>(parts * pack_steps());
-    pair.slopes = memory.allocate<T>(parts);
-    return pair;
+    if (in.dk) shared.d_keys = memory.allocate<T>(parts * slots() * stride_k());
+    if (in.dv) shared.d_values = memory.allocate<T>(parts * slots() * stride_v());
+    if (in.dq && joined()) shared.dq = memory.allocate<T>(shape.queries * stride_k());
+    shared.begun = memory.allocate<bool>(parts * pack_steps());
+    shared.slopes = memory.allocate<T>(parts);
+    return shared;
   }
   backward_keys<P> layout_keys(arena& memory, index count) const {
     return {.keys = packed_keys<P>::layout(memory, count, shape.dim, shape.dim),
@@ -216,16 +216,16 @@ struct pattern_backward_driver {
 
   /// One part of the query sets of a pattern, for one head: runs of consecutive query sets, which share keys. Runs are
   /// dealt to the parts in turn, because the query sets that see most keys come first.
-  void differentiate_part(const pattern_ref& pattern, const pattern_shape& s, const pair_scratch& pair, index part,
+  void differentiate_part(const pattern_ref& pattern, const pattern_shape& s, const head_scratch& shared, index part,
                           int worker) const {
     const bool first = &pattern == &plan.patterns.front(), last = &pattern == &plan.patterns.back();
-    backward_keys<P> keys = pair.keys;
+    backward_keys<P> keys = shared.keys;
     keys.keys.dim = shape.dim, keys.values.dim = shape.dim_v;
-    if (in.dk) keys.d_keys = pair.d_keys + part * slots() * stride_k();
-    if (in.dv) keys.d_values = pair.d_values + part * slots() * stride_v();
-    bool* const begun = pair.begun + part * pack_steps();
+    if (in.dk) keys.d_keys = shared.d_keys + part * slots() * stride_k();
+    if (in.dv) keys.d_values = shared.d_values + part * slots() * stride_v();
+    bool* const begun = shared.begun + part * pack_steps();
     if (first && s.head % shape.group() == 0) std::fill_n(begun, pack_steps(), false);
-    if (first) pair.slopes[part] = T(0);
+    if (first) shared.slopes[part] = T(0);
     auto head_terms = in.terms().for_head(s.batch, s.head, s.first_position());
     auto back = in.back(head_terms);
     const thread_scratch own = scratch(worker);
@@ -233,19 +233,19 @@ struct pattern_backward_driver {
     const index turn = std::max<index>(1, sets / (4 * parts));
     for (index from = part * turn; from < sets; from += parts * turn)
       for (index n = from; n < std::min(from + turn, sets); ++n)
-        differentiate_set({pattern, first, last, s, n, keys, begun, pair.dq}, own, head_terms, back);
-    pair.slopes[part] += back.d_slope;
+        differentiate_set({pattern, first, last, s, n, keys, begun, shared.dq}, own, head_terms, back);
+    shared.slopes[part] += back.d_slope;
   }
 
   /// Stores step `step` of the keys' gradients, from the sums of all parts.
-  void store_step(const pair_scratch& pair, index b, index kv, index step) const {
+  void store_step(const head_scratch& shared, index b, index kv, index step) const {
     const index keys = plan.lengths.keys(b), begin = step * plan.pack_step,
                 end = std::min(begin + plan.pack_step, shape.keys), real = std::min(end, keys);
     const backward_keys<P> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
-                                .d_keys = pair.d_keys, .d_values = pair.d_values};
-    if (!pair.begun[step]) clear_step(sums, step);
+                                .d_keys = shared.d_keys, .d_values = shared.d_values};
+    if (!shared.begun[step]) clear_step(sums, step);
     for (index part = 1; part < backward_parts(plan.lengths.queries(b)); ++part) {
-      if (!pair.begun[part * pack_steps() + step]) continue;
+      if (!shared.begun[part * pack_steps() + step]) continue;
       add_sums(sums.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
       add_sums(sums.d_values, part * slots() * stride_v(), begin * stride_v(), real * stride_v());
     }
@@ -253,42 +253,43 @@ struct pattern_backward_driver {
   }
 
   /// A wave of key heads.
-  void differentiate_pairs(const wave<pair_scratch>& pairs) const {
+  void differentiate_wave(const wave<head_scratch>& key_heads) const {
     const index group = shape.group();
     if (plan.shared) {
-      for (index n = 0; n < pairs.count; ++n) plan.mark_needed(pairs.first + n, pairs.scratch[n].needed);
-      pairs.for_each(pack_steps(), [&](index pair, const pair_scratch& p, index step, int) {
-        const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads;
+      for (index n = 0; n < key_heads.count; ++n) plan.mark_needed(key_heads.first + n, key_heads.scratch[n].needed);
+      key_heads.for_each(pack_steps(), [&](index key_head, const head_scratch& p, index step, int) {
+        const index b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads;
         const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
         backward_keys<P> keys = p.keys;
         if (begin < end && p.needed[step]) keys.fill(head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end);
       });
     }
+    const index most = backward_parts(shape.queries);
     for (index member = 0; member < group; ++member) {
       for (const pattern_ref& pattern : plan.patterns)
-        pairs.for_each(backward_parts(shape.queries), [&](index pair, const pair_scratch& p, index part, int worker) {
-          const pattern_shape s = plan.shape_of(pair * group + member);
+        key_heads.for_each(most, [&](index key_head, const head_scratch& p, index part, int worker) {
+          const pattern_shape s = plan.shape_of(key_head * group + member);
           if (part < backward_parts(s.queries)) differentiate_part(pattern, s, p, part, worker);
         });
-      for (index n = 0; in.d_slopes && n < pairs.count; ++n) {
-        const index x = (pairs.first + n) * group + member;
+      for (index n = 0; in.d_slopes && n < key_heads.count; ++n) {
+        const index x = (key_heads.first + n) * group + member;
         for (index part = 0; part < backward_parts(plan.shape_of(x).queries); ++part)
-          in.slope_sums[x] += pairs.scratch[n].slopes[part];
+          in.slope_sums[x] += key_heads.scratch[n].slopes[part];
       }
     }
-    pairs.for_each(pack_steps(), [&](index pair, const pair_scratch& p, index step, int) {
-      store_step(p, pair / shape.kv_heads, pair % shape.kv_heads, step);
+    key_heads.for_each(pack_steps(), [&](index key_head, const head_scratch& p, index step, int) {
+      store_step(p, key_head / shape.kv_heads, key_head % shape.kv_heads, step);
     });
   }
 
   void run() const {
     if (!in.dq && !in.dk && !in.dv && !in.d_slopes) return;
     execution& exec = in.forward.exec;
-    const index pairs = shape.batch * shape.kv_heads,
+    const index key_heads = shape.batch * shape.kv_heads,
                 bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
     for_each_wave(
-        exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
-        [&](const wave<pair_scratch>& w) { differentiate_pairs(w); });
+        exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<head_scratch>& w) { differentiate_wave(w); });
     for (index x = 0; in.dq && !in.accumulate && x < shape.batch * shape.heads; ++x) {
       const pattern_shape s = plan.shape_of(x);
       clear_rows(head_of(in.dq, s.batch, s.head), s.queries, shape.queries);
@@ -300,7 +301,7 @@ template <class S, class Score, class ScoreBackward>
 void backward_by(softmax_backward_call<S, Score, ScoreBackward>& call, std::span<const pattern_ref> patterns) {
   const pattern_plan plan = plan_of(call.forward, patterns);
   call.run(
-      2 * plan.pairs * static_cast<double>(3 * call.shape.dim + 2 * call.shape.dim_v),
+      2 * plan.visible_keys * static_cast<double>(3 * call.shape.dim + 2 * call.shape.dim_v),
       [&](const auto& forward) { pattern_driver<S, Score>{forward, plan}.run(); },
       [&](const auto& c) { pattern_backward_driver<S, Score, ScoreBackward>{c, plan}.run(); });
 }

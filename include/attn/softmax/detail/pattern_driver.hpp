@@ -27,20 +27,20 @@ struct pattern_driver {
   matrix_view<S> result(const pattern_shape& s) const { return in.result(s.batch, s.head); }
 
   /// Memory that all threads share for one key head of one batch item.
-  struct pair_scratch {
+  struct head_scratch {
     packed_keys<P> keys;    // where keys are packed once for all query sets
     row_states<T>* states;  // per query head, for joined patterns
     bool* needed;           // per pack_step keys
   };
-  pair_scratch layout(arena& memory) const {
-    pair_scratch pair{};
+  head_scratch layout(arena& memory) const {
+    head_scratch shared{};
     if (plan.shared) {
-      pair.keys = packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v);
-      pair.needed = memory.allocate<bool>(ceil_div(shape.keys, plan.pack_step));
+      shared.keys = packed_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v);
+      shared.needed = memory.allocate<bool>(ceil_div(shape.keys, plan.pack_step));
     }
     if (plan.patterns.size() > 1)
-      pair.states = memory.allocate_list(shape.group(), [&](arena& m) { return row_states<T>::layout(m, in.out); });
-    return pair;
+      shared.states = memory.allocate_list(shape.group(), [&](arena& m) { return row_states<T>::layout(m, in.out); });
+    return shared;
   }
 
   /// Scratch of one thread: a block of rows, and the keys a query set gathers.
@@ -149,12 +149,13 @@ struct pattern_driver {
   }
 
   /// A wave of key heads.
-  void attend_pairs(const wave<pair_scratch>& pairs) const {
+  void attend_wave(const wave<head_scratch>& key_heads) const {
     const index group = shape.group();
     if (plan.shared) {
-      for (index n = 0; n < pairs.count; ++n) plan.mark_needed(pairs.first + n, pairs.scratch[n].needed);
-      pairs.for_each(ceil_div(shape.keys, plan.pack_step), [&](index pair, const pair_scratch& p, index step, int) {
-        const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads;
+      for (index n = 0; n < key_heads.count; ++n) plan.mark_needed(key_heads.first + n, key_heads.scratch[n].needed);
+      const index steps = ceil_div(shape.keys, plan.pack_step);
+      key_heads.for_each(steps, [&](index key_head, const head_scratch& p, index step, int) {
+        const index b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads;
         const index begin = step * plan.pack_step, end = std::min(begin + plan.pack_step, plan.lengths.keys(b));
         packed_keys<P> keys = p.keys;
         if (begin < end && p.needed[step]) keys.pack(head_of(in.k, b, kv), head_of(in.v, b, kv), begin, end);
@@ -162,10 +163,10 @@ struct pattern_driver {
     }
     for (const pattern_ref& pattern : plan.patterns) {
       index sets = 0;  // of the head that has most of them
-      for (index x = pairs.first * group; x < (pairs.first + pairs.count) * group; ++x)
+      for (index x = key_heads.first * group; x < (key_heads.first + key_heads.count) * group; ++x)
         sets = std::max(sets, pattern.query_sets(plan.shape_of(x)));
-      pairs.for_each(sets * group, [&](index pair, const pair_scratch& p, index step, int worker) {
-        const pattern_shape s = plan.shape_of(pair * group + step % group);
+      key_heads.for_each(sets * group, [&](index key_head, const head_scratch& p, index step, int worker) {
+        const pattern_shape s = plan.shape_of(key_head * group + step % group);
         if (step / group >= pattern.query_sets(s)) return;
         const query_set set{
             .pattern = pattern, .first = &pattern == &plan.patterns.front(), .last = &pattern == &plan.patterns.back(),
@@ -179,12 +180,12 @@ struct pattern_driver {
   void run() const {
     execution& exec = in.exec;
     const auto limit =
-        exec.limit_threads({.operations = 2 * plan.pairs * static_cast<double>(shape.dim + shape.dim_v)});
-    const index pairs = shape.batch * shape.kv_heads,
+        exec.limit_threads({.operations = 2 * plan.visible_keys * static_cast<double>(shape.dim + shape.dim_v)});
+    const index key_heads = shape.batch * shape.kv_heads,
                 bytes = shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
     for_each_wave(
-        exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
-        [&](const wave<pair_scratch>& w) { attend_pairs(w); });
+        exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<head_scratch>& w) { attend_wave(w); });
     for (index b = 0; b < shape.batch; ++b)
       for (index h = 0; h < shape.heads; ++h) in.clear_padding(b, h);
   }

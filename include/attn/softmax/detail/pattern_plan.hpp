@@ -21,7 +21,7 @@ struct pattern_plan {
   index gathered = 0;      // slots of the query set that gathers most
   index not_in_place = 0;  // those of them that are gathered even if keys are shared
   index contiguous = 0;    // keys in ranges of step 1
-  double pairs = 0;        // visible keys of all queries, at most
+  double visible_keys = 0;        // visible keys of all queries, at most
 
   /// Head x, counted over all batch items.
   pattern_shape shape_of(index x) const {
@@ -51,9 +51,9 @@ struct pattern_plan {
   }
 
   /// Marks, for one key head, the runs of pack_step keys that its query sets read in place.
-  void mark_needed(index pair, bool* needed) const {
+  void mark_needed(index key_head, bool* needed) const {
     std::fill_n(needed, ceil_div(shape.keys, pack_step), false);
-    for (index x = pair * shape.group(); x < (pair + 1) * shape.group(); ++x) {
+    for (index x = key_head * shape.group(); x < (key_head + 1) * shape.group(); ++x) {
       const pattern_shape s = shape_of(x);
       for (const pattern_ref& pattern : patterns)
         for (index n = 0, sets = pattern.query_sets(s); n < sets; ++n)
@@ -80,7 +80,7 @@ struct pattern_plan {
         if (in_range) contiguous += set.count;
         slots += round_up(set.count + (in_range ? set.positions.first % panel : 0), panel);
         if (!in_range) others += round_up(set.count, panel);
-        pairs += static_cast<double>(set.count) * static_cast<double>(count_of(queries));
+        visible_keys += static_cast<double>(set.count) * static_cast<double>(count_of(queries));
         set.check_list(check);
         if (of_query && queries.begin < queries.end)
           if (const position_range seen = of_query(queries.begin); seen.step != 1)

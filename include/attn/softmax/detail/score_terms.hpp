@@ -18,10 +18,10 @@ namespace attn::inline ATTN_ISA {
 namespace detail {
 
 /// How many of a set of keys a mask leaves visible.
-enum class keys_seen { none, some, all };
+enum class mask_coverage { none, some, all };
 
 /// Examines bytes, which are 0 or not.
-inline keys_seen seen_of(const unsigned char* bytes, index count, index stride) {
+inline mask_coverage seen_of(const unsigned char* bytes, index count, index stride) {
   bool any = false, all = true;
   index n = 0;
   constexpr index together = 64;
@@ -36,7 +36,7 @@ inline keys_seen seen_of(const unsigned char* bytes, index count, index stride) 
     any |= bytes[n * stride] != 0;
     all &= bytes[n * stride] != 0;
   }
-  return any ? (all ? keys_seen::all : keys_seen::some) : keys_seen::none;
+  return any ? (all ? mask_coverage::all : mask_coverage::some) : mask_coverage::none;
 }
 
 /// Stands for a score function where there is none.
@@ -137,7 +137,7 @@ struct score_terms {
     prefetch_bytes<cache_level::first>(reinterpret_cast<const char*>(mask_row(i) + positions[slot]), count);
   }
   /// How many of the keys at slots slot + n, n < count, the mask leaves visible for query i.
-  keys_seen seen(index i, index count, const index_map& positions, index slot) const {
+  mask_coverage seen(index i, index count, const index_map& positions, index slot) const {
     const unsigned char* const row = mask_row(i);
     if (!positions.list)
       return seen_of(row + positions[slot] * mask.stride(3), count, positions.step * mask.stride(3));
@@ -146,7 +146,7 @@ struct score_terms {
       const bool one = row[positions[slot + n] * mask.stride(3)] != 0;
       any |= one, all &= one;
     }
-    return any ? (all ? keys_seen::all : keys_seen::some) : keys_seen::none;
+    return any ? (all ? mask_coverage::all : mask_coverage::some) : mask_coverage::none;
   }
 
  private:

@@ -42,7 +42,7 @@ struct softmax_inputs {
   index shift(index b) const { return first_position.value_or(lengths.keys(b) - lengths.queries(b)); }
   index last_shift(index b) const { return shift(b) + lengths.queries(b); }
   /// Number of keys that any query sees, which are the first ones.
-  index keys_seen(index b) const {
+  index visible_keys(index b) const {
     return causal ? std::clamp(last_shift(b), index(0), lengths.keys(b)) : lengths.keys(b);
   }
 

@@ -115,7 +115,7 @@ bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, 
                      const score_terms<T, Score>& terms) {
   for (index r = 0; r < q.rows; ++r)
     if (terms.for_head(terms.batch, q.first_head + r / q.queries, terms.query_shift)
-            .seen(r % q.queries, count, positions, begin) != keys_seen::none)
+            .seen(r % q.queries, count, positions, begin) != mask_coverage::none)
       return false;
   return true;
 }

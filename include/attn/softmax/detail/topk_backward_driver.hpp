@@ -29,14 +29,14 @@ struct topk_backward_driver {
   index parts() const { return parts_of(shape.queries); }
 
   /// Memory that all threads share for one key head of one batch item.
-  struct pair_scratch {
-    typename topk_choice<S>::pair_scratch choice;  // of the query head in progress
+  struct head_scratch {
+    typename topk_choice<S>::head_scratch choice;  // of the query head in progress
     T* dq;                                          // [Lq][stride_k]: sums of that head; null: not wanted
     T *d_keys, *d_values;                           // [parts][slots][stride]
     bool* begun;                                    // [parts][all_blocks]: whether the sums of a block were begun
     T* slopes;                                      // [parts]: sums of the gradient of the slope
   };
-  pair_scratch layout(arena& memory) const {
+  head_scratch layout(arena& memory) const {
     return {.choice = choice.layout(memory, 1),
             .dq = memory.allocate<T>(in.dq ? shape.queries * stride_k() : 0),
             .d_keys = in.dk ? memory.allocate<T>(parts() * slots() * stride_k()) : nullptr,
@@ -68,7 +68,7 @@ struct topk_backward_driver {
 
   /// Entries [first, first + count) of a round, which attend one block.
   template <class Terms, class Back>
-  void differentiate_run(const topk_head& h, const pair_scratch& p, index part, index round, index block, index first,
+  void differentiate_run(const topk_head& h, const head_scratch& p, index part, index round, index block, index first,
                          index count, const thread_scratch& s, const Terms& terms, Back& back) const {
     const bool last = round == blocks.rounds, begins = last ? blocks.choices(first + h.shift) == 0 : round == 0;
     const index begin = block * blocks.block, end = h.seen(round, first + count - 1).end;
@@ -99,7 +99,7 @@ struct topk_backward_driver {
       }
     }
   }
-  void clear_sums(const pair_scratch& p, index part, index block) const {
+  void clear_sums(const head_scratch& p, index part, index block) const {
     const index first = part * slots() + block * blocks.block,
                 count = std::min(blocks.block, shape.keys - block * blocks.block);
     if (p.d_keys) std::fill_n(p.d_keys + first * stride_k(), count * stride_k(), T(0));
@@ -107,8 +107,9 @@ struct topk_backward_driver {
   }
 
   /// One part of a round of one query head.
-  void differentiate_part(index pair, index member, const pair_scratch& p, index round, index part, int worker) const {
-    const topk_head h = choice.head(pair, member, p.choice, 0);
+  void differentiate_part(index key_head, index member, const head_scratch& p, index round, index part,
+                          int worker) const {
+    const topk_head h = choice.head(key_head, member, p.choice, 0);
     const index parts = parts_of(h.queries), count = h.count_of(round);
     if (member == 0 && round == 0) std::fill_n(p.begun + part * all_blocks(), all_blocks(), false);
     if (round == 0) p.slopes[part] = T(0);
@@ -123,8 +124,8 @@ struct topk_backward_driver {
   }
 
   /// Stores the gradients of the keys of a block, from the sums of all parts; beyond the last block, zeros for padding.
-  void store_block(index pair, const pair_scratch& p, index block) const {
-    const index b = pair / shape.kv_heads, keys = in.lengths().keys(b), begin = block * blocks.block,
+  void store_block(index key_head, const head_scratch& p, index block) const {
+    const index b = key_head / shape.kv_heads, keys = in.lengths().keys(b), begin = block * blocks.block,
                 end = std::min(begin + blocks.block, shape.keys), real = std::min(end, keys);
     const backward_keys<P> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
                                 .d_keys = p.d_keys, .d_values = p.d_values};
@@ -134,29 +135,29 @@ struct topk_backward_driver {
       add_sums(p.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
       add_sums(p.d_values, part * slots() * stride_v(), begin * stride_v(), real * stride_v());
     }
-    sums.store(in.dk, in.dv, b, pair % shape.kv_heads, begin, end, keys, in.terms().scale, in.accumulate);
+    sums.store(in.dk, in.dv, b, key_head % shape.kv_heads, begin, end, keys, in.terms().scale, in.accumulate);
   }
 
-  void differentiate_pairs(const wave<pair_scratch>& pairs) const {
+  void differentiate_wave(const wave<head_scratch>& key_heads) const {
     const auto for_each = [&](index steps, const auto& body) {
-      pairs.for_each(steps, [&](index pair, const pair_scratch& p, index step, int worker) {
-        body(pair, p.choice, step, scratch(worker).choice);
+      key_heads.for_each(steps, [&](index key_head, const head_scratch& p, index step, int worker) {
+        body(key_head, p.choice, step, scratch(worker).choice);
       });
     };
     choice.add_up(for_each);
     for (index member = 0; member < shape.group(); ++member) {
       choice.choose(member, 1, for_each);
       for (index round = 0; round <= blocks.rounds; ++round)
-        pairs.for_each(parts(), [&](index pair, const pair_scratch& p, index part, int worker) {
-          differentiate_part(pair, member, p, round, part, worker);
+        key_heads.for_each(parts(), [&](index key_head, const head_scratch& p, index part, int worker) {
+          differentiate_part(key_head, member, p, round, part, worker);
         });
-      for (index n = 0; in.d_slopes && n < pairs.count; ++n)
+      for (index n = 0; in.d_slopes && n < key_heads.count; ++n)
         for (index part = 0; part < parts(); ++part)
-          in.slope_sums[(pairs.first + n) * shape.group() + member] += pairs.scratch[n].slopes[part];
+          in.slope_sums[(key_heads.first + n) * shape.group() + member] += key_heads.scratch[n].slopes[part];
     }
     if (in.dk || in.dv)
-      pairs.for_each(all_blocks(), [&](index pair, const pair_scratch& p, index block, int) {
-        store_block(pair, p, block);
+      key_heads.for_each(all_blocks(), [&](index key_head, const head_scratch& p, index block, int) {
+        store_block(key_head, p, block);
       });
   }
 
@@ -169,11 +170,11 @@ struct topk_backward_driver {
   void run() const {
     if (!in.dq && !in.dk && !in.dv && !in.d_slopes) return;
     execution& exec = in.forward.exec;
-    const index pairs = shape.batch * shape.kv_heads,
+    const index key_heads = shape.batch * shape.kv_heads,
                 bytes = 3 * shape.keys * (shape.dim + shape.dim_v) * static_cast<index>(sizeof(T));
     for_each_wave(
-        exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
-        [&](const wave<pair_scratch>& w) { differentiate_pairs(w); });
+        exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<head_scratch>& w) { differentiate_wave(w); });
     for (index x = 0; in.dq && !in.accumulate && x < shape.batch * shape.heads; ++x) {
       const index b = x / shape.heads;  // rows that see no key, and padding
       const matrix_view<S> dq = head_of(in.dq, b, x % shape.heads);

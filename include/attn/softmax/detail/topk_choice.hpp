@@ -213,12 +213,12 @@ struct topk_choice {
   index sums_stride = 0;
 
   /// Memory that the threads share for one key head of one batch item.
-  struct pair_scratch {
+  struct head_scratch {
     block_sums<T> sums;
     index *chosen, *order;  // of every query head
   };
   /// For `heads` query heads at a time.
-  pair_scratch layout(arena& memory, index heads) const {
+  head_scratch layout(arena& memory, index heads) const {
     return {.sums = {memory.allocate<T>(sums ? 0 : block_sums<T>::size(blocks.blocks, shape.dim)), shape.dim},
             .chosen = memory.allocate<index>(heads * topk_head::size(shape.queries, blocks)),
             .order = memory.allocate<index>(heads * topk_head::size(shape.queries, blocks))};
@@ -233,24 +233,24 @@ struct topk_choice {
   }
 
   /// Query head `member` of a key head, whose tables are number `slot`.
-  topk_head head(index pair, index member, const pair_scratch& p, index slot) const {
-    const index b = pair / shape.kv_heads, size = topk_head::size(shape.queries, blocks);
-    return {.batch = b, .head = pair % shape.kv_heads * shape.group() + member, .queries = lengths.queries(b),
+  topk_head head(index key_head, index member, const head_scratch& p, index slot) const {
+    const index b = key_head / shape.kv_heads, size = topk_head::size(shape.queries, blocks);
+    return {.batch = b, .head = key_head % shape.kv_heads * shape.group() + member, .queries = lengths.queries(b),
             .shift = lengths.keys(b) - lengths.queries(b), .blocks = blocks, .stride = shape.queries,
             .chosen = p.chosen + slot * size, .order = p.order + slot * size};
   }
-  block_sums<const T> sums_of(index pair, const pair_scratch& p) const {
-    return {sums ? sums + pair * sums_stride : p.sums.data, shape.dim};
+  block_sums<const T> sums_of(index key_head, const head_scratch& p) const {
+    return {sums ? sums + key_head * sums_stride : p.sums.data, shape.dim};
   }
 
-  /// for_each(steps, body(pair, pair_scratch, step, scratch)) runs tasks: the sums of all blocks.
+  /// for_each(steps, body(key head, head_scratch, step, scratch)) runs tasks: the sums of all blocks.
   template <class ForEach>
   void add_up(const ForEach& for_each) const {
     if (sums || blocks.rounds == 0) return;
-    for_each(ceil_div(blocks.blocks, panel_width<T>), [&](index pair, const pair_scratch& p, index step, auto&&) {
-      const index b = pair / shape.kv_heads, begin = step * panel_width<T>,
+    for_each(ceil_div(blocks.blocks, panel_width<T>), [&](index key_head, const head_scratch& p, index step, auto&&) {
+      const index b = key_head / shape.kv_heads, begin = step * panel_width<T>,
                   end = std::min({begin + panel_width<T>, blocks.blocks, lengths.keys(b) / blocks.block});
-      if (begin < end) p.sums.fill(head_of(k, b, pair % shape.kv_heads), blocks.block, begin, end);
+      if (begin < end) p.sums.fill(head_of(k, b, key_head % shape.kv_heads), blocks.block, begin, end);
     });
   }
   /// The choice of query heads [first, first + count) of every key head.
@@ -258,15 +258,15 @@ struct topk_choice {
   void choose(index first, index count, const ForEach& for_each) const {
     if (blocks.rounds == 0) return;
     for_each(count * ceil_div(shape.queries, max_rows),
-             [&](index pair, const pair_scratch& p, index step, const thread_scratch& s) {
-               const topk_head h = head(pair, first + step % count, p, step % count);
+             [&](index key_head, const head_scratch& p, index step, const thread_scratch& s) {
+               const topk_head h = head(key_head, first + step % count, p, step % count);
                const index begin = std::max(step / count * max_rows, h.first_of(0)),
                            end = std::min(step / count * max_rows + max_rows, h.queries);
                for (index i = begin; i < end; i += tile_rows)
-                 choose_tile(h, i, std::min<index>(tile_rows, end - i), sums_of(pair, p), s.chooser);
+                 choose_tile(h, i, std::min<index>(tile_rows, end - i), sums_of(key_head, p), s.chooser);
              });
-    for_each(count * blocks.rounds, [&](index pair, const pair_scratch& p, index step, const thread_scratch& s) {
-      head(pair, first + step % count, p, step % count).sort(step / count, s.next);
+    for_each(count * blocks.rounds, [&](index key_head, const head_scratch& p, index step, const thread_scratch& s) {
+      head(key_head, first + step % count, p, step % count).sort(step / count, s.next);
     });
   }
 

@@ -25,11 +25,11 @@ struct topk_driver {
   const attention_shape& shape = in.shape;
   topk_choice<S> choice{in.shape, in.lengths, blocks, in.q, in.k, sums, sums_stride};
 
-  struct pair_scratch {
-    typename topk_choice<S>::pair_scratch choice;
+  struct head_scratch {
+    typename topk_choice<S>::head_scratch choice;
     row_states<T>* states;  // per query head, if there are several rounds
   };
-  pair_scratch layout(arena& memory) const {
+  head_scratch layout(arena& memory) const {
     return {.choice = choice.layout(memory, shape.group()),
             .states = memory.allocate_list(blocks.rounds > 0 ? shape.group() : 0,
                                            [&](arena& m) { return row_states<T>::layout(m, in.out); })};
@@ -74,20 +74,20 @@ struct topk_driver {
     }
   }
 
-  void attend_pairs(const wave<pair_scratch>& pairs) const {
+  void attend_wave(const wave<head_scratch>& key_heads) const {
     const index group = shape.group();
     const auto for_each = [&](index steps, const auto& body) {
-      pairs.for_each(steps, [&](index pair, const pair_scratch& p, index step, int worker) {
-        body(pair, p.choice, step, scratch(worker).choice);
+      key_heads.for_each(steps, [&](index key_head, const head_scratch& p, index step, int worker) {
+        body(key_head, p.choice, step, scratch(worker).choice);
       });
     };
     choice.add_up(for_each);
     choice.choose(0, group, for_each);
     for (index round = 0; round <= blocks.rounds; ++round)
-      pairs.for_each(group * ceil_div(shape.queries, topk_segment),
-                     [&](index pair, const pair_scratch& p, index step, int worker) {
+      key_heads.for_each(group * ceil_div(shape.queries, topk_segment),
+                     [&](index key_head, const head_scratch& p, index step, int worker) {
                        const index member = step % group, begin = step / group * topk_segment;
-                       const topk_head h = choice.head(pair, member, p.choice, member);
+                       const topk_head h = choice.head(key_head, member, p.choice, member);
                        const index end = std::min(begin + topk_segment, h.count_of(round));
                        if (begin >= end) return;
                        const thread_scratch s = scratch(worker);
@@ -96,8 +96,8 @@ struct topk_driver {
                          attend_run(h, states, round, block, n, count, s);
                        });
                      });
-    pairs.for_each(group, [&](index pair, const pair_scratch&, index member, int) {
-      in.clear_padding(pair / shape.kv_heads, pair % shape.kv_heads * group + member);
+    key_heads.for_each(group, [&](index key_head, const head_scratch&, index member, int) {
+      in.clear_padding(key_head / shape.kv_heads, key_head % shape.kv_heads * group + member);
     });
   }
 
@@ -110,12 +110,12 @@ struct topk_driver {
   void run() const {
     execution& exec = in.exec;
     const auto limit = exec.limit_threads({.operations = operations()});
-    const index pairs = shape.batch * shape.kv_heads,
+    const index key_heads = shape.batch * shape.kv_heads,
                 bytes = shape.queries * shape.group() * (2 * blocks.rounds * index(sizeof(index)) +
                                                          (shape.dim + shape.dim_v) * index(sizeof(T)));
     for_each_wave(
-        exec, pairs, wave_size(exec, pairs, bytes), [&](arena& memory) { return layout(memory); },
-        [&](const wave<pair_scratch>& w) { attend_pairs(w); });
+        exec, key_heads, wave_size(exec, key_heads, bytes), [&](arena& memory) { return layout(memory); },
+        [&](const wave<head_scratch>& w) { attend_wave(w); });
   }
 };
 template <class S, class Score>

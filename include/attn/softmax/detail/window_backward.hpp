@@ -62,11 +62,11 @@ struct window_backward : window_sets {
     T *keys = nullptr, *values = nullptr;  // [Lk][stride]
   };
   /// The sums that the tasks of one key head leave to be added up.
-  struct pair_scratch {
+  struct head_scratch {
     partial* parts;                   // [most parts]
     key_sums ordinary{}, projected{};  // where heads of a group differ in dilation
   };
-  pair_scratch layout(arena& memory, index most_parts, bool sums) const {
+  head_scratch layout(arena& memory, index most_parts, bool sums) const {
     const index n = global_count(), key = query_stride(), value = value_stride();
     const auto all_keys = [&](bool wanted) {
       return wanted ? key_sums{memory.allocate<T>(shape.keys * key), memory.allocate<T>(shape.keys * value)} : key_sums{};
@@ -266,8 +266,8 @@ struct window_backward : window_sets {
   }
 
   /// Task `step` of a key head: one part of all its query heads, or all parts of one query head after the other.
-  void take(index pair, const pair_scratch& scratch, index step, int worker) const {
-    const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads, group = shape.group(), h0 = kv * group;
+  void take(index key_head, const head_scratch& scratch, index step, int worker) const {
+    const index b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads, group = shape.group(), h0 = kv * group;
     if (step >= steps(kv)) return;
     const part_scratch s = in.forward.exec.scratch(worker, [&](arena& memory) { return layout(memory); });
     const auto part = [&](index h, index h_end, index n) {
@@ -304,8 +304,8 @@ struct window_backward : window_sets {
   }
 
   /// Adds up and stores, in order, the sums that the parts of a key head left, and zeros for rows that no part has.
-  void finish(index pair, const pair_scratch& scratch) const {
-    const index b = pair / shape.kv_heads, kv = pair % shape.kv_heads, n = in.lengths().keys(b);
+  void finish(index key_head, const head_scratch& scratch) const {
+    const index b = key_head / shape.kv_heads, kv = key_head % shape.kv_heads, n = in.lengths().keys(b);
     const index shift = in.forward.shift(b), seen_globals = globals_before(n);
     const index g0 = globals_before(shift), g1 = globals_before(in.forward.last_shift(b));  // of the queries
     const partial& sums = scratch.parts[0];
@@ -349,14 +349,14 @@ struct window_backward : window_sets {
     bool sums = false;
     for (index kv = 0; kv < shape.kv_heads; ++kv) sums |= !alike(kv);
     // Key heads share no memory: as many are in progress as give every thread several parts.
-    const index pairs = shape.batch * shape.kv_heads, threads = exec.active_threads();
+    const index key_heads = shape.batch * shape.kv_heads, threads = exec.active_threads();
     for_each_wave(
-        exec, pairs, threads == 1 ? 1 : ceil_div(4 * threads, most_steps),
+        exec, key_heads, threads == 1 ? 1 : ceil_div(4 * threads, most_steps),
         [&](arena& memory) { return layout(memory, most_steps, sums); },
-        [&](const wave<pair_scratch>& w) {
+        [&](const wave<head_scratch>& w) {
           w.for_each(most_steps,
-                     [&](index pair, const pair_scratch& s, index step, int worker) { take(pair, s, step, worker); });
-          w.for_each(1, [&](index pair, const pair_scratch& s, index, int) { finish(pair, s); });
+                     [&](index x, const head_scratch& s, index step, int worker) { take(x, s, step, worker); });
+          w.for_each(1, [&](index key_head, const head_scratch& s, index, int) { finish(key_head, s); });
         });
   }
 };
