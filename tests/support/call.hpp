@@ -18,16 +18,27 @@ namespace testing {
 // Eigen::half, which differs from bfloat16 in nothing but how it is converted, in one of the builds.
 #if defined(ATTN_TEST_FEW_TYPES)
 using exact_types = std::tuple<float>;
+#define ATTN_TEST_FOR_DOUBLE(compiled)
 #else
 using exact_types = std::tuple<float, double>;
+#define ATTN_TEST_FOR_DOUBLE(compiled) template struct compiled<double>;
 #endif
 #if defined(ATTN_TEST_HALF)
 using storage_types = std::tuple<Eigen::half, Eigen::bfloat16>;
+#define ATTN_TEST_FOR_HALF(compiled) template struct compiled<Eigen::half>;
 #else
 using storage_types = std::tuple<Eigen::bfloat16>;
+#define ATTN_TEST_FOR_HALF(compiled)
 #endif
 using widest_type = std::tuple_element_t<std::tuple_size_v<exact_types> - 1, exact_types>;
 using all_types = decltype(std::tuple_cat(exact_types{}, storage_types{}));
+
+// In call_*.cpp: instantiates a class template for each of all_types.
+#define ATTN_TEST_FOR_ALL_TYPES(compiled) \
+  template struct compiled<float>;        \
+  ATTN_TEST_FOR_DOUBLE(compiled)          \
+  ATTN_TEST_FOR_HALF(compiled)            \
+  template struct compiled<Eigen::bfloat16>
 
 template <class S>
 using real = attn::compute_type<S>;
@@ -37,10 +48,6 @@ template <class S>
 using out_view = attn::tensor_view<S>;
 template <class S>
 using score_of = std::function<real<S>(real<S>, attn::index, attn::index, attn::index, attn::index)>;
-template <class S>
-using score_backward_of =
-    std::function<real<S>(real<S>, real<S>, attn::index, attn::index, attn::index, attn::index)>;
-
 // (score, d, batch, head, i, j): d times the derivative of a score function by the score.
 template <class S>
 using score_backward_of = std::function<real<S>(real<S>, real<S>, attn::index, attn::index, attn::index, attn::index)>;

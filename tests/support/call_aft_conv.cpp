@@ -22,13 +22,6 @@ void compiled_aft_conv<S>::step(attn::aft_conv_state<S>& state, in_view<S> q, in
   attn::aft_conv_step(state, q, k, v, out, w, chosen, execution);
 }
 
-template struct compiled_aft_conv<float>;
-template struct compiled_aft_conv<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_aft_conv<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_aft_conv<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_aft_conv);
 
 }  // namespace testing

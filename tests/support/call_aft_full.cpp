@@ -21,13 +21,6 @@ void compiled_aft_full<S>::step(attn::kv_cache<S>& state, in_view<S> q, in_view<
   attn::aft_full_step(state, q, k, v, out, w, chosen, execution);
 }
 
-template struct compiled_aft_full<float>;
-template struct compiled_aft_full<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_aft_full<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_aft_full<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_aft_full);
 
 }  // namespace testing

@@ -22,13 +22,6 @@ void compiled_aft_local<S>::step(attn::aft_local_state<S>& state, in_view<S> q, 
   attn::aft_local_step(state, q, k, v, out, w, chosen, execution);
 }
 
-template struct compiled_aft_local<float>;
-template struct compiled_aft_local<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_aft_local<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_aft_local<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_aft_local);
 
 }  // namespace testing

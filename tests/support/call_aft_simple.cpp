@@ -21,13 +21,6 @@ void compiled_aft_simple<S>::step(attn::aft_simple_state<S>& state, in_view<S> q
   attn::aft_simple_step(state, q, k, v, out, chosen, execution);
 }
 
-template struct compiled_aft_simple<float>;
-template struct compiled_aft_simple<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_aft_simple<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_aft_simple<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_aft_simple);
 
 }  // namespace testing

@@ -28,13 +28,6 @@ void compiled_delta_rule<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, 
   attn::delta_rule_backward(q, k, v, d_out, gradients, chosen, execution);
 }
 
-template struct compiled_delta_rule<float>;
-template struct compiled_delta_rule<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_delta_rule<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_delta_rule<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_delta_rule);
 
 }  // namespace testing

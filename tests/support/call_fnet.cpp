@@ -13,13 +13,6 @@ void compiled_fnet<S>::backward(in_view<S> d_out, const attn::fnet_gradients<S>&
   attn::fnet_backward(d_out, gradients, chosen, execution);
 }
 
-template struct compiled_fnet<float>;
-template struct compiled_fnet<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_fnet<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_fnet<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_fnet);
 
 }  // namespace testing

@@ -23,13 +23,6 @@ void compiled_full_softmax<S>::step(attn::kv_cache<S>& cache, in_view<S> q, in_v
     attn::full_softmax_step(cache, q, k, v, out, chosen, execution);
 }
 
-template struct compiled_full_softmax<float>;
-template struct compiled_full_softmax<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_full_softmax<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_full_softmax<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_full_softmax);
 
 }  // namespace testing

@@ -55,13 +55,6 @@ void compiled_layers<S>::reversible_block_inverse(in_sequence<S> y, out_sequence
   attn::reversible_block_inverse(y, out, f, g, options, exec);
 }
 
-template struct compiled_layers<float>;
-template struct compiled_layers<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_layers<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_layers<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_layers);
 
 }  // namespace testing

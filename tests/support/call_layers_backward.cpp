@@ -58,13 +58,6 @@ void compiled_layers_backward<S>::reversible_block_backward(
   attn::reversible_block_backward(out, x, f, g, f_backward, g_backward, d_out, gradients, options, exec);
 }
 
-template struct compiled_layers_backward<float>;
-template struct compiled_layers_backward<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_layers_backward<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_layers_backward<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_layers_backward);
 
 }  // namespace testing

@@ -90,13 +90,6 @@ void compiled_linear<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_v
     attn::linear_backward(q, k, v, d_out, gradients, chosen, execution);
 }
 
-template struct compiled_linear<float>;
-template struct compiled_linear<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_linear<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_linear<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_linear);
 
 }  // namespace testing

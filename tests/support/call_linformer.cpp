@@ -15,13 +15,6 @@ void compiled_linformer<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, i
   attn::linformer_backward(q, k, v, out, e, f, d_out, wanted, chosen, execution);
 }
 
-template struct compiled_linformer<float>;
-template struct compiled_linformer<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_linformer<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_linformer<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_linformer);
 
 }  // namespace testing

@@ -15,13 +15,6 @@ void compiled_long_short<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, 
   attn::long_short_backward(q, k, v, out, logits, d_out, wanted, chosen, execution);
 }
 
-template struct compiled_long_short<float>;
-template struct compiled_long_short<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_long_short<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_long_short<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_long_short);
 
 }  // namespace testing

@@ -21,13 +21,6 @@ void compiled_lsh<S>::backward(in_view<S> q, in_view<S> v, in_view<S> out, in_vi
     attn::lsh_backward(q, v, out, d_out, wanted, chosen, execution);
 }
 
-template struct compiled_lsh<float>;
-template struct compiled_lsh<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_lsh<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_lsh<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_lsh);
 
 }  // namespace testing

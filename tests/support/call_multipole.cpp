@@ -20,13 +20,6 @@ void compiled_multipole<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, i
   attn::multipole_backward(q, k, v, out, d_out, wanted, chosen, execution);
 }
 
-template struct compiled_multipole<float>;
-template struct compiled_multipole<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_multipole<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_multipole<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_multipole);
 
 }  // namespace testing

@@ -14,13 +14,6 @@ void compiled_nystrom<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_
   attn::nystrom_backward(q, k, v, d_out, wanted, chosen, execution);
 }
 
-template struct compiled_nystrom<float>;
-template struct compiled_nystrom<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_nystrom<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_nystrom<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_nystrom);
 
 }  // namespace testing

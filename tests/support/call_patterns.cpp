@@ -23,14 +23,7 @@ void compiled_block<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_vi
     attn::block_backward(q, k, v, out, d_out, wanted, chosen, execution);
 }
 
-template struct compiled_block<float>;
-template struct compiled_block<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_block<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_block<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_block);
 
 template <class S>
 void compiled_strided<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
@@ -51,14 +44,7 @@ void compiled_strided<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_
     attn::strided_backward(q, k, v, out, d_out, wanted, chosen, execution);
 }
 
-template struct compiled_strided<float>;
-template struct compiled_strided<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_strided<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_strided<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_strided);
 
 template <class S>
 void compiled_bigbird<S>::call(in_view<S> q, in_view<S> k, in_view<S> v, out_view<S> out, const options& chosen,
@@ -79,14 +65,7 @@ void compiled_bigbird<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, in_
     attn::bigbird_backward(q, k, v, out, d_out, wanted, chosen, execution);
 }
 
-template struct compiled_bigbird<float>;
-template struct compiled_bigbird<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_bigbird<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_bigbird<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_bigbird);
 
 namespace {
 

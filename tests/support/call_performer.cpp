@@ -22,13 +22,6 @@ void compiled_performer<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, f
   attn::performer_backward(q, k, v, features, d_out, gradients, chosen, execution);
 }
 
-template struct compiled_performer<float>;
-template struct compiled_performer<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_performer<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_performer<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_performer);
 
 }  // namespace testing

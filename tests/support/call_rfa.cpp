@@ -22,13 +22,6 @@ void compiled_rfa<S>::backward(in_view<S> q, in_view<S> k, in_view<S> v, feature
   attn::rfa_backward(q, k, v, features, d_out, gradients, chosen, execution);
 }
 
-template struct compiled_rfa<float>;
-template struct compiled_rfa<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_rfa<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_rfa<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_rfa);
 
 }  // namespace testing

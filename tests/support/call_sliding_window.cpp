@@ -21,13 +21,6 @@ void compiled_sliding_window<S>::step(attn::sliding_window_cache<S>& cache, in_v
     attn::sliding_window_step(cache, q, k, v, out, chosen, execution);
 }
 
-template struct compiled_sliding_window<float>;
-template struct compiled_sliding_window<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_sliding_window<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_sliding_window<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_sliding_window);
 
 }  // namespace testing

@@ -14,13 +14,6 @@ void compiled_sliding_window_backward<S>::backward(in_view<S> q, in_view<S> k, i
     attn::sliding_window_backward(q, k, v, out, d_out, wanted, chosen, execution);
 }
 
-template struct compiled_sliding_window_backward<float>;
-template struct compiled_sliding_window_backward<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_sliding_window_backward<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_sliding_window_backward<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_sliding_window_backward);
 
 }  // namespace testing

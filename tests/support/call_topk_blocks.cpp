@@ -31,13 +31,6 @@ void compiled_topk_blocks<S>::step(attn::topk_blocks_cache<S>& cache, in_view<S>
     attn::topk_blocks_step(cache, q, k, v, out, chosen, execution);
 }
 
-template struct compiled_topk_blocks<float>;
-template struct compiled_topk_blocks<Eigen::bfloat16>;
-#if !defined(ATTN_TEST_FEW_TYPES)
-template struct compiled_topk_blocks<double>;
-#endif
-#if defined(ATTN_TEST_HALF)
-template struct compiled_topk_blocks<Eigen::half>;
-#endif
+ATTN_TEST_FOR_ALL_TYPES(compiled_topk_blocks);
 
 }  // namespace testing
