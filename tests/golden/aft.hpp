@@ -31,7 +31,7 @@ golden_operator aft_entry(const char* name, const std::set<std::string>& keys, c
        [=](const golden_case& golden) -> reference::result {
          return {expected(read(golden)), {}};
        },
-       [=](const golden_case& golden) { return by_library(golden, double()); },
+       [=](const golden_case& golden) { return by_library(golden, widest_type()); },
        [=](const golden_case& golden) { return by_library(golden, float()); }},
       read,
       [](const problem<Options>& p) {

@@ -21,7 +21,7 @@ golden_operator golden_block() {
                            const auto p = read(golden);
                            return reference::block(p.q, p.k, p.v, p.options);
                          },
-                         [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
+                         [](const golden_case& golden) { return run_pattern<widest_type>(read(golden)); },
                          [](const golden_case& golden) { return run_pattern<float>(read(golden)); }},
                         read);
 }

@@ -49,10 +49,10 @@ golden_operator golden_delta_rule() {
       {"operator", "source", "tolerance", "scale", "lengths", "unit_norm_eps"},
       {"q", "k", "v", "out", "beta", "log_decay", "initial_state", "final_state"},
       [](const golden_case& golden) { return expected(read_delta_rule(golden)); },
-      [](const golden_case& golden) { return run_serially<double>(read_delta_rule(golden)); },
+      [](const golden_case& golden) { return run_serially<widest_type>(read_delta_rule(golden)); },
       [](const golden_case& golden) { return run_serially<float>(read_delta_rule(golden)); }};
   entry.gradients_by_reference = by_reference;
-  entry.gradients_in_double = by_library<double>;
+  entry.gradients_in_double = by_library<widest_type>;
   entry.gradients_in_float = by_library<float>;
   return entry;
 }

@@ -57,10 +57,10 @@ golden_operator golden_fnet() {
             std::swap(out.extents[0], out.extents[1]);
             return {out, {}};
           },
-          run_fnet<double>,
+          run_fnet<widest_type>,
           run_fnet<float>,
           case_by_reference,
-          case_by_library<double>,
+          case_by_library<widest_type>,
           case_by_library<float>};
 }
 

@@ -13,7 +13,7 @@ full_softmax_problem read(const golden_case& golden) {
 golden_operator golden_full_softmax() {
   return with_gradients({"full_softmax", softmax_keys, with(softmax_arrays, {"bias"}),
                          [](const golden_case& golden) { return expected(read(golden)); },
-                         [](const golden_case& golden) { return run<double>(read(golden)); },
+                         [](const golden_case& golden) { return run<widest_type>(read(golden)); },
                          [](const golden_case& golden) { return run<float>(read(golden)); }},
                         read);
 }

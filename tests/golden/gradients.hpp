@@ -24,7 +24,7 @@ golden_operator with_gradients(golden_operator entry, Problem (*read)(const gold
     return reverse_gradients(as_case(read(golden)), golden.array("d_out"));
   };
   entry.gradients_in_double = [=](const golden_case& golden) {
-    return library(read(golden), golden.array("d_out"), double());
+    return library(read(golden), golden.array("d_out"), widest_type());
   };
   entry.gradients_in_float = [=](const golden_case& golden) {
     return library(read(golden), golden.array("d_out"), float());

@@ -23,7 +23,7 @@ golden_operator kernel_entry(const char* name, const std::set<std::string>& keys
   return with_gradients(
       {name, with(kernel_keys, keys), with({"q", "k", "v", "out"}, arrays),
        [=](const golden_case& golden) { return expected(read(golden)); },
-       [=](const golden_case& golden) { return run_serially<double>(read(golden)); },
+       [=](const golden_case& golden) { return run_serially<widest_type>(read(golden)); },
        [=](const golden_case& golden) { return run_serially<float>(read(golden)); }},
       read,
       [=](const Problem& p) {

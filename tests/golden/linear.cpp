@@ -69,10 +69,10 @@ golden_operator golden_linear() {
                         with(kernel_keys, {"feature", "normalise", "scale"}),
                         {"q", "k", "v", "out", "decay", "log_decay", "bonus", "initial_state", "final_state"},
                         by_reference,
-                        by_library<double>,
+                        by_library<widest_type>,
                         by_library<float>};
   entry.gradients_by_reference = gradients_by_reference;
-  entry.gradients_in_double = gradients_by_library<double>;
+  entry.gradients_in_double = gradients_by_library<widest_type>;
   entry.gradients_in_float = gradients_by_library<float>;
   return entry;
 }

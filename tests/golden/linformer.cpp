@@ -59,10 +59,10 @@ golden_operator golden_linformer() {
           {"operator", "source", "tolerance", "causal", "scale", "lengths", "query_lengths", "key_lengths"},
           {"q", "k", "v", "e", "f", "out", "lse"},
           [](const golden_case& golden) { return expected(read(golden)); },
-          [](const golden_case& golden) { return run<double>(read(golden)); },
+          [](const golden_case& golden) { return run<widest_type>(read(golden)); },
           [](const golden_case& golden) { return run<float>(read(golden)); },
           case_by_reference,
-          case_by_library<double>,
+          case_by_library<widest_type>,
           case_by_library<float>};
 }
 

@@ -81,10 +81,10 @@ golden_operator golden_long_short() {
             const long_short_problem p = read(golden);
             return reference::long_short(p.q, p.k, p.v, p.options);
           },
-          [](const golden_case& golden) { return run_long_short<double>(read(golden)); },
+          [](const golden_case& golden) { return run_long_short<widest_type>(read(golden)); },
           [](const golden_case& golden) { return run_long_short<float>(read(golden)); },
           case_by_reference,
-          case_by_library<double>,
+          case_by_library<widest_type>,
           case_by_library<float>};
 }
 

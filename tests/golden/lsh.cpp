@@ -44,7 +44,7 @@ golden_operator golden_lsh() {
       {"lsh", with(softmax_keys, {"rounds", "buckets", "chunk", "scaled", "lookback", "lookahead", "wrap", "norm_eps"}),
        with(softmax_arrays, {"rotations"}),
        [](const golden_case& golden) { return reference::lsh(golden.array("q"), golden.array("v"), read(golden)); },
-       run<double>, run<float>},
+       run<widest_type>, run<float>},
       read_problem);
 }
 

@@ -62,10 +62,10 @@ golden_operator golden_nystrom() {
            "iterations", "pinv"},
           {"q", "k", "v", "conv", "out"},
           [](const golden_case& golden) { return expected(read(golden)); },
-          [](const golden_case& golden) { return run<double>(read(golden)); },
+          [](const golden_case& golden) { return run<widest_type>(read(golden)); },
           [](const golden_case& golden) { return run<float>(read(golden)); },
           case_by_reference,
-          case_by_library<double>,
+          case_by_library<widest_type>,
           case_by_library<float>,
           gradient_factor};
 }

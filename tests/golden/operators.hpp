@@ -17,6 +17,7 @@ using golden_gradients = std::function<std::map<std::string, tensor<double>>(con
 struct golden_operator {
   std::string name;
   std::set<std::string> keys, arrays;  // what its cases may hold; anything else fails
+  // Where float is the widest type that is tested, in_double is not called.
   std::function<reference::result(const golden_case&)> by_reference, in_double, in_float;
   golden_gradients gradients_by_reference{}, gradients_in_double{}, gradients_in_float{};
   // Times what gradients in float may err by; none: 1.

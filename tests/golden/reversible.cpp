@@ -202,10 +202,10 @@ golden_operator golden_reversible() {
                   [&](const auto& s) { return p.g[n].by_reference(s); });
             return result_of(y);
           },
-          run_there_and_back<double>,
+          run_there_and_back<widest_type>,
           run_there_and_back<float>,
           case_by_reference,
-          case_by_library<double>,
+          case_by_library<widest_type>,
           case_by_library<float>};
 }
 

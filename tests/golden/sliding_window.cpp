@@ -27,7 +27,7 @@ golden_operator golden_sliding_window() {
   return with_gradients({"sliding_window", with(softmax_keys, {"left", "right", "dilation", "global_positions"}),
                          with(softmax_arrays, {"q_global", "k_global", "v_global"}),
                          [](const golden_case& golden) { return expected(read(golden)); },
-                         [](const golden_case& golden) { return run<double>(read(golden)); },
+                         [](const golden_case& golden) { return run<widest_type>(read(golden)); },
                          [](const golden_case& golden) { return run<float>(read(golden)); }},
                         read);
 }

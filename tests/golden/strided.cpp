@@ -19,7 +19,7 @@ golden_operator golden_strided() {
                            const auto p = read(golden);
                            return reference::strided(p.q, p.k, p.v, p.options);
                          },
-                         [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
+                         [](const golden_case& golden) { return run_pattern<widest_type>(read(golden)); },
                          [](const golden_case& golden) { return run_pattern<float>(read(golden)); }},
                         read);
 }

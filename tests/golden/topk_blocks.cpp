@@ -16,7 +16,7 @@ topk_problem read(const golden_case& golden) {
 golden_operator golden_topk_blocks() {
   return with_gradients({"topk_blocks", with(softmax_keys, {"block", "topk"}), softmax_arrays,
                          [](const golden_case& golden) { return expected(read(golden)); },
-                         [](const golden_case& golden) { return run_pattern<double>(read(golden)); },
+                         [](const golden_case& golden) { return run_pattern<widest_type>(read(golden)); },
                          [](const golden_case& golden) { return run_pattern<float>(read(golden)); }},
                         read);
 }
