@@ -283,16 +283,16 @@ TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusa
   };
   attn::kv_cache<float> cache(four);
   cache.append(view(k), view(v));
-  const auto check_items_of = [&](auto& some, const char* name) {
-    says(refusal([&] { some.reset(4); }), name, "a batch item from 0 to 3; found 4");
-    says(refusal([&] { some.copy_item(0, -1); }), name, "a batch item");
-    says(refusal([&] { some.copy_item(4, 0); }), name, "a batch item");
-    says(refusal([&] { some.tokens(9); }), name, "a batch item");
-    says(refusal([&] { some.reorder(three); }), name, "order");
-    says(refusal([&] { some.reorder(negative); }), name, "batch items from 0 to 3; found -1");
-    says(refusal([&] { some.append(view(k), view(v), {.lengths = three}); }), name, "lengths");
-    says(refusal([&] { some.append(view(k), view(v), {.lengths = negative}); }), name, "lengths");
-    CHECK(some.tokens() == 3);
+  const auto check_items_of = [&](auto& cache_of_items, const char* name) {
+    says(refusal([&] { cache_of_items.reset(4); }), name, "a batch item from 0 to 3; found 4");
+    says(refusal([&] { cache_of_items.copy_item(0, -1); }), name, "a batch item");
+    says(refusal([&] { cache_of_items.copy_item(4, 0); }), name, "a batch item");
+    says(refusal([&] { cache_of_items.tokens(9); }), name, "a batch item");
+    says(refusal([&] { cache_of_items.reorder(three); }), name, "order");
+    says(refusal([&] { cache_of_items.reorder(negative); }), name, "batch items from 0 to 3; found -1");
+    says(refusal([&] { cache_of_items.append(view(k), view(v), {.lengths = three}); }), name, "lengths");
+    says(refusal([&] { cache_of_items.append(view(k), view(v), {.lengths = negative}); }), name, "lengths");
+    CHECK(cache_of_items.tokens() == 3);
   };
   check_items_of(cache, "kv_cache");
   says(refusal([&] { cache.truncate(1, 4); }), "kv_cache", "tokens to keep from 0 to 3; found 4");
