@@ -198,7 +198,7 @@ class paged_cache : public detail::token_state {
     for (; std::ssize(table) > pages_for(tokens); table.pop_back()) pool_->release(table.back());
     length(b) = tokens;
   }
-  void adopt(index b, std::vector<index> pages, index tokens) {
+  void adopt(index b, std::vector<index>&& pages, index tokens) {
     for (index page : pages) pool_->retain(page);
     for (index page : table_of(b)) pool_->release(page);
     table_of(b) = std::move(pages);

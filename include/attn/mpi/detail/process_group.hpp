@@ -5,6 +5,7 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -129,7 +130,7 @@ std::vector<process_shape> agree(const process_group& group, process_shape own, 
   } catch (const std::exception& error) {
     std::strncpy(own.error, error.what(), sizeof(own.error) - 1);
   }
-  const std::vector<process_shape> all = group.all_gather(own);
+  std::vector<process_shape> all = group.all_gather(own);
   const validator all_check(group.name());
   for (std::size_t p = 0; p < all.size(); ++p)
     if (*all[p].error) throw std::invalid_argument(text({all[p].error, " (process ", static_cast<index>(p), ")"}));
@@ -147,7 +148,10 @@ std::vector<process_shape> agree(const process_group& group, process_shape own, 
     same("a value dim", first.dim_v, one.dim_v);
     if (first.element_bytes != one.element_bytes)
       all_check.fail("the element type of process 0 on all processes", text({"another on process ", index(p)}));
-    if (std::memcmp(first.settings, one.settings, sizeof(one.settings)) != 0)
+    // By bits, so that NaN equals itself.
+    if (!std::equal(std::begin(first.settings), std::end(first.settings), std::begin(one.settings), [](double a, double b) {
+          return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+        }))
       all_check.fail("the same options on all processes", text({"others on process ", static_cast<index>(p)}));
   }
   return all;
