@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "reference/softmax.hpp"
 #include "support/call.hpp"
 #include "support/measure.hpp"
 #include "support/pairwise.hpp"
@@ -73,6 +74,21 @@ struct law_backward_call {
 template <class T>
 using backward_binder = std::function<std::function<void(const law_backward_call<T>&)>(const law_shape&)>;
 
+// Law 0: the naive reference in double, with the operator's parameters as T holds them. Where an operator has no lse, the
+// result has none.
+struct law_reference_call {
+  tensor<double> q, k, v;
+  std::vector<index> lengths{}, query_lengths{}, key_lengths{};
+
+  void set_lengths(auto& options) const {
+    options.lengths = lengths;
+    if constexpr (requires { options.key_lengths; })
+      options.query_lengths = query_lengths, options.key_lengths = key_lengths;
+  }
+};
+using reference_binder =
+    std::function<std::function<reference::result(const law_reference_call&)>(const law_shape&)>;
+
 // Law 8: an operator that becomes another one at a limit.
 template <class T>
 struct law_limit {
@@ -98,6 +114,7 @@ struct law_operator {
   // Laws 9, 10: does row i of item b and head h see row j of k and v? Empty: it is not known, and a NaN may go anywhere
   // in its head.
   std::function<bool(const law_shape&, index b, index h, index i, index j)> sees;
+  reference_binder reference{};  // law 0
   binder<T> stream{};  // law 6: a fresh state; each call feeds the next tokens
   std::vector<law_limit<T>> limits{};
   backward_binder<T> backward{};  // none: it has no backward pass yet
@@ -273,6 +290,25 @@ law_result<T> attend(const law_operator<T>& op, const law_shape& s, const law_in
                      std::vector<index> lengths = {}) {
   attn::execution serial;
   return attend(op, s, in, serial, std::move(lengths));
+}
+
+// By the streaming form, chunk after chunk.
+template <class T>
+law_result<T> attend_in_chunks(const law_operator<T>& op, const law_shape& s, const law_inputs<T>& in,
+                               const std::vector<index>& chunks) {
+  const bound<T> state = op.stream(s);
+  law_result<T> r = fresh_result(op, s);
+  attn::execution serial;
+  index begin = 0;
+  for (index count : chunks) {
+    law_call<T> call = call_of(in, r, serial);
+    call.q = call.q.slice(2, begin, count), call.k = call.k.slice(2, begin, count);
+    call.v = call.v.slice(2, begin, count), call.out = call.out.slice(2, begin, count);
+    if (op.lse) call.lse = call.lse.slice(2, begin, count);
+    state(call);
+    begin += count;
+  }
+  return r;
 }
 
 // Values that must not get through: NaN and both infinities, by turns.

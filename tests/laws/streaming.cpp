@@ -24,19 +24,7 @@ TEMPLATE_LIST_TEST_CASE("law 6: token by token, in chunks and at once agree", "[
       const law_result<TestType> at_once = attend(op, shape, in);
       for (const auto& chunks : feedings(shape.queries)) {
         INFO(op.name << ", " << text(shape) << ", in " << chunks.size() << " chunks");
-        const bound<TestType> state = op.stream(shape);
-        law_result<TestType> streamed = fresh_result(op, shape);
-        attn::execution serial;
-        index begin = 0;
-        for (index count : chunks) {
-          law_call<TestType> call = call_of(in, streamed, serial);
-          call.q = call.q.slice(2, begin, count), call.k = call.k.slice(2, begin, count);
-          call.v = call.v.slice(2, begin, count), call.out = call.out.slice(2, begin, count);
-          if (op.lse) call.lse = call.lse.slice(2, begin, count);
-          state(call);
-          begin += count;
-        }
-        CHECK(close(op, streamed, at_once));
+        CHECK(close(op, attend_in_chunks(op, shape, in, chunks), at_once));
       }
     }
   }

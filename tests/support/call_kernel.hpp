@@ -121,6 +121,16 @@ attn::tensor_view<const T, 3> features_of(const tensor<T>& w) {
   return {w.data.data(), {w.heads(), w.length(), w.dim()}};
 }
 
+// [heads, m, D] as [1, heads, m, D].
+template <class T>
+tensor<double> features_in_double(const attn::tensor_view<const T, 3>& x) {
+  tensor<double> w(1, x.extent(0), x.extent(1), x.extent(2));
+  for (index h = 0; h < w.heads(); ++h)
+    for (index r = 0; r < w.length(); ++r)
+      for (index d = 0; d < w.dim(); ++d) w(0, h, r, d) = static_cast<double>(x(h, r, d));
+  return w;
+}
+
 template <class S>
 reference::result run(const performer_problem& p, attn::execution& execution) {
   const tensor<S> q = cast<S>(p.q), k = cast<S>(p.k), v = cast<S>(p.v);

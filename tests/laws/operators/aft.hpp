@@ -36,6 +36,20 @@ law_operator<T> aft_operator(const std::string& name, bool causal, bool gate) {
   return op;
 }
 
+// The reference `of` (reference::aft_full, ...) with the options of a shape.
+template <class Options>
+reference_binder aft_reference(tensor<double> (*of)(const tensor<double>&, const tensor<double>&, const tensor<double>&,
+                                                    const Options&),
+                               std::function<Options(const law_shape&)> of_shape) {
+  return [=](const law_shape& s) {
+    return [of, options = of_shape(s)](const law_reference_call& call) {
+      Options o = options;
+      call.set_lengths(o);
+      return reference::result{of(call.q, call.k, call.v, o), {}};
+    };
+  };
+}
+
 // aft_full with the biases bias(s, h, i, j), for law 8.
 template <class T, class Bias>
 bound<T> bind_aft_full(const law_shape& s, bool causal, Bias bias) {

@@ -39,6 +39,14 @@ in_view<T> one_key(const in_view<T>& k, index channels) {
   return {k.data(), {k.extent(0), k.extent(1), k.extent(2), channels}, {k.stride(0), k.stride(1), k.stride(2), 0}};
 }
 
+tensor<double> first_channel(const tensor<double>& k) {
+  tensor<double> one(k.batch(), k.heads(), k.length(), 1);
+  for (index b = 0; b < k.batch(); ++b)
+    for (index h = 0; h < k.heads(); ++h)
+      for (index j = 0; j < k.length(); ++j) one(b, h, j, 0) = k(b, h, j, 0);
+  return one;
+}
+
 template <class T>
 std::shared_ptr<tensor<T>> kernels(const aft_conv_entry& entry, const law_shape& s, bool zero = false) {
   auto w = std::make_shared<tensor<T>>(1, s.heads, entry.height, entry.width);
@@ -105,6 +113,16 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
     op.padding = entry.most_columns == 1;
     op.bind = [=](const law_shape& s) { return bind_aft_conv<T>(entry, s); };
     op.backward = aft_conv_backward<T>(entry);
+    op.reference = [=](const law_shape& s) {
+      reference::aft_conv_options o{{entry.causal, entry.gate, {}}, cast<double>(*kernels<T>(entry, s))};
+      if (entry.image) o.columns = columns(entry, s.keys);
+      return [=](const law_reference_call& call) {
+        reference::aft_conv_options given = o;
+        call.set_lengths(given);
+        const tensor<double> k = entry.one_key ? first_channel(call.k) : call.k;
+        return reference::result{reference::aft_conv(call.q, k, call.v, given), {}};
+      };
+    };
     op.sees = [=](const law_shape& s, index, index h, index i, index j) {
       return (!entry.causal || j <= i) && !std::isinf(bias_of<T>(entry, s.keys, s.first_head + h, i, j));
     };

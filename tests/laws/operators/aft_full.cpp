@@ -24,6 +24,9 @@ void add_aft_full(std::vector<law_operator<T>>& all) {
           call.give(dw->data);
         };
       };
+      op.reference = aft_reference<reference::aft_full_options>(reference::aft_full, [=](const law_shape& s) {
+        return reference::aft_full_options{{causal, gate, {}}, cast<double>(aft_biases<T>(s))};
+      });
       op.sees = [=](const law_shape& s, index, index h, index i, index j) {
         return (!causal || j <= i) && !std::isinf(aft_bias_value<T>(s.first_head + h, i, j));
       };

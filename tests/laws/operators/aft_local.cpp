@@ -59,6 +59,10 @@ void add_aft_local(std::vector<law_operator<T>>& all) {
         call.give(dw->data);
       };
     };
+    op.reference = aft_reference<reference::aft_local_options>(reference::aft_local, [=](const law_shape& s) {
+      return reference::aft_local_options{
+          {entry.causal, entry.gate, {}}, cast<double>(*local_biases<T>(entry, s)), entry.window, entry.band};
+    });
     op.sees = [=](const law_shape& s, index, index h, index i, index j) {
       if (entry.causal && j > i) return false;
       return std::abs(i - j) >= entry.window || !std::isinf(aft_bias_value<T>(s.first_head + h, i, j));

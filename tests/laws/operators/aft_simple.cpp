@@ -17,6 +17,8 @@ void add_aft_simple(std::vector<law_operator<T>>& all) {
                                            {.causal = causal, .lengths = call.lengths, .gate = gate}, *call.execution);
         };
       };
+      op.reference = aft_reference<reference::aft_simple_options>(
+          reference::aft_simple, [=](const law_shape&) { return reference::aft_simple_options{{causal, gate, {}}}; });
       op.sees = [=](const law_shape&, index, index, index i, index j) { return !causal || j <= i; };
       if (gate)
         op.limits = {{"full without biases", op.bind, [=](const law_shape& s) {

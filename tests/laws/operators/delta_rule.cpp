@@ -62,6 +62,18 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
       call.give(p->d_beta.data, p->d_log_decay.data);
     };
   };
+  op.reference = [entry](const law_shape& shape) {
+    return [p = std::make_shared<delta_rule_parameters<T>>(entry, shape)](const law_reference_call& call) {
+      reference::delta_rule_options o;
+      o.lengths = call.lengths;
+      if (p->entry.unit_norm) o.unit_norm_eps = static_cast<double>(T(1e-6));
+      return reference::result{
+          reference::delta_rule<double>(
+              {call.q, call.k, call.v, cast<double>(p->beta), cast<double>(p->log_decay), {}}, o)
+              .out,
+          {}};
+    };
+  };
   op.stream = [entry](const law_shape& shape) -> bound<T> {
     struct fed {
       delta_rule_parameters<T> p;

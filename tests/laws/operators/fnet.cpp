@@ -1,3 +1,5 @@
+#include "reference/fnet.hpp"
+
 #include "laws/law.hpp"
 #include "support/call_fourier.hpp"
 
@@ -17,6 +19,11 @@ void add_fnet(std::vector<law_operator<T>>& all) {
     };
   };
   op.reads_values = false;
+  op.reference = [](const law_shape&) {
+    return [](const law_reference_call& call) {
+      return reference::result{reference::fnet(call.q, reference::fnet_options{call.lengths}), {}};
+    };
+  };
   op.backward = [](const law_shape&) {
     return [](const law_backward_call<T>& call) {
       compiled_fnet<T>::backward(call.d_out, {.x = call.dq}, {.lengths = call.lengths}, *call.execution);

@@ -1,3 +1,5 @@
+#include "reference/full_softmax.hpp"
+
 #include "laws/law.hpp"
 
 namespace testing::full_softmax_law {
@@ -14,6 +16,11 @@ T bias_value(index b, index h, index i, index j) {
   const index mixed = 5 * b + 3 * h + 7 * i + 11 * j;
   if (mixed % 13 == 0 && i != j) return -std::numeric_limits<T>::infinity();
   return static_cast<T>(mixed % 17) / 8;
+}
+
+template <class N>
+N own_score(N x, index h, index i, index j) {
+  return x / 2 + static_cast<N>((h + i + 3 * j) % 5) / 4;
 }
 
 // call: of a forward or a backward pass.
@@ -38,8 +45,9 @@ struct parameters {
   std::vector<T> slopes, sinks;
   tensor<T> bias;
   score_of<T> score;
+  index first_head;
 
-  parameters(const full_softmax_entry& e, const law_shape& s) : entry(e) {
+  parameters(const full_softmax_entry& e, const law_shape& s) : entry(e), first_head(s.first_head) {
     for (index h = 0; h < s.heads; ++h) {
       slopes.push_back(static_cast<T>(std::exp2(-(s.first_head + h + 1))));
       sinks.push_back(static_cast<T>(s.first_head + h) - 1);
@@ -53,9 +61,21 @@ struct parameters {
               bias(b, h, i, j) = bias_value<T>(s.first_batch + b, s.first_head + h, i, j);
     }
     if (e.score)
-      score = [first = s.first_head](T x, index, index h, index i, index j) {
-        return x / 2 + static_cast<T>((first + h + i + 3 * j) % 5) / 4;
+      score = [first = s.first_head](T x, index, index h, index i, index j) { return own_score(x, first + h, i, j); };
+  }
+  reference::result reference_of(const law_reference_call& call) const {
+    reference::full_softmax_options o;
+    o.causal = entry.causal;
+    call.set_lengths(o);
+    if (entry.softcap) o.softcap = 2;
+    if (entry.alibi) o.alibi_slopes = cast<double>(slopes);
+    if (entry.sinks) o.sinks = cast<double>(sinks);
+    if (entry.bias) o.bias = cast<double>(bias);
+    if (entry.score)
+      o.score = [first = first_head](double x, index, index h, index i, index j) {
+        return own_score(x, first + h, i, j);
       };
+    return reference::full_softmax(call.q, call.k, call.v, o);
   }
 };
 
@@ -88,6 +108,11 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
                                          options_of(entry, call, p->slopes, p->sinks, p->bias), p->score,
                                          score_backward, *call.execution);
       call.give(*d_slopes, *d_sinks, d_bias->data);
+    };
+  };
+  op.reference = [entry](const law_shape& shape) {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_reference_call& call) {
+      return p->reference_of(call);
     };
   };
   op.sees = [entry](const law_shape& s, index b, index h, index i, index j) {

@@ -1,3 +1,5 @@
+#include "reference/linear_decay.hpp"
+
 #include "laws/law.hpp"
 #include "support/call_kernel.hpp"
 
@@ -38,6 +40,20 @@ struct parameters {
     if (entry.channels) o.log_decay = view(log_decay), o.bonus = {bonus.data.data(), {bonus.heads(), bonus.dim()}};
     return o;
   }
+  tensor<double> reference_of(const law_reference_call& call) const {
+    reference::linear_decay_options o;
+    o.causal = entry.causal, o.normalise = entry.normalise, o.feature = entry.feature;
+    call.set_lengths(o);
+    const reference::linear_inputs<double> x{call.q,
+                                             call.k,
+                                             call.v,
+                                             cast<double>(gate),
+                                             cast<double>(log_decay),
+                                             cast<double>(bonus),
+                                             {},
+                                             {}};
+    return reference::linear(x, o).out;
+  }
 };
 
 template <class T>
@@ -63,6 +79,11 @@ law_operator<T> operator_of(const linear_entry& entry) {
       compiled_linear<T>::backward(call.q, call.k, call.v, call.d_out, g, p->options(call), p->entry.feature,
                                    *call.execution);
       call.give(p->d_gate.data), call.give(p->d_log_decay.data);
+    };
+  };
+  op.reference = [entry](const law_shape& shape) {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_reference_call& call) {
+      return reference::result{p->reference_of(call), {}};
     };
   };
   if (entry.causal)

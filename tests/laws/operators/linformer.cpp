@@ -72,6 +72,16 @@ law_operator<T> operator_of(const linformer_entry& entry) {
                             entry.one ? tensor<T>{} : projection_for<T>(2, s, entry.rank, entry.f_per_head));
   };
   op.backward = linformer_backward<T>(entry);
+  op.reference = [entry](const law_shape& s) {
+    reference::linformer_options options;
+    options.e = options.f = cast<double>(projection_for<T>(1, s, entry.rank, entry.e_per_head));
+    if (!entry.one) options.f = cast<double>(projection_for<T>(2, s, entry.rank, entry.f_per_head));
+    return [options](const law_reference_call& call) {
+      reference::linformer_options o = options;
+      call.set_lengths(o);
+      return reference::linformer(call.q, call.k, call.v, o);
+    };
+  };
   op.sees = [](const law_shape&, index, index, index, index) { return true; };
   return op;
 }

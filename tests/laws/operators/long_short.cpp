@@ -43,6 +43,18 @@ struct parameters {
     o.lse = call.lse;
     return o;
   }
+  reference::long_short_options reference_options(const law_reference_call& call) const {
+    reference::long_short_options o;
+    o.left = entry.left, o.right = entry.right, o.block = entry.block;
+    o.causal = entry.segment > 0, o.segment = entry.segment;
+    o.logits = cast<double>(logits);
+    o.norm_eps = static_cast<double>(attn::long_short_options<T>().norm_eps);
+    if (entry.norms)
+      o.local_gamma = cast<double>(gamma), o.global_gamma = cast<double>(gamma), o.global_beta = cast<double>(beta);
+    if (entry.softcap_and_sinks) o.softcap = 2, o.sinks = cast<double>(sinks);
+    call.set_lengths(o);
+    return o;
+  }
 };
 
 template <class T>
@@ -78,6 +90,11 @@ law_operator<T> operator_of(const long_short_entry& entry) {
   op.square = entry.norms;
   op.bind = [entry](const law_shape& s) { return bind_long_short<T>(entry, s); };
   op.backward = long_short_backward<T>(entry);
+  op.reference = [entry](const law_shape& s) {
+    return [p = std::make_shared<parameters<T>>(entry, s)](const law_reference_call& call) {
+      return reference::long_short(call.q, call.k, call.v, p->reference_options(call));
+    };
+  };
   // Compressed keys mix the tokens of all, or of their segment.
   op.sees = [entry](const law_shape& s, index, index, index i, index j) {
     const index position = i + s.keys - s.queries;

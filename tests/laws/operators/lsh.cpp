@@ -42,6 +42,16 @@ struct parameters {
     o.lse = call.lse;
     return o;
   }
+  reference::lsh_options reference_options(const law_reference_call& call) const {
+    reference::lsh_options o;
+    o.rounds = entry.rounds, o.buckets = entry.buckets, o.chunk = entry.chunk;
+    o.causal = entry.causal, o.wrap = entry.wrap, o.rotations = cast<double>(rotations);
+    o.lookahead = entry.lookahead, o.scaled = entry.scaled;
+    o.norm_eps = static_cast<double>(static_cast<T>(entry.norm_eps));
+    if (entry.softcap_and_sinks) o.softcap = 2, o.sinks = cast<double>(sinks);
+    call.set_lengths(o);
+    return o;
+  }
 };
 
 template <class T>
@@ -104,6 +114,11 @@ law_operator<T> operator_of(const lsh_entry& entry) {
     op.sees = [](const law_shape& s, index, index, index i, index j) { return i != j || s.keys == 1; };
   op.bind = [entry](const law_shape& s) { return bind_lsh<T>(entry, s); };
   op.backward = lsh_backward<T>(entry);
+  op.reference = [entry](const law_shape& s) {
+    return [p = std::make_shared<parameters<T>>(entry, s)](const law_reference_call& call) {
+      return reference::lsh(call.q, call.v, p->reference_options(call));
+    };
+  };
   return op;
 }
 

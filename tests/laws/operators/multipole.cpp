@@ -1,5 +1,5 @@
 #include "laws/operators/patterns.hpp"
-#include "support/call_multipole.hpp"
+#include "support/run_multipole.hpp"
 
 namespace testing::multipole_law {
 namespace {
@@ -37,6 +37,21 @@ struct parameters {
     o.lse = call.lse;
     return o;
   }
+  reference::multipole_options reference_options(const law_reference_call& call) const {
+    reference::multipole_options o;
+    o.exact = entry.exact, o.clusters = entry.clusters, o.block = entry.block, o.probe = entry.probe;
+    o.candidate_clusters = entry.candidate_clusters;
+    o.causal = entry.segment > 0;
+    if (entry.segment > 0) o.segment = entry.segment, o.lookback = std::min<index>(32, entry.block);
+    if (entry.assigned) {
+      o.assignment = tensor<double>(shape.batch, shape.kv_heads, shape.keys, 1);
+      std::copy(assignment.begin(), assignment.end(), o.assignment.data.begin());
+    }
+    o.starts = drawn_starts(0);
+    if (entry.softcap_and_sinks) o.softcap = 2, o.sinks = cast<double>(sinks);
+    call.set_lengths(o);
+    return o;
+  }
 };
 
 template <class T>
@@ -67,6 +82,11 @@ law_operator<T> operator_of(const multipole_entry& entry) {
   op.averages = !entry.softcap_and_sinks;
   op.bind = [entry](const law_shape& s) { return bind_multipole<T>(entry, s); };
   op.backward = multipole_backward<T>(entry);
+  op.reference = [entry](const law_shape& s) {
+    return [p = std::make_shared<parameters<T>>(entry, s)](const law_reference_call& call) {
+      return reference::multipole(call.q, call.k, call.v, p->reference_options(call));
+    };
+  };
   // The rest of a cluster is a difference of sums over its members: where few of many are left, digits are lost.
   op.error_factor = 4;
   if (entry.segment == 0) op.queries_mix = true;  // they choose together

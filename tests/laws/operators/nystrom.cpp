@@ -30,6 +30,15 @@ struct parameters {
     if (entry.width > 0) o.convolution = {kernel.data.data(), {kernel.length(), kernel.dim()}};
     return o;
   }
+  reference::nystrom_options reference_options(const law_reference_call& call) const {
+    reference::nystrom_options o;
+    call.set_lengths(o);
+    o.landmarks = entry.landmarks;
+    o.inverse = static_cast<reference::pinv>(entry.inverse);
+    o.cutoff = static_cast<double>(attn::nystrom_options<T>().cutoff);
+    if (entry.width > 0) o.convolution = cast<double>(kernel);
+    return o;
+  }
 };
 
 template <class T>
@@ -62,6 +71,11 @@ law_operator<T> operator_of(const nystrom_entry& entry) {
   op.bind = [entry](const law_shape& s) { return bind_nystrom<T>(entry, s); };
   op.queries_mix = true;  // landmarks
   op.backward = nystrom_backward<T>(entry);
+  op.reference = [entry](const law_shape& s) {
+    return [p = std::make_shared<parameters<T>>(entry, s)](const law_reference_call& call) {
+      return reference::nystrom(call.q, call.k, call.v, p->reference_options(call));
+    };
+  };
   if (op.independent) op.sees = [](const law_shape&, index, index, index, index) { return true; };
   return op;
 }

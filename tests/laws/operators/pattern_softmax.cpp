@@ -11,6 +11,12 @@ bool own_pattern_sees(index position, index key) {
   return key % 9 == 4 && key != position;
 }
 
+// For reference::by_pattern, which asks `sees`.
+struct own_pattern_options : reference::softmax_options {};
+bool sees(const own_pattern_options&, index, index position, index key, index) {
+  return own_pattern_sees(position, key);
+}
+
 listed_pattern own_pattern(const law_shape& s) {
   std::vector<index> others, common = {0, 64, 101};
   for (index j = 4; j < s.keys; j += 9) others.push_back(j);
@@ -77,6 +83,14 @@ void add_pattern_softmax(std::vector<law_operator<T>>& all) {
     op.causal = causal;
     op.bind = [causal](const law_shape& s) { return bind_own<T>(own_pattern(s), causal); };
     op.backward = own_backward<T>(causal);
+    op.reference = [causal](const law_shape&) {
+      return [causal](const law_reference_call& call) {
+        own_pattern_options o;
+        o.causal = causal;
+        call.set_lengths(o);
+        return reference::by_pattern(call.q, call.k, call.v, o);
+      };
+    };
     op.sees = [causal](const law_shape& s, index, index, index i, index j) {
       const index position = i + s.keys - s.queries;
       return !(causal && j > position) && own_pattern_sees(position, j);

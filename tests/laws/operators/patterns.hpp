@@ -59,6 +59,13 @@ law_operator<T> pattern_operator(std::string name, const options_for<Options>& o
   op.averages = some.sinks.empty();
   op.bind = [options](const law_shape& shape) { return bind_pattern<T>(options, shape); };
   op.backward = pattern_backward<T>(options);
+  op.reference = [options](const law_shape& shape) {
+    return [given = options(shape)](const law_reference_call& call) {
+      Options o = given;
+      call.set_lengths(o);
+      return reference::by_pattern(call.q, call.k, call.v, o);
+    };
+  };
   struct known {
     law_shape shape{.queries = -1};
     Options options;

@@ -47,6 +47,16 @@ struct parameters {
     call.set_lengths(o);
     return o;
   }
+  reference::performer_options reference_options(const law_reference_call& call) const {
+    reference::performer_options o;
+    o.kernel = static_cast<reference::performer_kernel>(entry.kernel);
+    o.causal = entry.causal, o.center_keys = entry.centred;
+    if (const auto s = entry.template scale<T>(call.q.dim())) o.scale = static_cast<double>(*s);
+    if (entry.feature_eps > 0) o.feature_eps = static_cast<double>(static_cast<T>(entry.feature_eps));
+    o.features = features_in_double(view(call.q.heads()));
+    call.set_lengths(o);
+    return o;
+  }
 };
 
 template <class T>
@@ -73,6 +83,11 @@ law_operator<T> operator_of(const performer_entry& entry) {
       compiled_performer<T>::backward(call.q, call.k, call.v, features, call.d_out, g, p->options(call),
                                       *call.execution);
       call.give(p->d_features);
+    };
+  };
+  op.reference = [entry](const law_shape& shape) {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_reference_call& call) {
+      return reference::performer(call.q, call.k, call.v, p->reference_options(call));
     };
   };
   if (entry.causal)

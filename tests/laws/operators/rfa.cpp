@@ -57,6 +57,16 @@ law_operator<T> operator_of(const rfa_entry& entry) {
       call.give(p->d_features, p->d_gate.data);
     };
   };
+  op.reference = [entry](const law_shape& shape) {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_reference_call& call) {
+      reference::rfa_options o;
+      o.causal = p->entry.causal;
+      o.features = features_in_double<T>(p->features.view());
+      o.gate = cast<double>(p->gate);
+      call.set_lengths(o);
+      return reference::rfa(call.q, call.k, call.v, o);
+    };
+  };
   if (entry.causal)
     op.stream = [entry](const law_shape& shape) -> bound<T> {
       struct fed {

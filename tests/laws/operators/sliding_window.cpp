@@ -57,6 +57,16 @@ struct parameters {
     if (entry.own_projections) o.q_global = view(q_global), o.k_global = view(k_global), o.v_global = view(v_global);
     return o;
   }
+  reference::result reference_of(const law_reference_call& call) const {
+    reference::sliding_window_options o;
+    o.left = entry.left, o.right = entry.right, o.causal = entry.causal;
+    o.dilation = dilation, o.global_positions = entry.globals;
+    call.set_lengths(o);
+    if (entry.softcap_and_sinks) o.softcap = 2, o.sinks = cast<double>(sinks);
+    if (entry.own_projections)
+      o.q_global = cast<double>(q_global), o.k_global = cast<double>(k_global), o.v_global = cast<double>(v_global);
+    return reference::sliding_window(call.q, call.k, call.v, o);
+  }
 };
 
 bool sees(const sliding_window_entry& entry, const law_shape& s, index h, index i, index j) {
@@ -143,6 +153,11 @@ law_operator<T> operator_of(const sliding_window_entry& entry) {
   op.cross = !entry.own_projections;  // `sees` speaks of k and v alone
   op.bind = [entry](const law_shape& shape) { return bind_window<T>(entry, shape); };
   op.backward = window_backward<T>(entry);
+  op.reference = [entry](const law_shape& shape) {
+    return [p = std::make_shared<parameters<T>>(entry, shape)](const law_reference_call& call) {
+      return p->reference_of(call);
+    };
+  };
   op.sees = [entry](const law_shape& s, index, index h, index i, index j) { return sees(entry, s, h, i, j); };
   if (entry.causal && entry.left != attn::unlimited && !entry.own_projections)
     op.stream = [entry](const law_shape& shape) { return stream_window<T>(entry, shape); };

@@ -1,3 +1,5 @@
+#include "reference/topk_blocks.hpp"
+
 #include "laws/operators/patterns.hpp"
 #include "support/call_topk_blocks.hpp"
 
@@ -79,6 +81,15 @@ law_operator<T> operator_of(const topk_entry& entry) {
   op.bind = [entry](const law_shape& s) { return bind_topk<T>(entry, s); };
   op.backward = topk_backward<T>(entry);
   op.stream = topk_stream<T>(entry);
+  op.reference = [entry](const law_shape& s) {
+    return [p = std::make_shared<parameters<T>>(entry, s)](const law_reference_call& call) {
+      reference::topk_blocks_options o;
+      o.block = p->entry.block, o.topk = p->entry.topk;
+      if (p->entry.softcap_and_sinks) o.softcap = 2, o.sinks = cast<double>(p->sinks);
+      call.set_lengths(o);
+      return reference::topk_blocks(call.q, call.k, call.v, o);
+    };
+  };
   if (entry.topk >= 300)  // all there are; otherwise the matches say who sees whom
     op.sees = [](const law_shape& s, index, index, index i, index j) { return j <= i + s.keys - s.queries; };
   if (entry.topk == 1)
