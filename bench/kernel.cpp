@@ -142,7 +142,7 @@ double delta_flops(const problem& p) {
   const auto n = static_cast<double>(p.length), dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v);
   return static_cast<double>(p.heads) * (6 * n * dim * dim_v + 2 * chunk_pairs(p) * (2 * dim + 2 * dim_v));
 }
-/// Each product twice on the way back, and the forward ones again.
+/// Backward: each product twice, and the forward ones again.
 double delta_backward_flops(const problem& p) { return 3 * delta_flops(p); }
 
 template <bool Channels>

@@ -128,7 +128,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ATTN_SANITIZE)
     endif()
     attn_script_test(compile_time.${operator} time -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/compile/${source} -DWORK=${work}
       -DSECONDS=${seconds})
-    set_tests_properties(${prefix}compile_time.${operator} PROPERTIES COST 5)
+    set_tests_properties(${prefix}compile_time.${operator} PROPERTIES COST 5 RUN_SERIAL ON)  # a time, measured alone
   endforeach()
 endif()
 

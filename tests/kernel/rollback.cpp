@@ -74,7 +74,7 @@ void check_item_rollback(const State& fresh, const State& without, Feed&& feed) 
   CHECK(content(never) == content(state));
 }
 
-// feed(state, begin, n) feeds tokens. Chunks of many sizes, and after each every way back.
+// feed(state, begin, n) feeds tokens. Chunks of many sizes, and after each all rollbacks.
 template <class State, class Feed>
 void check_rollback(const State& fresh, const State& without, Feed&& with_lengths) {
   check_item_rollback(fresh, without, with_lengths);
