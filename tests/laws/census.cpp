@@ -1,5 +1,6 @@
-// Which operator is tested by which law. A cell that is empty without a reason fails, and so does a reason for one that is
-// not; reasons are in the entries, as law_operator::without.
+// Which operator is tested by which law, and in which form: with lse, grouped queries, as many keys as one likes (cross).
+// A cell that is empty without a reason fails, and so does a reason for one that is not; reasons are in the entries, as
+// law_operator::without.
 #include <set>
 #include <sstream>
 
@@ -21,6 +22,10 @@ template <class T>
 std::vector<column<T>> columns() {
   return {{"causality", [](const law_operator<T>& op) { return op.causal; }},
           {"averages", [](const law_operator<T>& op) { return op.averages; }},
+          {"lse", [](const law_operator<T>& op) { return op.lse; }},
+          {"grouped", [](const law_operator<T>& op) { return op.grouped; }},
+          {"cross", [](const law_operator<T>& op) { return op.cross; }},
+          {"extremes", [](const law_operator<T>& op) { return op.bounded; }},
           {"padding", [](const law_operator<T>& op) { return op.padding; }},
           {"independence", [](const law_operator<T>& op) { return op.independent; }},
           {"quiet", [](const law_operator<T>& op) { return bool(op.sees); }},
@@ -49,6 +54,13 @@ TEST_CASE("census: every operator is in the table of laws, and nothing else is",
   std::set<std::string> registered;
   for (const auto& op : operators<float>()) registered.insert(op.of);
   CHECK(registered == listed_operators());
+}
+
+TEST_CASE("census: every entry has a reference", "[census]") {
+  for (const auto& op : operators<float>()) {
+    INFO(op.name);
+    CHECK(op.reference);
+  }
 }
 
 TEST_CASE("census: every law has an entry of every operator, or a reason", "[census]") {

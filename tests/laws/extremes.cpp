@@ -6,6 +6,7 @@ namespace testing::extremes_tests {
 TEMPLATE_LIST_TEST_CASE("law 9: logits of ±1e4 stay finite", "[extremes]", exact_types) {
   for (const auto& op : operators<TestType>())
     for (law_shape shape : law_shapes()) {
+      if (!op.bounded) continue;
       shape = fitted(op, shape);
       INFO(op.name << ", " << text(shape));
       const law_inputs<TestType> in = extreme_inputs<TestType>(shape);

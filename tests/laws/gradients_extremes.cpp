@@ -5,7 +5,7 @@
 namespace testing::gradients_extremes_tests {
 TEMPLATE_LIST_TEST_CASE("law 9 of gradients: logits of ±1e4 stay finite", "[gradient_extremes]", exact_types) {
   for (const auto& op : operators<TestType>()) {
-    if (!op.backward) continue;
+    if (!op.backward || !op.bounded) continue;
     for (law_shape shape : law_shapes({1, 2, 7, 65, 130, 257})) {
       shape = fitted(op, shape);
       INFO(op.name << ", " << text(shape));

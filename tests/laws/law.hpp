@@ -74,20 +74,34 @@ struct law_backward_call {
 template <class T>
 using backward_binder = std::function<std::function<void(const law_backward_call<T>&)>(const law_shape&)>;
 
-// Law 0: the naive reference in double, with the operator's parameters as T holds them. Where an operator has no lse, the
-// result has none.
+// Law 0: the naive reference in double, with the operator's parameters as T holds them. Where an operator has no lse,
+// the result has none.
 struct law_reference_call {
   tensor<double> q, k, v;
   std::vector<index> lengths{}, query_lengths{}, key_lengths{};
+  // For gradients of parameters: what is added to them, in the order in which the entry gives their gradients.
+  std::vector<double> moves{};
+  mutable std::size_t next_move = 0;
 
   void set_lengths(auto& options) const {
     options.lengths = lengths;
     if constexpr (requires { options.key_lengths; })
       options.query_lengths = query_lengths, options.key_lengths = key_lengths;
   }
+  template <class T>
+  std::vector<double> parameter(const std::vector<T>& list) const {
+    std::vector<double> x = cast<double>(list);
+    for (std::size_t n = 0; n < x.size() && !moves.empty(); ++n) x[n] += moves.at(next_move++);
+    return x;
+  }
+  template <class T>
+  tensor<double> parameter(const tensor<T>& given) const {
+    tensor<double> x;
+    x.extents = given.extents, x.data = parameter(given.data);
+    return x;
+  }
 };
-using reference_binder =
-    std::function<std::function<reference::result(const law_reference_call&)>(const law_shape&)>;
+using reference_binder = std::function<std::function<reference::result(const law_reference_call&)>(const law_shape&)>;
 
 // Law 8: an operator that becomes another one at a limit.
 template <class T>
@@ -108,6 +122,7 @@ struct law_operator {
   bool square = false;      // q, k and v have one dim, and as many keys as queries
   bool padding = true;      // law 1: a shorter sequence is one of the same kind
   bool independent = true;  // laws 1, 2, 10: no item or head depends on others
+  bool bounded = true;      // law 9: large inputs give results that are finite
   bool positive = true;     // law 9: weights are not negative, so that a mean lies between its values
   bool tied = false;        // queries are keys: k is not read
   double error_factor = 1;  // of the tolerance, where an operator loses more than a softmax: the entry says why

@@ -33,6 +33,9 @@ law_operator<T> aft_operator(const std::string& name, bool causal, bool gate) {
   op.grouped = op.cross = op.lse = false;
   op.square = true;
   op.reads_queries = gate;
+  op.without = {{"lse", "every channel has a softmax of its own"},
+                {"grouped", "a query gates its own token's channels"},
+                {"cross", "a query gates its own token's channels"}};
   return op;
 }
 
@@ -45,6 +48,7 @@ reference_binder aft_reference(tensor<double> (*of)(const tensor<double>&, const
     return [of, options = of_shape(s)](const law_reference_call& call) {
       Options o = options;
       call.set_lengths(o);
+      if constexpr (requires { o.w; }) o.w = call.parameter(o.w);
       return reference::result{of(call.q, call.k, call.v, o), {}};
     };
   };

@@ -119,6 +119,7 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
       return [=](const law_reference_call& call) {
         reference::aft_conv_options given = o;
         call.set_lengths(given);
+        given.w = call.parameter(o.w);
         const tensor<double> k = entry.one_key ? first_channel(call.k) : call.k;
         return reference::result{reference::aft_conv(call.q, k, call.v, given), {}};
       };

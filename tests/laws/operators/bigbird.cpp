@@ -12,7 +12,7 @@ void add_bigbird(std::vector<law_operator<T>>& all) {
       options o;
       o.size = size, o.global_blocks = globals, o.causal = causal;
       o.random = block_table(s.first_head, s.heads, (s.keys + size - 1) / size, random);
-      if (more) softcap_and_sinks(s, o);
+      if (more) set_scores(s, o);
       return o;
     };
   };
@@ -22,6 +22,7 @@ void add_bigbird(std::vector<law_operator<T>>& all) {
   // The last blocks are those of the whole length, whose queries see everything: with `causal` as without, the future
   // takes no part in it.
   all.push_back(pattern_operator<T>("bigbird causal", sized(16, 1, 3, true)));
+  all.push_back(pattern_operator<T>("bigbird masked, with a score function", sized(12, 1, 1, false), true));
   all.push_back(pattern_operator<T>("bigbird of everything", sized(5, 0, 2, true, true)));
   all.back().without = {{"stream", "there is no step"}};
 }

@@ -22,7 +22,7 @@ void add_block(std::vector<law_operator<T>>& all) {
       for (index h = 0; h < s.heads; ++h)  // a block not after the query's own: every query sees a key
         for (index a = 0; a < o.permutation.length(); ++a)
           o.permutation(0, h, a, 0) = std::clamp<index>(drawn(0, h, a, 0), 0, a);
-      if (causal) softcap_and_sinks(s, o);
+      if (causal) set_scores(s, o);
       return o;
     };
   };
@@ -30,6 +30,7 @@ void add_block(std::vector<law_operator<T>>& all) {
   for (bool causal : {false, true})
     all.back().limits.push_back(full_limit<T>("blocks of the length", sized(300, 0, causal)));
   all.push_back(pattern_operator<T>("block causal", sized(50, 1, true)));
+  all.push_back(pattern_operator<T>("block masked, with a score function", sized(20, 1, false), true));
   all.push_back(pattern_operator<T>("block permuted", permuted(false)));
   all.push_back(pattern_operator<T>("block of everything", permuted(true)));
   all.back().without = {{"stream", "there is no step"}};

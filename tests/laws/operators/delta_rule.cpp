@@ -9,35 +9,38 @@ struct delta_rule_entry {
   std::string name;
   int decays = 0;  // per token: 0, 1 or dim
   bool beta = true, unit_norm = true;
+  bool others = false;  // a scale, and a state to start from
 };
 
 // A head's own beta and decays wherever it stands in a larger batch.
 template <class T>
 struct delta_rule_parameters {
   delta_rule_entry entry;
-  tensor<T> beta, log_decay, d_beta, d_log_decay;
+  tensor<T> beta, log_decay, state, d_beta, d_log_decay, d_state;
 
   delta_rule_parameters(const delta_rule_entry& e, const law_shape& s) : entry(e) {
-    const auto draw = [&](index dim, auto value) {
-      tensor<T> x(s.batch, s.heads, s.keys, dim);
+    const auto draw = [&](index rows, index dim, auto value) {
+      tensor<T> x(s.batch, s.heads, rows, dim);
       for (index b = 0; b < s.batch; ++b)
         for (index h = 0; h < s.heads; ++h) {
           random_source random(static_cast<std::uint64_t>(16 * (s.first_batch + b) + s.first_head + h));
-          for (index i = 0; i < s.keys; ++i)
+          for (index i = 0; i < rows; ++i)
             for (index d = 0; d < dim; ++d) x(b, h, i, d) = static_cast<T>(value(random.uniform()));
         }
       return x;
     };
     // beta |k|^2 stays below 2 for every key the laws draw; unit-normal ones have up to some 30 beyond their dim.
     const double largest = e.unit_norm ? 1 : 1 / static_cast<double>(s.dim + 30);
-    if (e.beta) beta = d_beta = draw(1, [&](double u) { return u * largest; });
-    if (e.decays) log_decay = d_log_decay = draw(e.decays == 1 ? 1 : s.dim, [](double u) { return -0.3 * u; });
+    if (e.beta) beta = d_beta = draw(s.keys, 1, [&](double u) { return u * largest; });
+    if (e.decays) log_decay = d_log_decay = draw(s.keys, e.decays == 1 ? 1 : s.dim, [](double u) { return -0.3 * u; });
+    if (e.others) state = d_state = draw(s.dim, s.value_dim, [](double u) { return 2 * u - 1; });
   }
   attn::delta_rule_options<T> options(const auto& call) const {
     attn::delta_rule_options<T> o;
     call.set_lengths(o);
     o.beta = optional_rows(beta), o.log_decay = optional_view(log_decay);
     if (entry.unit_norm) o.unit_norm_eps = T(1e-6);
+    if (entry.others) o.scale = T(0.3), o.initial_state = optional_view(state);
     return o;
   }
 };
@@ -47,6 +50,7 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
   op.causal = true;
+  op.bounded = entry.unit_norm;  // else beta |k|^2 > 2 makes the state grow with every token
   op.averages = op.positive = op.grouped = op.cross = op.lse = false;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<delta_rule_parameters<T>>(entry, shape)](const law_call<T>& call) {
@@ -58,8 +62,9 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
       attn::delta_rule_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
       if (given(p->d_beta)) g.beta = row_view(p->d_beta);
       if (given(p->d_log_decay)) g.log_decay = view(p->d_log_decay);
+      if (given(p->d_state)) g.initial_state = view(p->d_state);
       compiled_delta_rule<T>::backward(call.q, call.k, call.v, call.d_out, g, p->options(call), *call.execution);
-      call.give(p->d_beta.data, p->d_log_decay.data);
+      call.give(p->d_beta.data, p->d_log_decay.data, p->d_state.data);
     };
   };
   op.reference = [entry](const law_shape& shape) {
@@ -67,13 +72,17 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
       reference::delta_rule_options o;
       o.lengths = call.lengths;
       if (p->entry.unit_norm) o.unit_norm_eps = static_cast<double>(T(1e-6));
+      if (p->entry.others) o.scale = static_cast<double>(T(0.3));
       return reference::result{
           reference::delta_rule<double>(
-              {call.q, call.k, call.v, cast<double>(p->beta), cast<double>(p->log_decay), {}}, o)
+              {call.q, call.k, call.v, call.parameter(p->beta), call.parameter(p->log_decay), call.parameter(p->state)},
+              o)
               .out,
           {}};
     };
   };
+  op.sees = [](const law_shape&, index, index, index i, index j) { return j <= i; };
+  if (entry.others) return op;
   op.stream = [entry](const law_shape& shape) -> bound<T> {
     struct fed {
       delta_rule_parameters<T> p;
@@ -95,7 +104,6 @@ law_operator<T> operator_of(const delta_rule_entry& entry) {
       shared->tokens += count;
     };
   };
-  op.sees = [](const law_shape&, index, index, index i, index j) { return j <= i; };
   return op;
 }
 
@@ -138,10 +146,17 @@ template <class T>
 void add_delta_rule(std::vector<law_operator<T>>& all) {
   for (const delta_rule_entry& entry : {delta_rule_entry{.name = "delta_rule", .beta = false},
                                         {.name = "delta_rule with a decay per token", .decays = 1},
-                                        {.name = "delta_rule with decays per channel", .decays = 2}})
+                                        {.name = "delta_rule with decays per channel", .decays = 2},
+                                        {.name = "delta_rule scaled, of keys as they are, from a state",
+                                         .decays = 1,
+                                         .unit_norm = false,
+                                         .others = true}})
     all.push_back(operator_of<T>(entry));
-  all[all.size() - 3].limits = {orthonormal_is_linear<T>()};
-  all.back().without = {{"averages", "there is no denominator"}};
+  all[all.size() - 4].limits = {orthonormal_is_linear<T>()};
+  all.back().without = {{"averages", "there is no denominator"},
+                        {"lse", "there is no softmax"},
+                        {"grouped", "values may have more heads than queries and keys: kernel/delta_rule.cpp"},
+                        {"cross", "every token has a query and a key"}};
 }
 const law_entries entries("delta_rule", [](auto& all) { add_delta_rule(all); });
 

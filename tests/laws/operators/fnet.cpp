@@ -6,6 +6,38 @@
 namespace testing::fnet_law {
 namespace {
 
+template <class T>
+bound<T> bind_fnet() {
+  return [](const law_call<T>& call) {
+    compiled_fnet<T>::call(call.q, call.out, {.lengths = call.lengths}, *call.execution);
+  };
+}
+
+// Only the even part of a sequence counts; it comes back L D times as large.
+template <class T>
+law_limit<T> twice_is_even_part() {
+  return {"twice",
+          [](const law_shape& s) -> bound<T> {
+            auto once = std::make_shared<tensor<T>>(s.batch, s.heads, s.queries, s.dim);
+            return [once, fnet = bind_fnet<T>()](law_call<T> call) {
+              const out_view<T> out = call.out;
+              call.out = view(*once), fnet(call);
+              call.q = view(std::as_const(*once)), call.out = out, fnet(call);
+            };
+          },
+          [](const law_shape& s) -> bound<T> {
+            return [s](const law_call<T>& call) {
+              const T size = static_cast<T>(s.queries * s.dim) / 2;
+              for (index b = 0; b < s.batch; ++b)
+                for (index h = 0; h < s.heads; ++h)
+                  for (index t = 0; t < s.queries; ++t)
+                    for (index d = 0; d < s.dim; ++d)
+                      call.out(b, h, t, d) =
+                          size * (call.q(b, h, t, d) + call.q(b, h, (s.queries - t) % s.queries, (s.dim - d) % s.dim));
+            };
+          }};
+}
+
 // q is x; k and v are not looked at. Every token sees every other, and nothing is a mean.
 template <class T>
 void add_fnet(std::vector<law_operator<T>>& all) {
@@ -13,11 +45,8 @@ void add_fnet(std::vector<law_operator<T>>& all) {
   op.name = "fnet";
   op.averages = op.grouped = op.cross = op.lse = false;
   op.square = op.tied = true;
-  op.bind = [](const law_shape&) -> bound<T> {
-    return [](const law_call<T>& call) {
-      compiled_fnet<T>::call(call.q, call.out, {.lengths = call.lengths}, *call.execution);
-    };
-  };
+  op.bind = [](const law_shape&) { return bind_fnet<T>(); };
+  op.limits = {twice_is_even_part<T>()};
   op.reads_values = false;
   op.reference = [](const law_shape&) {
     return [](const law_reference_call& call) {
@@ -30,11 +59,13 @@ void add_fnet(std::vector<law_operator<T>>& all) {
     };
   };
   all.push_back(op);
-  all.back().without = {{"causality", "bidirectional by definition"},
+  all.back().without = {{"lse", "there is no softmax"},
+                        {"grouped", "there are no keys"},
+                        {"cross", "there are no keys"},
+                        {"causality", "bidirectional by definition"},
                         {"averages", "there are no weights"},
                         {"quiet", "every token reaches every other"},
-                        {"stream", "bidirectional by definition"},
-                        {"limits", "fourier/fnet.cpp tests that twice gives the even part of the sequence"}};
+                        {"stream", "bidirectional by definition"}};
 }
 const law_entries entries("fnet", [](auto& all) { add_fnet(all); });
 

@@ -1,6 +1,6 @@
 #include "reference/full_softmax.hpp"
 
-#include "laws/law.hpp"
+#include "laws/operators/mask.hpp"
 
 namespace testing::full_softmax_law {
 namespace {
@@ -8,7 +8,9 @@ namespace {
 struct full_softmax_entry {
   std::string name;
   bool causal = false, bias = false, softcap = false, alibi = false, sinks = false, score = false;
+  bool mask = false;  // and a scale, and where the first query is
 };
+constexpr index first_position = 2;
 
 // Deterministic in the absolute batch item and head, so that an item alone gets the parameters it has in a batch.
 template <class T>
@@ -18,40 +20,18 @@ T bias_value(index b, index h, index i, index j) {
   return static_cast<T>(mixed % 17) / 8;
 }
 
-template <class N>
-N own_score(N x, index h, index i, index j) {
-  return x / 2 + static_cast<N>((h + i + 3 * j) % 5) / 4;
-}
-
-// call: of a forward or a backward pass.
-template <class T>
-attn::full_softmax_options<T> options_of(const full_softmax_entry& entry, const auto& call,
-                                         const std::vector<T>& slopes, const std::vector<T>& sinks,
-                                         const tensor<T>& bias) {
-  attn::full_softmax_options<T> options;
-  options.causal = entry.causal;
-  call.set_lengths(options);
-  options.lse = call.lse;
-  if (entry.softcap) options.softcap = T(2);
-  if (entry.alibi) options.alibi_slopes = slopes;
-  if (entry.sinks) options.sinks = sinks;
-  if (entry.bias) options.bias = view(bias);
-  return options;
-}
-
 template <class T>
 struct parameters {
   full_softmax_entry entry;
+  law_shape shape;
   std::vector<T> slopes, sinks;
   tensor<T> bias;
+  law_mask mask;
   score_of<T> score;
-  index first_head;
 
-  parameters(const full_softmax_entry& e, const law_shape& s) : entry(e), first_head(s.first_head) {
-    for (index h = 0; h < s.heads; ++h) {
-      slopes.push_back(static_cast<T>(std::exp2(-(s.first_head + h + 1))));
-      sinks.push_back(static_cast<T>(s.first_head + h) - 1);
-    }
+  parameters(const full_softmax_entry& e, const law_shape& s) : entry(e), shape(s) {
+    if (e.alibi) slopes = law_slopes<T>(s);
+    if (e.sinks) sinks = law_sinks<T>(s);
     if (e.bias) {
       bias = tensor<T>(s.batch, s.heads, s.queries, s.keys);
       for (index b = 0; b < s.batch; ++b)
@@ -60,21 +40,29 @@ struct parameters {
             for (index j = 0; j < s.keys; ++j)
               bias(b, h, i, j) = bias_value<T>(s.first_batch + b, s.first_head + h, i, j);
     }
-    if (e.score)
-      score = [first = s.first_head](T x, index, index h, index i, index j) { return own_score(x, first + h, i, j); };
+    if (e.mask) mask = law_mask(s);
+    if (e.score) score = own_score_of<T>(s);
+  }
+  // call: of a forward or a backward pass.
+  attn::full_softmax_options<T> options(const auto& call) const {
+    attn::full_softmax_options<T> o;
+    o.causal = entry.causal;
+    call.set_lengths(o);
+    o.lse = call.lse;
+    if (entry.softcap) o.softcap = T(2);
+    o.alibi_slopes = slopes, o.sinks = sinks;
+    if (entry.bias) o.bias = view(bias);
+    if (entry.mask) o.mask = mask.view(), o.scale = T(0.3), o.first_position = first_position;
+    return o;
   }
   reference::result reference_of(const law_reference_call& call) const {
     reference::full_softmax_options o;
     o.causal = entry.causal;
     call.set_lengths(o);
     if (entry.softcap) o.softcap = 2;
-    if (entry.alibi) o.alibi_slopes = cast<double>(slopes);
-    if (entry.sinks) o.sinks = cast<double>(sinks);
-    if (entry.bias) o.bias = cast<double>(bias);
-    if (entry.score)
-      o.score = [first = first_head](double x, index, index h, index i, index j) {
-        return own_score(x, first + h, i, j);
-      };
+    o.alibi_slopes = call.parameter(slopes), o.sinks = call.parameter(sinks), o.bias = call.parameter(bias);
+    if (entry.mask) o.scale = static_cast<double>(T(0.3)), o.first_position = first_position;
+    o.score = mask_for_reference(shape, call, entry.mask, entry.score, o.first_position);
     return reference::full_softmax(call.q, call.k, call.v, o);
   }
 };
@@ -83,30 +71,25 @@ template <class T>
 law_operator<T> operator_of(const full_softmax_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
-  op.causal = entry.causal;
+  op.causal = entry.causal && !entry.mask;  // law 5 speaks of positions that end with the keys
   op.averages = !entry.sinks;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
       compiled_full_softmax<T>::call(call.q, call.k, call.v, call.out,
-                                     options_of(p->entry, call, p->slopes, p->sinks, p->bias), p->score,
-                                     *call.execution);
+                                     p->options(call), p->score, *call.execution);
     };
   };
   op.backward = [entry](const law_shape& shape) {
-    auto d_slopes = std::make_shared<std::vector<T>>(entry.alibi ? shape.heads : 0);
-    auto d_sinks = std::make_shared<std::vector<T>>(entry.sinks ? shape.heads : 0);
-    auto d_bias = std::make_shared<tensor<T>>();
     auto p = std::make_shared<parameters<T>>(entry, shape);
-    if (entry.bias) *d_bias = p->bias;
+    auto d_slopes = std::make_shared<std::vector<T>>(p->slopes), d_sinks = std::make_shared<std::vector<T>>(p->sinks);
+    auto d_bias = std::make_shared<tensor<T>>(p->bias);
     return [=](const law_backward_call<T>& call) {
       attn::full_softmax_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
       if (entry.alibi) g.alibi_slopes = *d_slopes;
       if (entry.sinks) g.sinks = *d_sinks;
       if (entry.bias) g.bias = view(*d_bias);
-      const auto score_backward = [](T, T d, index, index, index, index) { return d / 2; };
-      compiled_full_softmax<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g,
-                                         options_of(entry, call, p->slopes, p->sinks, p->bias), p->score,
-                                         score_backward, *call.execution);
+      compiled_full_softmax<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, p->options(call), p->score,
+                                         own_score_backward<T>, *call.execution);
       call.give(*d_slopes, *d_sinks, d_bias->data);
     };
   };
@@ -117,16 +100,17 @@ law_operator<T> operator_of(const full_softmax_entry& entry) {
   };
   op.sees = [entry](const law_shape& s, index b, index h, index i, index j) {
     if (entry.bias && std::isinf(bias_value<T>(s.first_batch + b, s.first_head + h, i, j))) return false;
-    return !entry.causal || j <= i + s.keys - s.queries;
+    if (entry.mask && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return false;
+    return !entry.causal || j <= i + (entry.mask ? first_position : s.keys - s.queries);
   };
-  if (entry.causal && !entry.bias)
+  if (op.causal && !entry.bias)
     op.stream = [entry](const law_shape& shape) -> bound<T> {
       auto cache = std::make_shared<attn::kv_cache<T>>(attn::state_extents{
           .batch = shape.batch, .heads = shape.kv_heads, .dim = shape.dim, .value_dim = shape.value_dim});
       cache->reserve(shape.queries);
       return [cache, p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
-        auto options = options_of(p->entry, call, p->slopes, p->sinks, p->bias);
-        compiled_full_softmax<T>::step(*cache, call.q, call.k, call.v, call.out, options, p->score, *call.execution);
+        compiled_full_softmax<T>::step(*cache, call.q, call.k, call.v, call.out, p->options(call), p->score,
+                                       *call.execution);
       };
     };
   return op;
@@ -144,7 +128,11 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
                                           .softcap = true,
                                           .alibi = true,
                                           .sinks = true},
-                                          {.name = "full_softmax with sinks", .sinks = true}})
+                                          {.name = "full_softmax with sinks", .sinks = true},
+                                          {.name = "full_softmax masked, scaled, ALiBi, from a position on",
+                                          .causal = true,
+                                          .alibi = true,
+                                          .mask = true}})
     all.push_back(operator_of<T>(entry));
   all.back().without = {{"limits", "it is what others become"}};
 }

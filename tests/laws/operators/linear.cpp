@@ -10,16 +10,35 @@ struct linear_entry {
   std::string name;
   bool causal = false, gated = false, normalise = true, channels = false;  // channels: log decays per channel, a bonus
   reference::linear_feature feature = reference::linear_feature::elu_plus_one;
+  bool others = false;  // a scale, eps, and sums to start from
 };
+
+// By batch item and head of the larger batch.
+template <class T>
+tensor<T> initial(const law_shape& s, index rows, index columns) {
+  tensor<T> x(s.batch, s.heads, rows, columns);
+  const index size = rows * columns;
+  for (index b = 0; b < s.batch; ++b)
+    for (index h = 0; h < s.heads; ++h) {
+      random_source random(static_cast<std::uint64_t>(16 * (s.first_batch + b) + s.first_head + h) + 7);
+      for (index n = 0; n < size; ++n)
+        x.data[static_cast<std::size_t>((b * s.heads + h) * size + n)] = static_cast<T>(random.normal());
+    }
+  return x;
+}
 
 template <class T>
 struct parameters {
   linear_entry entry;
-  tensor<T> gate, d_gate, log_decay, d_log_decay, bonus, d_bonus;
+  tensor<T> gate, d_gate, log_decay, d_log_decay, bonus, d_bonus, state, weights, d_state, d_weights;
 
   parameters(const linear_entry& e, const law_shape& s) : entry(e) {
     const tensor<T> gates = slow_gates<T>(s.batch, s.heads, s.keys, s.first_batch, s.first_head);
     if (e.gated) gate = d_gate = gates;
+    if (e.others) {  // weights above 0, so that denominators are
+      state = d_state = initial<T>(s, s.dim, s.value_dim), weights = d_weights = initial<T>(s, 1, s.dim);
+      for (T& x : weights.data) x = std::abs(x);
+    }
     if (!e.channels) return;
     log_decay = tensor<T>(s.batch, s.heads, s.keys, s.dim);
     for (index b = 0; b < s.batch; ++b)
@@ -36,6 +55,10 @@ struct parameters {
     o.normalise = entry.normalise;
     call.set_lengths(o);
     o.eps = 0;  // a part of what the weights sum up to
+    if (entry.others) {
+      o.eps = T(0.5), o.scale = T(0.3), o.initial_state = view(state);
+      o.initial_weights = {weights.data.data(), {weights.batch(), weights.heads(), weights.dim()}};
+    }
     o.decay = gate_view(gate);
     if (entry.channels) o.log_decay = view(log_decay), o.bonus = {bonus.data.data(), {bonus.heads(), bonus.dim()}};
     return o;
@@ -44,14 +67,15 @@ struct parameters {
     reference::linear_decay_options o;
     o.causal = entry.causal, o.normalise = entry.normalise, o.feature = entry.feature;
     call.set_lengths(o);
+    if (entry.others) o.eps = 0.5, o.scale = static_cast<double>(T(0.3));
     const reference::linear_inputs<double> x{call.q,
                                              call.k,
                                              call.v,
-                                             cast<double>(gate),
-                                             cast<double>(log_decay),
-                                             cast<double>(bonus),
-                                             {},
-                                             {}};
+                                             call.parameter(gate),
+                                             call.parameter(log_decay),
+                                             call.parameter(bonus),
+                                             call.parameter(state),
+                                             call.parameter(weights)};
     return reference::linear(x, o).out;
   }
 };
@@ -61,7 +85,8 @@ law_operator<T> operator_of(const linear_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
   op.causal = entry.causal;
-  op.averages = entry.normalise;
+  op.averages = entry.normalise && !entry.others;
+  op.cross = !entry.others;  // rows that see no key are not 0
   op.lse = false;
   op.bind = [entry](const law_shape& shape) -> bound<T> {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
@@ -76,9 +101,14 @@ law_operator<T> operator_of(const linear_entry& entry) {
         g.log_decay = view(p->d_log_decay);
         g.bonus = {p->d_bonus.data.data(), {p->d_bonus.heads(), p->d_bonus.dim()}};
       }
+      if (p->entry.others) {
+        g.initial_state = view(p->d_state);
+        g.initial_weights = {p->d_weights.data.data(),
+                             {p->d_weights.batch(), p->d_weights.heads(), p->d_weights.dim()}};
+      }
       compiled_linear<T>::backward(call.q, call.k, call.v, call.d_out, g, p->options(call), p->entry.feature,
                                    *call.execution);
-      call.give(p->d_gate.data), call.give(p->d_log_decay.data);
+      call.give(p->d_gate.data, p->d_log_decay.data, p->d_bonus.data, p->d_state.data, p->d_weights.data);
     };
   };
   op.reference = [entry](const law_shape& shape) {
@@ -86,7 +116,7 @@ law_operator<T> operator_of(const linear_entry& entry) {
       return reference::result{p->reference_of(call), {}};
     };
   };
-  if (entry.causal)
+  if (entry.causal && !entry.others)
     op.stream = [entry](const law_shape& shape) -> bound<T> {
       struct fed {
         parameters<T> p;
@@ -142,9 +172,13 @@ void add_linear(std::vector<law_operator<T>>& all) {
         {.name = "linear causal with decays per channel, bonus", .causal = true, .channels = true},
         {.name = "linear causal, unnormalised", .causal = true, .normalise = false},
         {.name = "linear unnormalised", .normalise = false, .feature = reference::linear_feature::square},
-        {.name = "linear of token features, causal", .causal = true, .feature = reference::linear_feature::pairs}})
+        {.name = "linear of token features, causal", .causal = true, .feature = reference::linear_feature::pairs},
+        {.name = "linear causal, scaled, from sums",
+         .causal = true,
+         .others = true}})
     all.push_back(operator_of<T>(entry));
-  all[all.size() - 6].limits = {{"decays of 1", bind_decay_of_one<T>(), all[all.size() - 6].bind}};
+  all.back().without = {{"lse", "there is no softmax"}};
+  all[all.size() - 7].limits = {{"decays of 1", bind_decay_of_one<T>(), all[all.size() - 7].bind}};
 }
 const law_entries entries("linear", [](auto& all) { add_linear(all); });
 

@@ -8,6 +8,7 @@ struct linformer_entry {
   std::string name;
   index rank = 1;
   bool e_per_head = false, f_per_head = false, one = false;  // one: F is E
+  bool scaled = false;
 };
 
 // Deterministic in the absolute head and the token, so that a part of a call gets the numbers it has in the whole.
@@ -23,12 +24,13 @@ tensor<T> projection_for(std::uint64_t seed, const law_shape& s, index rank, boo
 }
 
 template <class T>
-bound<T> bind_projections(tensor<T> keys, tensor<T> values) {
+bound<T> bind_projections(tensor<T> keys, tensor<T> values, std::optional<T> scale = {}) {
   struct pair {
     tensor<T> e, f;
   };
-  return [p = std::make_shared<pair>(pair{std::move(keys), std::move(values)})](const law_call<T>& call) {
+  return [scale, p = std::make_shared<pair>(pair{std::move(keys), std::move(values)})](const law_call<T>& call) {
     attn::linformer_options<T> options;
+    options.scale = scale;
     call.set_lengths(options);
     options.lse = call.lse;
     const projection_view<T> e = heads_view(p->e), f = p->f.empty() ? e : heads_view(p->f);
@@ -46,8 +48,9 @@ backward_binder<T> linformer_backward(const linformer_entry& entry) {
     m->e = m->f = projection_for<T>(1, s, entry.rank, entry.e_per_head);
     if (!entry.one) m->f = projection_for<T>(2, s, entry.rank, entry.f_per_head);
     m->d_e = m->e, m->d_f = m->f;
-    return [m](const law_backward_call<T>& call) {
+    return [m, entry](const law_backward_call<T>& call) {
       attn::linformer_options<T> options;
+      if (entry.scaled) options.scale = T(0.3);
       call.set_lengths(options);
       options.lse = call.lse;
       const auto per_head = [](tensor<T>& x) {
@@ -69,15 +72,18 @@ law_operator<T> operator_of(const linformer_entry& entry) {
   op.averages = false;  // the rows of F do not sum to 1
   op.bind = [entry](const law_shape& s) {
     return bind_projections(projection_for<T>(1, s, entry.rank, entry.e_per_head),
-                            entry.one ? tensor<T>{} : projection_for<T>(2, s, entry.rank, entry.f_per_head));
+                            entry.one ? tensor<T>{} : projection_for<T>(2, s, entry.rank, entry.f_per_head),
+                            entry.scaled ? std::optional<T>(T(0.3)) : std::nullopt);
   };
   op.backward = linformer_backward<T>(entry);
   op.reference = [entry](const law_shape& s) {
     reference::linformer_options options;
     options.e = options.f = cast<double>(projection_for<T>(1, s, entry.rank, entry.e_per_head));
     if (!entry.one) options.f = cast<double>(projection_for<T>(2, s, entry.rank, entry.f_per_head));
+    if (entry.scaled) options.scale = static_cast<double>(T(0.3));
     return [options](const law_reference_call& call) {
       reference::linformer_options o = options;
+      o.e = call.parameter(options.e), o.f = call.parameter(options.f);
       call.set_lengths(o);
       return reference::linformer(call.q, call.k, call.v, o);
     };
@@ -108,7 +114,7 @@ void add_linformer(std::vector<law_operator<T>>& all) {
   for (const linformer_entry& entry : {linformer_entry{"linformer", 40},
                                        {"linformer, one projection for keys and values", 9, false, false, true},
                                        {"linformer, projections per head", 33, true, true},
-                                       {"linformer, F per head", 16, false, true}})
+                                       {"linformer, F per head, scaled", 16, false, true, false, true}})
     all.push_back(operator_of<T>(entry));
   all[all.size() - 4].limits = {identity_is_full<T>()};
   all.back().without = {{"causality", "bidirectional by definition"},

@@ -9,14 +9,14 @@ namespace {
 struct long_short_entry {
   std::string name;
   index left, right, rank, segment = 0, block = 0;
-  bool norms = false, softcap_and_sinks = false;
+  bool norms = false, scores = false;  // scores: softcap, sinks, scale
 };
 
 template <class T>
 struct parameters {
   long_short_entry entry;
   tensor<T> logits, d_logits;
-  std::vector<T> sinks, gamma, beta, d_lists[4];  // of sinks, local gamma, global gamma and beta
+  std::vector<T> sinks, gamma, beta, d_sinks, d_norms[4];  // of local gamma and beta, global gamma and beta
 
   parameters(const long_short_entry& e, const law_shape& s) : entry(e), logits(s.batch, s.heads, s.keys, e.rank) {
     for (index b = 0; b < s.batch; ++b)
@@ -28,17 +28,20 @@ struct parameters {
             logits(b, h, j, c) = static_cast<T>(2 * random.normal());
           }
     d_logits = logits;
-    for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
+    if (e.scores) sinks = d_sinks = law_sinks<T>(s);
+    if (!e.norms) return;
     gamma = cast<T>(random_values(1, s.dim)), beta = cast<T>(random_values(2, s.dim));
-    d_lists[0] = sinks, d_lists[1] = d_lists[2] = gamma, d_lists[3] = beta;
+    for (std::vector<T>& list : d_norms) list = gamma;
   }
 
   attn::long_short_options<T> options(const auto& call) const {
     attn::long_short_options<T> o;
     o.left = entry.left, o.right = entry.right, o.block = entry.block;
     o.causal = entry.segment > 0, o.segment = entry.segment;
-    if (entry.norms) o.local_gamma = gamma, o.global_gamma = gamma, o.global_beta = beta;
-    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
+    if (entry.norms) o.norm_eps = T(1e-3);
+    o.local_gamma = o.global_gamma = gamma, o.local_beta = o.global_beta = beta;
+    if (entry.scores) o.softcap = T(2), o.scale = T(0.3);
+    o.sinks = sinks;
     call.set_lengths(o);
     o.lse = call.lse;
     return o;
@@ -47,11 +50,11 @@ struct parameters {
     reference::long_short_options o;
     o.left = entry.left, o.right = entry.right, o.block = entry.block;
     o.causal = entry.segment > 0, o.segment = entry.segment;
-    o.logits = cast<double>(logits);
-    o.norm_eps = static_cast<double>(attn::long_short_options<T>().norm_eps);
-    if (entry.norms)
-      o.local_gamma = cast<double>(gamma), o.global_gamma = cast<double>(gamma), o.global_beta = cast<double>(beta);
-    if (entry.softcap_and_sinks) o.softcap = 2, o.sinks = cast<double>(sinks);
+    o.logits = call.parameter(logits), o.sinks = call.parameter(sinks);
+    o.local_gamma = call.parameter(gamma), o.local_beta = call.parameter(beta);
+    o.global_gamma = call.parameter(gamma), o.global_beta = call.parameter(beta);
+    if (entry.norms) o.norm_eps = static_cast<double>(T(1e-3));
+    if (entry.scores) o.softcap = 2, o.scale = static_cast<double>(T(0.3));
     call.set_lengths(o);
     return o;
   }
@@ -70,12 +73,13 @@ backward_binder<T> long_short_backward(const long_short_entry& entry) {
   return [entry](const law_shape& s) {
     return [p = std::make_shared<parameters<T>>(entry, s)](const law_backward_call<T>& call) {
       attn::long_short_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv, .logits = view(p->d_logits)};
-      auto& lists = p->d_lists;
-      if (p->entry.softcap_and_sinks) g.sinks = lists[0];
-      if (p->entry.norms) g.local_gamma = lists[1], g.global_gamma = lists[2], g.global_beta = lists[3];
+      auto& norms = p->d_norms;
+      if (p->entry.scores) g.sinks = p->d_sinks;
+      if (p->entry.norms)
+        g.local_gamma = norms[0], g.local_beta = norms[1], g.global_gamma = norms[2], g.global_beta = norms[3];
       compiled_long_short<T>::backward(call.q, call.k, call.v, call.out, view(std::as_const(p->logits)), call.d_out, g,
                                        p->options(call), *call.execution);
-      call.give(p->d_logits.data, lists[0], lists[1], lists[2], lists[3]);
+      call.give(p->d_logits.data, p->d_sinks, norms[0], norms[1], norms[2], norms[3]);
     };
   };
 }
@@ -85,7 +89,7 @@ law_operator<T> operator_of(const long_short_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
   op.causal = entry.segment > 0;
-  op.averages = !entry.softcap_and_sinks && !entry.norms;
+  op.averages = !entry.scores && !entry.norms;
   op.cross = !entry.norms;
   op.square = entry.norms;
   op.bind = [entry](const law_shape& s) { return bind_long_short<T>(entry, s); };
@@ -120,7 +124,7 @@ void add_long_short(std::vector<law_operator<T>>& all) {
   all.push_back(operator_of<T>(
       {.name = "long_short with norms, blocks", .left = 5, .right = 9, .rank = 13, .block = 12, .norms = true}));
   all.push_back(operator_of<T>(
-      {.name = "long_short of everything", .left = 5, .right = 0, .rank = 3, .segment = 7, .softcap_and_sinks = true}));
+      {.name = "long_short of everything", .left = 5, .right = 0, .rank = 3, .segment = 7, .scores = true}));
   all.back().without = {{"stream", "there is no step"}};
 }
 const law_entries entries("long_short", [](auto& all) { add_long_short(all); });

@@ -9,8 +9,9 @@ namespace {
 struct lsh_entry {
   std::string name;
   index rounds, buckets, chunk;
-  bool causal = false, wrap = false, softcap_and_sinks = false, unrotated = false;
-  index lookahead = 0;
+  bool causal = false, wrap = false, unrotated = false;
+  bool scores = false;  // softcap, sinks, ALiBi, scale, a score function
+  index lookback = 1, lookahead = 0;
   bool scaled = true;
   double norm_eps = 0;
 };
@@ -19,25 +20,30 @@ template <class T>
 struct parameters {
   lsh_entry entry;
   tensor<T> rotations;
-  std::vector<T> sinks, d_sinks;
+  std::vector<T> slopes, sinks, d_slopes, d_sinks;
+  law_shape shape;
+  score_of<T> score;
 
-  parameters(const lsh_entry& e, const law_shape& s) : entry(e), rotations(s.heads, e.rounds, s.dim, e.buckets / 2) {
+  parameters(const lsh_entry& e, const law_shape& s)
+      : entry(e), rotations(s.heads, e.rounds, s.dim, e.buckets / 2), shape(s) {
     const index per_head = rotations.size() / s.heads;
     for (index h = 0; h < s.heads && !e.unrotated; ++h) {
       random_source random(static_cast<std::uint64_t>(s.first_head + h) + 11);
       for (index n = 0; n < per_head; ++n)
         rotations.data[static_cast<std::size_t>(h * per_head + n)] = static_cast<T>(random.normal());
     }
-    for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
-    d_sinks = sinks;
+    if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s), score = own_score_of<T>(s);
+    d_slopes = slopes, d_sinks = sinks;
   }
 
   attn::lsh_options<T> options(const auto& call) const {
     attn::lsh_options<T> o;
     o.rounds = entry.rounds, o.buckets = entry.buckets, o.chunk = entry.chunk;
     o.causal = entry.causal, o.wrap = entry.wrap, o.rotations = view(rotations);
-    o.lookahead = entry.lookahead, o.scaled = entry.scaled, o.norm_eps = static_cast<T>(entry.norm_eps);
-    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
+    o.lookback = entry.lookback, o.lookahead = entry.lookahead;
+    o.scaled = entry.scaled, o.norm_eps = static_cast<T>(entry.norm_eps);
+    if (entry.scores) o.softcap = T(2), o.scale = T(0.3);
+    o.alibi_slopes = slopes, o.sinks = sinks;
     call.set_lengths(o);
     o.lse = call.lse;
     return o;
@@ -46,9 +52,11 @@ struct parameters {
     reference::lsh_options o;
     o.rounds = entry.rounds, o.buckets = entry.buckets, o.chunk = entry.chunk;
     o.causal = entry.causal, o.wrap = entry.wrap, o.rotations = cast<double>(rotations);
-    o.lookahead = entry.lookahead, o.scaled = entry.scaled;
+    o.lookback = entry.lookback, o.lookahead = entry.lookahead, o.scaled = entry.scaled;
     o.norm_eps = static_cast<double>(static_cast<T>(entry.norm_eps));
-    if (entry.softcap_and_sinks) o.softcap = 2, o.sinks = cast<double>(sinks);
+    if (entry.scores) o.softcap = 2, o.scale = static_cast<double>(T(0.3));
+    o.alibi_slopes = call.parameter(slopes), o.sinks = call.parameter(sinks);
+    o.score = mask_for_reference(shape, call, false, entry.scores);
     call.set_lengths(o);
     return o;
   }
@@ -57,7 +65,7 @@ struct parameters {
 template <class T>
 bound<T> bind_lsh(const lsh_entry& entry, const law_shape& s) {
   return [p = std::make_shared<parameters<T>>(entry, s)](const law_call<T>& call) {
-    compiled_lsh<T>::call(call.q, call.v, call.out, p->options(call), {}, *call.execution);
+    compiled_lsh<T>::call(call.q, call.v, call.out, p->options(call), p->score, *call.execution);
   };
 }
 
@@ -66,9 +74,10 @@ backward_binder<T> lsh_backward(const lsh_entry& entry) {
   return [entry](const law_shape& s) {
     return [p = std::make_shared<parameters<T>>(entry, s)](const law_backward_call<T>& call) {
       attn::lsh_gradients<T> g{.q = call.dq, .v = call.dv};
-      if (p->entry.softcap_and_sinks) g.sinks = p->d_sinks;
-      compiled_lsh<T>::backward(call.q, call.v, call.out, call.d_out, g, p->options(call), {}, {}, *call.execution);
-      call.give(p->d_sinks);
+      if (p->entry.scores) g.alibi_slopes = p->d_slopes, g.sinks = p->d_sinks;
+      compiled_lsh<T>::backward(call.q, call.v, call.out, call.d_out, g, p->options(call), p->score,
+                                own_score_backward<T>, *call.execution);
+      call.give(p->d_slopes, p->d_sinks);
     };
   };
 }
@@ -107,7 +116,7 @@ law_operator<T> operator_of(const lsh_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
   // Law 5 is not for it: how early tokens sort into chunks depends on later ones.
-  op.averages = !entry.softcap_and_sinks;
+  op.averages = !entry.scores;
   op.cross = false;
   op.tied = true;
   if (entry.chunk >= 257)  // all that law 10 asks for share it; otherwise the hashes say who sees whom
@@ -140,16 +149,18 @@ void add_lsh(std::vector<law_operator<T>>& all) {
                                 .chunk = 10,
                                 .causal = true,
                                 .wrap = true,
-                                .softcap_and_sinks = true}));
+                                .scores = true}));
   all.push_back(operator_of<T>({.name = "lsh, all in a chunk", .rounds = 2, .buckets = 4, .chunk = 257}));
   all.push_back(operator_of<T>({.name = "lsh that looks ahead, unscaled",
                                 .rounds = 2,
                                 .buckets = 8,
                                 .chunk = 12,
+                                .lookback = 2,
                                 .lookahead = 1,
                                 .scaled = false,
                                 .norm_eps = 1e-3}));
   all.back().without = {
+      {"cross", "queries are keys"},
       {"causality", "later tokens take places in the sorted order, which moves what earlier ones see"},
       {"stream", "there is no step"}};
 }

@@ -8,7 +8,9 @@ struct multipole_entry {
   std::string name;
   index exact, clusters, block, probe = 1;
   index segment = 0, candidate_clusters = 0;  // a segment: causal
-  bool softcap_and_sinks = false, assigned = false;
+  bool scores = false;  // softcap, sinks, scale
+  bool assigned = false;
+  bool others = false;  // lookback, iterations and seed that are not the default
 };
 
 template <class T>
@@ -19,8 +21,7 @@ struct parameters {
   law_shape shape;
 
   parameters(const multipole_entry& e, const law_shape& s) : entry(e), shape(s) {
-    for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
-    d_sinks = sinks;
+    if (e.scores) sinks = d_sinks = law_sinks<T>(s);
     for (index n = 0; n < s.batch * s.kv_heads; ++n)
       for (index j = 0; j < s.keys; ++j) assignment.push_back(j * 7 % 5 % e.clusters);
   }
@@ -32,7 +33,9 @@ struct parameters {
     o.causal = entry.segment > 0;
     if (entry.segment > 0) o.segment = entry.segment;
     if (entry.assigned) o.assignment = {assignment.data(), {shape.batch, shape.kv_heads, shape.keys}};
-    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
+    if (entry.others) o.lookback = 3, o.iterations = 2, o.seed = 5;
+    if (entry.scores) o.softcap = T(2), o.scale = T(0.3);
+    o.sinks = sinks;
     call.set_lengths(o);
     o.lse = call.lse;
     return o;
@@ -47,8 +50,10 @@ struct parameters {
       o.assignment = tensor<double>(shape.batch, shape.kv_heads, shape.keys, 1);
       std::copy(assignment.begin(), assignment.end(), o.assignment.data.begin());
     }
-    o.starts = drawn_starts(0);
-    if (entry.softcap_and_sinks) o.softcap = 2, o.sinks = cast<double>(sinks);
+    o.starts = drawn_starts(entry.others ? 5 : 0);
+    if (entry.others) o.lookback = 3, o.iterations = 2;
+    if (entry.scores) o.softcap = 2, o.scale = static_cast<double>(T(0.3));
+    o.sinks = call.parameter(sinks);
     call.set_lengths(o);
     return o;
   }
@@ -66,7 +71,7 @@ backward_binder<T> multipole_backward(const multipole_entry& entry) {
   return [entry](const law_shape& s) {
     return [p = std::make_shared<parameters<T>>(entry, s)](const law_backward_call<T>& call) {
       attn::multipole_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
-      if (p->entry.softcap_and_sinks) g.sinks = p->d_sinks;
+      if (p->entry.scores) g.sinks = p->d_sinks;
       compiled_multipole<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, p->options(call),
                                       *call.execution);
       call.give(p->d_sinks);
@@ -79,7 +84,7 @@ law_operator<T> operator_of(const multipole_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
   op.causal = entry.segment > 0;
-  op.averages = !entry.softcap_and_sinks;
+  op.averages = !entry.scores;
   op.bind = [entry](const law_shape& s) { return bind_multipole<T>(entry, s); };
   op.backward = multipole_backward<T>(entry);
   op.reference = [entry](const law_shape& s) {
@@ -109,8 +114,13 @@ void add_multipole(std::vector<law_operator<T>>& all) {
   op.limits.push_back({"causal, every key its own cluster", limit({"", 5, 20, 9, 1, 20}), full_binder<T>(true)});
   op.limits.push_back({"causal, one segment", limit({"", 5, 2, 9, 1, 300}), full_binder<T>(true)});
   all.push_back(op);
-  all.push_back(
-      operator_of<T>({.name = "multipole causal", .exact = 9, .clusters = 3, .block = 12, .probe = 2, .segment = 24}));
+  all.push_back(operator_of<T>({.name = "multipole causal",
+                                .exact = 9,
+                                .clusters = 3,
+                                .block = 12,
+                                .probe = 2,
+                                .segment = 24,
+                                .others = true}));
   all.push_back(operator_of<T>({.name = "multipole with an assignment, few changes",
                                 .exact = 2,
                                 .clusters = 5,
@@ -123,7 +133,13 @@ void add_multipole(std::vector<law_operator<T>>& all) {
                                 .block = 5,
                                 .segment = 16,
                                 .candidate_clusters = 3,
-                                .softcap_and_sinks = true}));
+                                .scores = true}));
+  all.push_back(operator_of<T>({.name = "multipole of given clusters",
+                                .exact = 7,
+                                .clusters = 5,
+                                .block = 12,
+                                .probe = 4,
+                                .assigned = true}));
   // Without choices, which rounding may decide otherwise in a step than in a block.
   law_operator<T> stream =
       operator_of<T>({.name = "multipole of clusters alone", .exact = 0, .clusters = 3, .block = 1, .segment = 16});

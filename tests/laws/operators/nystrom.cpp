@@ -8,7 +8,8 @@ struct nystrom_entry {
   std::string name;
   index landmarks = 16;
   attn::pseudo_inverse inverse = attn::pseudo_inverse::per_head;
-  index width = 0;  // of the convolution
+  index width = 0;      // of the convolution
+  bool others = false;  // a scale, iterations and a cutoff that are not the default
 };
 
 template <class T>
@@ -27,6 +28,7 @@ struct parameters {
     call.set_lengths(o);
     o.landmarks = entry.landmarks;
     o.inverse = entry.inverse;
+    if (entry.others) o.scale = T(0.3), o.iterations = 4, o.cutoff = T(0.1);
     if (entry.width > 0) o.convolution = {kernel.data.data(), {kernel.length(), kernel.dim()}};
     return o;
   }
@@ -35,8 +37,10 @@ struct parameters {
     call.set_lengths(o);
     o.landmarks = entry.landmarks;
     o.inverse = static_cast<reference::pinv>(entry.inverse);
-    o.cutoff = static_cast<double>(attn::nystrom_options<T>().cutoff);
-    if (entry.width > 0) o.convolution = cast<double>(kernel);
+    const attn::nystrom_options<T> given = options(law_call<T>{});
+    if (given.scale) o.scale = static_cast<double>(*given.scale);
+    o.iterations = given.iterations, o.cutoff = static_cast<double>(given.cutoff);
+    if (entry.width > 0) o.convolution = call.parameter(kernel);
     return o;
   }
 };
@@ -98,13 +102,15 @@ void add_nystrom(std::vector<law_operator<T>>& all) {
   const auto exact = attn::pseudo_inverse::exact;
   for (const nystrom_entry& entry : {nystrom_entry{"nystrom"},
                                      {"nystrom with a convolution", 50, attn::pseudo_inverse::per_head, 5},
+                                     {"nystrom, scaled", 16, attn::pseudo_inverse::per_head, 0, true},
                                      {"nystrom, exact inverse", 12, exact},
                                      {"nystrom, norms of the whole batch", 9, attn::pseudo_inverse::whole_batch},
-                                     {"nystrom of more landmarks than a block of rows", 110, exact, 3}})
+                                     {"nystrom of more landmarks than a block of rows", 110, exact, 3, false}})
     all.push_back(operator_of<T>(entry));
-  all[all.size() - 5].limits = {landmarks_for_all<T>("as many landmarks as tokens", 0),
+  all[all.size() - 6].limits = {landmarks_for_all<T>("as many landmarks as tokens", 0),
                                 landmarks_for_all<T>("more landmarks than tokens", 1000000)};
-  all.back().without = {{"causality", "bidirectional by definition"},
+  all.back().without = {{"lse", "there are three softmaxes"},
+                        {"causality", "bidirectional by definition"},
                         {"averages", "rows of the three factors' product sum to 1 only where the inverse is exact"},
                         {"stream", "bidirectional by definition"}};
 }

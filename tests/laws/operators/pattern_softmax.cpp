@@ -60,47 +60,89 @@ bound<T> bind_own(const Pattern& pattern, bool causal) {
   };
 }
 
+struct own_entry {
+  std::string name;
+  bool causal = false, everything = false;
+};
+
 template <class T>
-backward_binder<T> own_backward(bool causal) {
-  return [causal](const law_shape& s) {
-    return [pattern = own_pattern(s), causal](const law_backward_call<T>& call) {
-      attn::pattern_softmax_options<T> options;
-      options.causal = causal;
-      options.lse = call.lse;
-      call.set_lengths(options);
-      compiled_pattern_softmax<T>::backward(call.q, call.k, call.v, call.out, pattern, call.d_out,
-                                            {.q = call.dq, .k = call.dk, .v = call.dv}, options, {}, {},
-                                            *call.execution);
+struct parameters {
+  own_entry entry;
+  law_shape shape;
+  listed_pattern pattern;
+  std::vector<T> slopes, sinks, d_slopes, d_sinks;
+  law_mask mask;
+  score_of<T> score;
+
+  parameters(const own_entry& e, const law_shape& s) : entry(e), shape(s), pattern(own_pattern(s)) {
+    if (!e.everything) return;
+    slopes = d_slopes = law_slopes<T>(s), sinks = d_sinks = law_sinks<T>(s);
+    mask = law_mask(s), score = own_score_of<T>(s);
+  }
+  attn::pattern_softmax_options<T> options(const auto& call) const {
+    attn::pattern_softmax_options<T> o;
+    o.causal = entry.causal;
+    o.lse = call.lse;
+    call.set_lengths(o);
+    if (entry.everything) o.softcap = T(2), o.scale = T(0.3), o.mask = mask.view();
+    o.alibi_slopes = slopes, o.sinks = sinks;
+    return o;
+  }
+  reference::result reference_of(const law_reference_call& call) const {
+    own_pattern_options o;
+    o.causal = entry.causal;
+    call.set_lengths(o);
+    if (entry.everything) o.softcap = 2, o.scale = static_cast<double>(T(0.3));
+    o.alibi_slopes = call.parameter(slopes), o.sinks = call.parameter(sinks);
+    o.score = mask_for_reference(shape, call, entry.everything, entry.everything);
+    return reference::by_pattern(call.q, call.k, call.v, o);
+  }
+};
+
+template <class T>
+law_operator<T> operator_of(const own_entry& entry) {
+  const auto bind = [entry](const law_shape& s) { return std::make_shared<parameters<T>>(entry, s); };
+  law_operator<T> op;
+  op.name = entry.name;
+  op.causal = entry.causal;
+  op.averages = !entry.everything;
+  op.bind = [bind](const law_shape& s) -> bound<T> {
+    return [p = bind(s)](const law_call<T>& call) {
+      compiled_pattern_softmax<T>::call(call.q, call.k, call.v, call.out, p->pattern, p->options(call), p->score,
+                                        *call.execution);
     };
   };
+  op.backward = [bind](const law_shape& s) {
+    return [p = bind(s)](const law_backward_call<T>& call) {
+      attn::pattern_softmax_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
+      if (p->entry.everything) g.alibi_slopes = p->d_slopes, g.sinks = p->d_sinks;
+      compiled_pattern_softmax<T>::backward(call.q, call.k, call.v, call.out, p->pattern, call.d_out, g,
+                                            p->options(call), p->score, own_score_backward<T>, *call.execution);
+      call.give(p->d_slopes, p->d_sinks);
+    };
+  };
+  op.reference = [bind](const law_shape& s) {
+    return [p = bind(s)](const law_reference_call& call) { return p->reference_of(call); };
+  };
+  op.sees = [entry](const law_shape& s, index b, index h, index i, index j) {
+    const index position = i + s.keys - s.queries;
+    if (entry.everything && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return false;
+    return !(entry.causal && j > position) && own_pattern_sees(position, j);
+  };
+  return op;
 }
 
 template <class T>
 void add_pattern_softmax(std::vector<law_operator<T>>& all) {
   for (bool causal : {false, true}) {
-    law_operator<T> op;
-    op.name = causal ? "own pattern, causal" : "own pattern";
-    op.causal = causal;
-    op.bind = [causal](const law_shape& s) { return bind_own<T>(own_pattern(s), causal); };
-    op.backward = own_backward<T>(causal);
-    op.reference = [causal](const law_shape&) {
-      return [causal](const law_reference_call& call) {
-        own_pattern_options o;
-        o.causal = causal;
-        call.set_lengths(o);
-        return reference::by_pattern(call.q, call.k, call.v, o);
-      };
-    };
-    op.sees = [causal](const law_shape& s, index, index, index i, index j) {
-      const index position = i + s.keys - s.queries;
-      return !(causal && j > position) && own_pattern_sees(position, j);
-    };
+    law_operator<T> op = operator_of<T>({causal ? "own pattern, causal" : "own pattern", causal});
     op.limits = {{"a pattern of everything", [=](const law_shape& s) { return bind_own<T>(whole(s), causal); },
                   full_binder<T>(causal)},
                  {"two patterns joined", [=](const law_shape& s) { return bind_own<T>(joined(s), causal); },
                   full_binder<T>(causal)}};
     all.push_back(op);
   }
+  all.push_back(operator_of<T>({"own pattern of everything", true, true}));
   all.back().without = {{"stream", "there is no step"},
                         {"bfloat16", "block, strided and bigbird are patterns of the same kernel"}};
 }

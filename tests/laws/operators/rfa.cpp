@@ -6,7 +6,7 @@ namespace {
 
 struct rfa_entry {
   std::string name;
-  bool causal = false, gated = false;
+  bool causal = false, gated = false, eps = false;  // eps: of denominators and of norms
 };
 
 template <class T>
@@ -26,6 +26,7 @@ struct parameters {
     attn::rfa_options<T> o;
     o.causal = entry.causal;
     call.set_lengths(o);
+    if (entry.eps) o.eps = T(0.01), o.norm_eps = T(0.001);
     o.gate = gate_view(gate);
     return o;
   }
@@ -36,6 +37,7 @@ law_operator<T> operator_of(const rfa_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
   op.causal = entry.causal;
+  op.averages = !entry.eps;
   op.lse = op.positive = false;
   // Sines and cosines of both signs cancel. The condition number of a row, sum |phi(q)|.|phi(k)| over
   // |sum phi(q).phi(k)|, is 1 for a softmax. Here, measured in double on unit-normal input (64 rows of W, dims 1 to 64,
@@ -61,8 +63,9 @@ law_operator<T> operator_of(const rfa_entry& entry) {
     return [p = std::make_shared<parameters<T>>(entry, shape)](const law_reference_call& call) {
       reference::rfa_options o;
       o.causal = p->entry.causal;
-      o.features = features_in_double<T>(p->features.view());
-      o.gate = cast<double>(p->gate);
+      o.features = call.parameter(features_in_double<T>(p->features.view()));
+      o.gate = call.parameter(p->gate);
+      if (p->entry.eps) o.eps = static_cast<double>(T(0.01)), o.norm_eps = static_cast<double>(T(0.001));
       call.set_lengths(o);
       return reference::rfa(call.q, call.k, call.v, o);
     };
@@ -97,9 +100,13 @@ law_operator<T> operator_of(const rfa_entry& entry) {
 
 template <class T>
 void add_rfa(std::vector<law_operator<T>>& all) {
-  for (const rfa_entry& entry : {rfa_entry{"rfa"}, {"rfa causal", true}, {"rfa causal with gate", true, true}})
+  for (const rfa_entry& entry : {rfa_entry{"rfa"},
+                                 {"rfa causal", true},
+                                 {"rfa causal with gate", true, true},
+                                 {"rfa with eps", false, false, true}})
     all.push_back(operator_of<T>(entry));
   all.back().without = {
+      {"lse", "there is no softmax"},
       {"limits", "softmax of unit vectors in the mean over features: kernel/random_features.cpp tests the rate"}};
 }
 const law_entries entries("rfa", [](auto& all) { add_rfa(all); });

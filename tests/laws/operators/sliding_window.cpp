@@ -1,5 +1,5 @@
 #include "reference/sliding_window.hpp"
-#include "laws/law.hpp"
+#include "laws/operators/mask.hpp"
 
 namespace testing::sliding_window_law {
 namespace {
@@ -9,8 +9,11 @@ struct sliding_window_entry {
   index left = 0, right = 0;
   bool causal = false;
   std::vector<index> dilation{}, globals{};  // a dilation per head: head h takes entry h of the cycle
-  bool own_projections = false, softcap_and_sinks = false;
+  bool own_projections = false;
+  bool scores = false;  // softcap, sinks, ALiBi, scale
+  bool mask = false;    // and a score function, and where the first query is
 };
+constexpr index first_position = 2;
 
 // The numbers of a larger tensor at the place where this shape stands in it.
 template <class T>
@@ -30,16 +33,20 @@ template <class T>
 struct parameters {
   sliding_window_entry entry;
   std::vector<index> dilation;
-  std::vector<T> sinks;
+  law_shape shape;
+  std::vector<T> slopes, sinks;
   tensor<T> q_global, k_global, v_global;
+  law_mask mask;
+  score_of<T> score;
 
-  parameters(const sliding_window_entry& e, const law_shape& s) : entry(e), dilation(e.dilation) {
+  parameters(const sliding_window_entry& e, const law_shape& s) : entry(e), dilation(e.dilation), shape(s) {
     if (e.dilation.size() > 1) {
       dilation.clear();
       for (index h = 0; h < s.heads; ++h)
         dilation.push_back(e.dilation[static_cast<std::size_t>(s.first_head + h) % e.dilation.size()]);
     }
-    for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
+    if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s);
+    if (e.mask) mask = law_mask(s), score = own_score_of<T>(s);
     if (!e.own_projections) return;
     const index first_kv_head = s.first_head / 2;  // two query heads share one
     q_global = own_projection<T>(1, s, s.first_head, s.heads, s.queries, s.dim);
@@ -53,7 +60,9 @@ struct parameters {
     o.dilation = dilation, o.global_positions = entry.globals;
     call.set_lengths(o);
     o.lse = call.lse;
-    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
+    if (entry.scores) o.softcap = T(2), o.scale = T(0.3);
+    o.alibi_slopes = slopes, o.sinks = sinks;
+    if (entry.mask) o.mask = mask.view(), o.first_position = first_position;
     if (entry.own_projections) o.q_global = view(q_global), o.k_global = view(k_global), o.v_global = view(v_global);
     return o;
   }
@@ -62,20 +71,24 @@ struct parameters {
     o.left = entry.left, o.right = entry.right, o.causal = entry.causal;
     o.dilation = dilation, o.global_positions = entry.globals;
     call.set_lengths(o);
-    if (entry.softcap_and_sinks) o.softcap = 2, o.sinks = cast<double>(sinks);
-    if (entry.own_projections)
-      o.q_global = cast<double>(q_global), o.k_global = cast<double>(k_global), o.v_global = cast<double>(v_global);
+    if (entry.scores) o.softcap = 2, o.scale = static_cast<double>(T(0.3));
+    o.alibi_slopes = call.parameter(slopes), o.sinks = call.parameter(sinks);
+    o.q_global = call.parameter(q_global), o.k_global = call.parameter(k_global);
+    o.v_global = call.parameter(v_global);
+    if (entry.mask) o.first_position = first_position;
+    o.score = mask_for_reference(shape, call, entry.mask, entry.mask, o.first_position);
     return reference::sliding_window(call.q, call.k, call.v, o);
   }
 };
 
-bool sees(const sliding_window_entry& entry, const law_shape& s, index h, index i, index j) {
+bool sees(const sliding_window_entry& entry, const law_shape& s, index b, index h, index i, index j) {
+  if (entry.mask && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return false;
   reference::sliding_window_options o;
   o.left = entry.left, o.right = entry.right, o.global_positions = entry.globals;
   if (!entry.dilation.empty())
     o.dilation = {entry.dilation[static_cast<std::size_t>(s.first_head + h) % entry.dilation.size()]};
-  const index position = i + s.keys - s.queries;
-  const bool global_query = position < s.keys && reference::is_global(o, position);
+  const index position = i + (entry.mask ? first_position : s.keys - s.queries);
+  const bool global_query = reference::is_global(o, position);
   if (entry.causal && j > position) return false;
   if (global_query) return !entry.own_projections;  // else it reads k_global and v_global
   return reference::is_global(o, j) || reference::in_window(o, 0, j - position);
@@ -84,7 +97,8 @@ bool sees(const sliding_window_entry& entry, const law_shape& s, index h, index 
 template <class T>
 bound<T> bind_window(const sliding_window_entry& entry, const law_shape& shape) {
   return [p = std::make_shared<parameters<T>>(entry, shape)](const law_call<T>& call) {
-    compiled_sliding_window<T>::call(call.q, call.k, call.v, call.out, p->options(call), {}, *call.execution);
+    compiled_sliding_window<T>::call(call.q, call.k, call.v, call.out, p->options(call), p->score,
+                                     *call.execution);
   };
 }
 
@@ -93,21 +107,21 @@ backward_binder<T> window_backward(const sliding_window_entry& entry) {
   return [entry](const law_shape& shape) {
     struct memory {
       parameters<T> given;
-      std::vector<T> sinks;
+      std::vector<T> slopes, sinks;
       tensor<T> q_global, k_global, v_global;
     };
-    auto m = std::make_shared<memory>(memory{parameters<T>(entry, shape), {}, {}, {}, {}});
-    m->sinks = m->given.sinks;
+    auto m = std::make_shared<memory>(memory{parameters<T>(entry, shape), {}, {}, {}, {}, {}});
+    m->slopes = m->given.slopes, m->sinks = m->given.sinks;
     m->q_global = m->given.q_global, m->k_global = m->given.k_global, m->v_global = m->given.v_global;
     return [m](const law_backward_call<T>& call) {
       const sliding_window_entry& e = m->given.entry;
       attn::sliding_window_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
-      if (e.softcap_and_sinks) g.sinks = m->sinks;
+      if (e.scores) g.alibi_slopes = m->slopes, g.sinks = m->sinks;
       if (e.own_projections)
         g.q_global = view(m->q_global), g.k_global = view(m->k_global), g.v_global = view(m->v_global);
-      compiled_sliding_window<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, m->given.options(call), {},
-                                           {}, *call.execution);
-      call.give(m->sinks, m->q_global.data, m->k_global.data, m->v_global.data);
+      compiled_sliding_window<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g, m->given.options(call),
+                                           m->given.score, own_score_backward<T>, *call.execution);
+      call.give(m->slopes, m->sinks, m->q_global.data, m->k_global.data, m->v_global.data);
     };
   };
 }
@@ -139,7 +153,8 @@ bound<T> stream_window(const sliding_window_entry& entry, const law_shape& shape
     const auto chosen = shared->p.options(call);
     attn::sliding_window_step_options<T> options;
     call.set_lengths(options);
-    options.softcap = chosen.softcap, options.sinks = chosen.sinks, options.lse = chosen.lse;
+    options.scale = chosen.scale, options.softcap = chosen.softcap, options.lse = chosen.lse;
+    options.alibi_slopes = chosen.alibi_slopes, options.sinks = chosen.sinks;
     compiled_sliding_window<T>::step(shared->cache, call.q, call.k, call.v, call.out, options, {}, *call.execution);
   };
 }
@@ -149,7 +164,7 @@ law_operator<T> operator_of(const sliding_window_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
   op.causal = entry.causal;
-  op.averages = !entry.softcap_and_sinks && !entry.own_projections;
+  op.averages = !entry.scores && !entry.own_projections;
   op.cross = !entry.own_projections;  // `sees` speaks of k and v alone
   op.bind = [entry](const law_shape& shape) { return bind_window<T>(entry, shape); };
   op.backward = window_backward<T>(entry);
@@ -158,7 +173,7 @@ law_operator<T> operator_of(const sliding_window_entry& entry) {
       return p->reference_of(call);
     };
   };
-  op.sees = [entry](const law_shape& s, index, index h, index i, index j) { return sees(entry, s, h, i, j); };
+  op.sees = [entry](const law_shape& s, index b, index h, index i, index j) { return sees(entry, s, b, h, i, j); };
   if (entry.causal && entry.left != attn::unlimited && !entry.own_projections)
     op.stream = [entry](const law_shape& shape) { return stream_window<T>(entry, shape); };
   return op;
@@ -211,11 +226,16 @@ void add_sliding_window(std::vector<law_operator<T>>& all) {
        .causal = true,
        .dilation = {1, 4, 2, 7},
        .globals = some,
-       .softcap_and_sinks = true},
+       .scores = true},
       {.name = "sliding_window unlimited to the left, dilated",
        .left = attn::unlimited,
        .causal = true,
        .dilation = {6}},
+      {.name = "sliding_window masked, with a score function, from a position on",
+       .left = 9,
+       .right = 4,
+       .globals = some,
+       .mask = true},
   };
   for (const auto& entry : entries) all.push_back(operator_of<T>(entry));
   all[all.size() - std::size(entries)].limits = window_limits<T>();

@@ -10,7 +10,7 @@ void add_strided(std::vector<law_operator<T>>& all) {
     return [=](const law_shape& s) {
       options o;
       o.stride = stride, o.causal = causal;
-      if (more) softcap_and_sinks(s, o);
+      if (more) set_scores(s, o);
       return o;
     };
   };
@@ -27,6 +27,7 @@ void add_strided(std::vector<law_operator<T>>& all) {
     all.back().limits.push_back(full_limit<T>("a stride of 1", strided(1, causal)));
   }
   all.push_back(pattern_operator<T>("strided causal", strided(16, true)));
+  all.push_back(pattern_operator<T>("strided causal, masked, with a score function", strided(9, true), true));
   all.push_back(pattern_operator<T>("strided of everything", strided(33, true, true)));
   all.push_back(pattern_operator<T>("fixed", fixed(20, 3, false)));
   all.back().limits.push_back(full_limit<T>("nothing but summaries", fixed(9, 9, false)));

@@ -9,24 +9,27 @@ namespace {
 struct topk_entry {
   std::string name;
   index block, topk;
-  bool softcap_and_sinks = false;
+  bool scores = false;  // softcap, sinks, ALiBi, scale, a score function
 };
 
 template <class T>
 struct parameters {
   topk_entry entry;
-  std::vector<T> sinks, d_sinks;
+  law_shape shape;
+  std::vector<T> slopes, sinks, d_slopes, d_sinks;
+  score_of<T> score;
 
-  parameters(const topk_entry& e, const law_shape& s) : entry(e) {
-    for (index h = 0; h < s.heads && e.softcap_and_sinks; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
-    d_sinks = sinks;
+  parameters(const topk_entry& e, const law_shape& s) : entry(e), shape(s) {
+    if (e.scores) slopes = law_slopes<T>(s), sinks = law_sinks<T>(s), score = own_score_of<T>(s);
+    d_slopes = slopes, d_sinks = sinks;
   }
 
   template <class Options>
   Options options(const auto& call) const {
     Options o;
     o.topk = entry.topk;
-    if (entry.softcap_and_sinks) o.softcap = T(2), o.sinks = sinks;
+    if (entry.scores) o.softcap = T(2), o.scale = T(0.3);
+    o.alibi_slopes = slopes, o.sinks = sinks;
     o.lse = call.lse;
     call.set_lengths(o);
     if constexpr (requires { o.block; }) o.block = entry.block;
@@ -38,8 +41,8 @@ template <class T>
 bound<T> bind_topk(const topk_entry& entry, const law_shape& s) {
   return [p = std::make_shared<parameters<T>>(entry, s)](const law_call<T>& call) {
     using options = attn::topk_blocks_options<T>;
-    compiled_topk_blocks<T>::call(call.q, call.k, call.v, call.out, p->template options<options>(call), {},
-                                  *call.execution);
+    compiled_topk_blocks<T>::call(call.q, call.k, call.v, call.out, p->template options<options>(call),
+                                  p->score, *call.execution);
   };
 }
 
@@ -49,10 +52,11 @@ backward_binder<T> topk_backward(const topk_entry& entry) {
     return [p = std::make_shared<parameters<T>>(entry, s)](const law_backward_call<T>& call) {
       using options = attn::topk_blocks_options<T>;
       attn::topk_blocks_gradients<T> g{.q = call.dq, .k = call.dk, .v = call.dv};
-      if (!p->sinks.empty()) g.sinks = p->d_sinks;
+      if (p->entry.scores) g.alibi_slopes = p->d_slopes, g.sinks = p->d_sinks;
       compiled_topk_blocks<T>::backward(call.q, call.k, call.v, call.out, call.d_out, g,
-                                        p->template options<options>(call), {}, {}, *call.execution);
-      call.give(p->d_sinks);
+                                        p->template options<options>(call), p->score, own_score_backward<T>,
+                                        *call.execution);
+      call.give(p->d_slopes, p->d_sinks);
     };
   };
 }
@@ -66,8 +70,8 @@ binder<T> topk_stream(const topk_entry& entry) {
     cache->reserve(s.queries);
     return [cache, p = std::make_shared<parameters<T>>(entry, s)](const law_call<T>& call) {
       using options = attn::topk_blocks_step_options<T>;
-      compiled_topk_blocks<T>::step(*cache, call.q, call.k, call.v, call.out, p->template options<options>(call), {},
-                                    *call.execution);
+      compiled_topk_blocks<T>::step(*cache, call.q, call.k, call.v, call.out, p->template options<options>(call),
+                                    p->score, *call.execution);
     };
   };
 }
@@ -77,7 +81,7 @@ law_operator<T> operator_of(const topk_entry& entry) {
   law_operator<T> op;
   op.name = entry.name;
   op.causal = true;
-  op.averages = !entry.softcap_and_sinks;
+  op.averages = !entry.scores;
   op.bind = [entry](const law_shape& s) { return bind_topk<T>(entry, s); };
   op.backward = topk_backward<T>(entry);
   op.stream = topk_stream<T>(entry);
@@ -85,7 +89,9 @@ law_operator<T> operator_of(const topk_entry& entry) {
     return [p = std::make_shared<parameters<T>>(entry, s)](const law_reference_call& call) {
       reference::topk_blocks_options o;
       o.block = p->entry.block, o.topk = p->entry.topk;
-      if (p->entry.softcap_and_sinks) o.softcap = 2, o.sinks = cast<double>(p->sinks);
+      if (p->entry.scores) o.softcap = 2, o.scale = static_cast<double>(T(0.3));
+      o.alibi_slopes = call.parameter(p->slopes), o.sinks = call.parameter(p->sinks);
+      o.score = mask_for_reference(p->shape, call, false, p->entry.scores);
       call.set_lengths(o);
       return reference::topk_blocks(call.q, call.k, call.v, o);
     };
@@ -111,7 +117,7 @@ void add_topk_blocks(std::vector<law_operator<T>>& all) {
   op.limits.push_back({"a block of the length", limit({"", 257, 1}), full_binder<T>(true)});
   all.push_back(op);
   all.push_back(
-      operator_of<T>({.name = "topk_blocks, softcap, sinks", .block = 5, .topk = 4, .softcap_and_sinks = true}));
+      operator_of<T>({.name = "topk_blocks of everything", .block = 5, .topk = 4, .scores = true}));
   all.push_back(operator_of<T>({.name = "topk_blocks, own blocks alone", .block = 24, .topk = 1}));
   all.push_back(operator_of<T>({.name = "topk_blocks, all blocks", .block = 7, .topk = 300}));
 }

@@ -1,0 +1,70 @@
+#pragma once
+// What the entries of the softmax family share: a mask, by row of q and k, and a score function.
+#include "laws/law.hpp"
+
+namespace testing {
+
+// Of rows as they are in the larger batch. Where every row has its own position's key or the first, none sees nothing.
+inline bool mask_sees(index b, index h, index i, index j) {
+  return i == j || j == 0 || (7 * i + 13 * j + 3 * b + h) % 5 < 3;
+}
+
+class law_mask {
+ public:
+  law_mask() = default;
+  explicit law_mask(const law_shape& s) : extents_{s.batch, s.heads, s.queries, s.keys} {
+    for (index b = 0; b < s.batch; ++b)
+      for (index h = 0; h < s.heads; ++h)
+        for (index i = 0; i < s.queries; ++i)
+          for (index j = 0; j < s.keys; ++j) bytes_.push_back(mask_sees(s.first_batch + b, s.first_head + h, i, j));
+  }
+  attn::mask_view view() const { return attn::tensor_view<const std::uint8_t>(bytes_.data(), extents_); }
+
+ private:
+  std::vector<std::uint8_t> bytes_;
+  std::array<index, 4> extents_{};
+};
+
+template <class N>
+N own_score(N x, index h, index i, index j) {
+  return x / 2 + static_cast<N>((h + i + 3 * j) % 5) / 4;
+}
+template <class T>
+score_of<T> own_score_of(const law_shape& s) {
+  return [first = s.first_head](T x, index, index h, index i, index j) { return own_score(x, first + h, i, j); };
+}
+template <class T>
+T own_score_backward(T, T d, index, index, index, index) {
+  return d / 2;
+}
+
+// The same for a reference, whose score functions get the position of a query; that of row 0 is `first`, if given.
+inline reference::score_function mask_for_reference(const law_shape& s, const law_reference_call& call, bool masked,
+                                                    bool scored, std::optional<index> first = {}) {
+  if (!masked && !scored) return {};
+  std::vector<index> begin;
+  for (index b = 0; b < s.batch; ++b)
+    begin.push_back(first.value_or(reference::true_length(call.lengths, call.key_lengths, b, s.keys) -
+                                   reference::true_length(call.lengths, call.query_lengths, b, s.queries)));
+  return [=](double x, index b, index h, index position, index j) {
+    const index i = position - begin[static_cast<std::size_t>(b)];
+    if (masked && !mask_sees(s.first_batch + b, s.first_head + h, i, j)) return -reference::infinity;
+    return scored ? own_score(x, s.first_head + h, position, j) : x;
+  };
+}
+
+// ALiBi's slopes and sinks by head of the larger batch.
+template <class T>
+std::vector<T> law_slopes(const law_shape& s) {
+  std::vector<T> slopes;
+  for (index h = 0; h < s.heads; ++h) slopes.push_back(static_cast<T>(std::exp2(-(s.first_head + h + 1))));
+  return slopes;
+}
+template <class T>
+std::vector<T> law_sinks(const law_shape& s) {
+  std::vector<T> sinks;
+  for (index h = 0; h < s.heads; ++h) sinks.push_back(static_cast<T>(s.first_head + h) - 1);
+  return sinks;
+}
+
+}  // namespace testing
