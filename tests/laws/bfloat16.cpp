@@ -1,6 +1,6 @@
-// The laws that speak of bits, for bfloat16: other instructions multiply it, from operands packed in other ways, with code
-// of their own for what is not finite. Batch items alone, padding, memory with gaps, threads, and tokens that come later,
-// forward and backward.
+// Laws of bfloat16: other instructions multiply it, from operands packed in other ways, with code of their own for what
+// is not finite. Results near those of float, which law 0 compares with the references; and the laws that speak of bits:
+// batch items alone, padding, memory with gaps, threads, and tokens that come later, forward and backward.
 #include "laws/stored_operators.hpp"
 #include "support/catch.hpp"
 
@@ -159,6 +159,26 @@ TEST_CASE("bfloat16: what comes later changes no bit, be it not finite", "[bfloa
         CHECK(same_rows(after.out, before.out, from));
         CHECK(same_rows(after.dq, before.dq, from));
       }
+  }
+}
+
+// The tolerances are those of calls that round what is multiplied once more; see support/run.hpp.
+TEST_CASE("bfloat16: results and gradients are those of float, but for rounding", "[bfloat16_laws]") {
+  const auto& singles = stored_form<float>::stored_operators();
+  for (std::size_t n = 0; n < singles.size(); ++n) {
+    const stored_operator& op = stored_operators()[n];
+    INFO(op.name);
+    const inputs in = random_inputs(op);
+    const results actual = run(op, in);
+    tensor<float> q = cast<float>(in.q), k = cast<float>(in.k), v = cast<float>(in.v), d_out = cast<float>(in.d_out);
+    tensor<float> out = d_out, dq = q, dk(k.batch(), k.heads(), length, dim), dv = v;
+    attn::execution serial;
+    singles[n].run({view(std::as_const(q)), view(std::as_const(k)), view(std::as_const(v)), view(std::as_const(d_out)),
+                    view(out), view(dq), view(dk), view(dv), {}, serial});
+    CHECK(relative_error(actual.out, out) <= made_keys_tolerance<element>::out);
+    CHECK(relative_error(actual.dq, dq) <= product_gradient_tolerance<element>);
+    CHECK(relative_error(actual.dk, dk) <= product_gradient_tolerance<element>);
+    CHECK(relative_error(actual.dv, dv) <= product_gradient_tolerance<element>);
   }
 }
 
