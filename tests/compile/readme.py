@@ -12,8 +12,7 @@ FLAGS with the folder of mpi.h, or are left out. A comment on the line before a 
     <!-- file scope -->      declarations, which the fragments after it may use
     <!-- not compiled -->    is left out
 
-To parse attn once and not for each block, all fragments are one file, and all programs another: each in a namespace of
-its own, its includes before the first.
+All fragments are one file, so that attn is parsed once for them; each program is compiled alone, with its own includes.
 """
 import re
 import subprocess
@@ -64,7 +63,7 @@ for readme in readmes:
             failures.append(f"{name}: link to {target}: there is no such heading")
 
 # --- code -------------------------------------------------------------------------------------------------------------
-includes, programs, fragments = [], [], []
+programs, fragments = [], []
 blocks = set()
 for readme in readmes:
     lines_of = readme.read_text(encoding="utf-8").splitlines()
@@ -84,9 +83,7 @@ for readme in readmes:
             continue
         blocks.add("\n".join(code))
         if any(line.startswith("#include") for line in code):
-            includes += [line for line in code if line.startswith("#include")]
-            block = ["" if line.startswith("#include") else line for line in block]
-            programs += [f"namespace program_{len(blocks)} {{", *block, "}"]
+            programs.append(block)
         elif mark == "<!-- file scope -->":
             fragments += block
         else:
@@ -96,12 +93,11 @@ if not programs or len(blocks) < 20:
     failures.append(f"expected programs and fragments in the README files; found {len(blocks)} blocks")
 prelude = Path(__file__).with_name("readme_fragments.hpp")
 work.mkdir(parents=True, exist_ok=True)
-for name, source in (("programs", includes + programs), ("fragments", [f'#include "{prelude}"', *fragments])):
-    file = work / f"readme_{name}.cpp"
+for n, source in enumerate([[f'#include "{prelude}"', *fragments], *programs]):
+    file = work / f"readme_{n}.cpp"
     file.write_text("\n".join(source) + "\n", encoding="utf-8")
-    # a main() in a namespace returns nothing
-    if subprocess.run([compiler, *flags, "-std=c++20", "-fsyntax-only", "-Wno-return-type", str(file)]).returncode != 0:
-        failures.append(f"{name} of the README files do not compile")
+    if subprocess.run([compiler, *flags, "-std=c++20", "-fsyntax-only", str(file)]).returncode != 0:
+        failures.append(f"{file.name}: code of the README files that does not compile")
 
 print(f"README.md: {lines} lines, {words} words; {len(readmes)} files: {links} links, {len(blocks)} blocks of code")
 for failure in failures:

@@ -1,7 +1,6 @@
 # SOURCE compiles with -O2 in less than SECONDS of processor time, or, where the machine is slow or busy, in less than
 # what a file takes that calls no operator, as many times as SECONDS are to the 0.9 s which that file takes on the
-# machine the limits were set for. Up to five tries: the shortest time counts, against the mean of the other file's, for
-# what else the machine does only adds to either.
+# machine the limits were set for. Up to five tries.
 include(${CMAKE_CURRENT_LIST_DIR}/compiler.cmake)
 find_program(BASH bash REQUIRED)
 
@@ -20,24 +19,18 @@ function(time_to_compile milliseconds source)
 endfunction()
 
 get_filename_component(NAME ${SOURCE} NAME_WE)
-set(least 1000000)
-set(sum 0)
 foreach(try 1 2 3 4 5)
   math(EXPR allowed "${SECONDS} * 1000")
   time_to_compile(took ${SOURCE})
-  if(took LESS least)
-    set(least ${took})
-  endif()
-  if(NOT least LESS allowed)
+  if(NOT took LESS allowed)
     time_to_compile(yardstick ${CMAKE_CURRENT_LIST_DIR}/no_operator.cpp)
-    math(EXPR sum "${sum} + ${yardstick}")
-    math(EXPR of_this_machine "${SECONDS} * ${sum} * 10 / 9 / ${try}")
+    math(EXPR of_this_machine "${SECONDS} * ${yardstick} * 10 / 9")
     if(allowed LESS of_this_machine)
       set(allowed ${of_this_machine})
     endif()
   endif()
-  message("compiled in ${least} ms of processor time; allowed are ${allowed}")
-  if(least LESS allowed)
+  message("compiled in ${took} ms of processor time; allowed are ${allowed}")
+  if(took LESS allowed)
     return()
   endif()
 endforeach()

@@ -48,11 +48,11 @@ named_tensors case_by_library(const golden_case& golden) {
       {"q", cast<double>(dq)}, {"k", cast<double>(dk)}, {"v", cast<double>(dv)}, {"conv", cast<double>(d_convolution)}};
 }
 
-// The gradient goes back through every step of the inverse's iteration, and each adds the rounding of its three products:
-// it grows in proportion to the steps. 2e-5 is for the six of the default.
-double gradient_factor(const golden_case& golden) {
+// The gradient of k goes back through every step of the inverse's iteration, and each adds the rounding of its three
+// products: in proportion to the steps. 2e-5 is for the six of the default; a case of twelve errs by 2.01e-5.
+double gradient_factor(const golden_case& golden, const std::string& of) {
   const nystrom_problem p = read(golden);
-  if (p.options.inverse == reference::pinv::exact) return 1;
+  if (of != "k" || p.options.inverse == reference::pinv::exact) return 1;
   return std::max(1.0, static_cast<double>(p.options.iterations) / 6);
 }
 

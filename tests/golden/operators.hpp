@@ -20,8 +20,8 @@ struct golden_operator {
   // Where float is the widest type that is tested, in_double is not called.
   std::function<reference::result(const golden_case&)> by_reference, in_double, in_float;
   golden_gradients gradients_by_reference{}, gradients_in_double{}, gradients_in_float{};
-  // Times what gradients in float may err by; none: 1.
-  std::function<double(const golden_case&)> float_gradient_factor{};
+  // Times what the gradient of an array may err by in float; none: 1.
+  std::function<double(const golden_case&, const std::string&)> float_gradient_factor{};
 };
 
 // The table: each file NAME.cpp registers its operator by one object of this type.
