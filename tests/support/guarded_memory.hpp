@@ -1,5 +1,6 @@
 #pragma once
-// Memory whose first part faults when it is touched: shows that an operator never goes there.
+// Memory that faults where an operator must never go: with the very instructions of this machine, where a sanitizer
+// does not see all of them.
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -40,6 +41,44 @@ class guarded_memory {
 #endif
   void* memory_ = nullptr;
   std::size_t bytes_ = 0, guarded_ = 0;
+};
+
+// For containers whose last element lies before a page that faults when it is touched.
+template <class T>
+struct guarded_allocator {
+  using value_type = T;
+
+  guarded_allocator() = default;
+  template <class U>
+  guarded_allocator(const guarded_allocator<U>&) {}
+  bool operator==(const guarded_allocator&) const = default;
+
+#if __has_include(<sys/mman.h>)
+  T* allocate(std::size_t count) {
+    const extent e = extent_of(count);
+    void* const memory = mmap(nullptr, e.readable + e.page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    char* const end = static_cast<char*>(memory) + e.readable;
+    if (mprotect(end, e.page, PROT_NONE) != 0) throw std::bad_alloc();
+    return reinterpret_cast<T*>(end) - count;
+  }
+  void deallocate(T* data, std::size_t count) {
+    const extent e = extent_of(count);
+    munmap(reinterpret_cast<char*>(data + count) - e.readable, e.readable + e.page);
+  }
+
+ private:
+  struct extent {
+    std::size_t page, readable;  // bytes
+  };
+  static extent extent_of(std::size_t count) {
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return {page, (count * sizeof(T) + page - 1) / page * page};
+  }
+#else
+  T* allocate(std::size_t count) { return std::allocator<T>().allocate(count); }
+  void deallocate(T* data, std::size_t count) { std::allocator<T>().deallocate(data, count); }
+#endif
 };
 
 }  // namespace testing

@@ -234,7 +234,7 @@ void pack_rows(Row&& row, index rows, index cols, index col_stride, sum_type<T> 
           split_neighbours(part(std::type_identity<float>(), col), part(std::type_identity<float>(), col + step))
               .store_left(parts);
           for (index n = k; n < std::min(k + 3 * step, length); n += step)
-            store<T>(to + n * tile_rows, load<T>(parts + n - k));
+            store<T>(to + n * tile_rows, load<T>(parts + (n - k)));
         }
       } else {
         for (index k = 0; k < length; k += step) store<T>(to + k * tile_rows, part(std::type_identity<T>(), 2 * k));
