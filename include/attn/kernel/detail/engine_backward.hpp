@@ -41,9 +41,9 @@ struct backward_engine {
   };
 
   index segments(index keys) const { return ceil_div(keys, kernel_segment); }
-  index pairs_per_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
-  bool keep_dk() const { return in.dk && (pairs_per_head() > 1 || in.map.finishes_keys); }
-  bool keep_dv() const { return in.dv && pairs_per_head() > 1; }
+  index query_heads_per_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
+  bool keep_dk() const { return in.dk && (query_heads_per_head() > 1 || in.map.finishes_keys); }
+  bool keep_dv() const { return in.dv && query_heads_per_head() > 1; }
   bool key_rows() const { return in.map.by_rows && !call.causal && (in.dk || in.dv); }
 
   worker_scratch layout(arena& memory) const {
@@ -84,7 +84,7 @@ struct backward_engine {
   }
 
   /// Where one head of sums stores the gradients of its keys.
-  struct pair_target {
+  struct item_head_target {
     stored_gradient_head<T> k, v;
     sums_type* features;
   };
@@ -110,7 +110,7 @@ struct backward_engine {
                         in.reverse() ? &own : nullptr, T(1), x, features);
   }
   void attend_keys(index b, index h, index begin, const sums_type& after, const sums_type& turned,
-                   const worker_scratch& w, const pair_target& to) const {
+                   const worker_scratch& w, const item_head_target& to) const {
     const index count = std::min<index>(kernel_chunk, call.lengths.keys(b) - begin);
     row_prefetcher<> prefetch = in.prefetch_keys(b, h, begin, to.k, to.v);
     if (key_rows()) return attend_key_rows(in, b, h, begin, count, after, turned, w.rows, to.k, to.v, prefetch);
@@ -119,7 +119,7 @@ struct backward_engine {
     in.store_chunk(b, h, begin, count, to.k, to.v, to.features, w.x);
   }
 
-  void run_both(index b, index h, worker_scratch& w, const pair_target& to) const {
+  void run_both(index b, index h, worker_scratch& w, const item_head_target& to) const {
     const auto& s = w.x.forward;
     const index keys = call.lengths.keys(b), queries = call.lengths.queries(b);
     sums_type &sums = w.later, &after = w.after;
@@ -138,7 +138,9 @@ struct backward_engine {
   }
 
   /// Whether threads may share one head: where S and R are the only sums over all of its tokens.
-  bool can_share() const { return !in.d_features && !in.map.finishes_keys && !in.of_gates() && pairs_per_head() == 1; }
+  bool can_share() const {
+    return !in.d_features && !in.map.finishes_keys && !in.of_gates() && query_heads_per_head() == 1;
+  }
   worker_scratch scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return layout(memory); });
   }
@@ -166,7 +168,7 @@ struct backward_engine {
                  [&](index begin, index end, sums_type& own, const kernel_backward_scratch<T>& x) {
                    attend_rows(b, h, begin, end, shared.keys, own, x, nullptr);
                  });
-    const pair_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
+    const item_head_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
     if (key_rows()) transpose_sums(shared.queries, shared.turned);
     if (in.reverse())
       exec.for_each(ceil_div(keys, kernel_chunk), [&](index n, int worker) {
@@ -177,7 +179,7 @@ struct backward_engine {
   /// Causal, by all threads: the sums of each segment's queries are computed first, which adds half of the work.
   void share_causal(index b, index h, execution& exec) {
     const index keys = call.lengths.keys(b), all = segments(keys);
-    const pair_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
+    const item_head_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
     exec.for_each(all - 1, [&](index n, int worker) {
       shared.decays[n] = call.sum_up(b, h, n * kernel_segment, (n + 1) * kernel_segment,
                                      scratch(exec, worker).x.forward, shared.before[n + 1]);
@@ -208,7 +210,7 @@ struct backward_engine {
     }
   }
 
-  void run_causal(index b, index h, worker_scratch& w, const pair_target& to) const {
+  void run_causal(index b, index h, worker_scratch& w, const item_head_target& to) const {
     const auto& s = w.x.forward;
     const index keys = call.lengths.keys(b), all = segments(keys);
     w.before[0].empty = w.after.empty = true;
@@ -232,7 +234,7 @@ struct backward_engine {
 
   /// Segment n, with the keys before it in `before`; its queries are summed up in w.own_queries. `sums_only`: nothing
   /// else is computed.
-  T attend_segment(index b, index h, index n, const sums_type& before, worker_scratch& w, const pair_target& to,
+  T attend_segment(index b, index h, index n, const sums_type& before, worker_scratch& w, const item_head_target& to,
                    bool sums_only = false) const {
     const index begin = n * kernel_segment, end = std::min<index>(begin + kernel_segment, call.lengths.keys(b));
     sum_before(b, h, begin, end, before, w);
@@ -267,7 +269,7 @@ struct backward_engine {
   /// Keys [begin, end) and the queries at their positions; `decay` is the product of the gates after them in the segment.
   /// Returns that of their own.
   T attend_chunk(index b, index h, index begin, index end, const sums_type& seen, T decay, worker_scratch& w,
-                 const pair_target& to, bool sums_only) const {
+                 const item_head_target& to, bool sums_only) const {
     const auto& x = w.x;
     const auto& s = x.forward;
     const index offset = call.lengths.keys(b) - call.lengths.queries(b), count = end - begin;
@@ -301,8 +303,8 @@ struct backward_engine {
     attend_queries();
     if (in.of_gates()) {
       transpose_pairs(x.gate_pairs, count, x.turned);
-      gate_chunk<T>{count, call.complement, s.gates, s.decay, s.pair_factor, x.turned, x.gate_queries, x.gate_keys,
-                    of_sums}
+      gate_chunk<T>{count,    call.complement, s.gates,     s.decay, s.pair_factor,
+                    x.turned, x.gate_queries,  x.gate_keys, of_sums}
           .add_to(w.gates + begin);
     }
     if (in.of_keys() || in.dv) in.store_chunk(b, h, begin, count, to.k, to.v, to.features, x);
@@ -311,7 +313,7 @@ struct backward_engine {
 
   /// One key head of a batch item.
   void run_head(index b, index kv_head, worker_scratch& w) const {
-    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = pairs_per_head();
+    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = query_heads_per_head();
     const bool empty = keys == 0 || queries == 0;
     const auto to_k = in.dk.head(b, kv_head), to_v = in.dv.head(b, kv_head);
     if (in.of_gates()) std::fill_n(w.gates, shape.keys, T(0));
@@ -320,8 +322,8 @@ struct backward_engine {
       sums_type* const features = in.d_features ? feature_sums + pair : nullptr;
       if (features) features->clear();
       if (!empty) {
-        const pair_target to{keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
-                             keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v, features};
+        const item_head_target to{keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
+                                  keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v, features};
         if (call.causal)
           run_causal(b, h, w, to);
         else

@@ -35,12 +35,12 @@ struct kernel_scan {
   const spread_sequence& sequence;
   const kernel_call<T>& call;
   execution& exec;
-  index pairs = call.shape.batch * call.heads;
+  index item_heads = call.shape.batch * call.heads;  // heads of all items, numbered item by item
   index segments = (call.shape.keys + kernel_segment - 1) / kernel_segment;
-  index unit = 0, units = 0;  // heads that are computed together, and how many such units there are
-  index twice = 0;            // units whose keys are summed up before they are attended to
-  kernel_sums<T>* running = nullptr;  // of every pair: what came before, then that with what is here
-  stored_sums* stored = nullptr;      // [pairs of a unit, or of `twice` units][segments]
+  index unit = 0, units = 0;          // heads that are computed together, and how many such units there are
+  index twice = 0;                    // units whose keys are summed up before they are attended to
+  kernel_sums<T>* running = nullptr;  // of every head of every item: what came before, then that with what is here
+  stored_sums* stored = nullptr;      // [heads of a unit, or of `twice` units][segments]
   segment_sums* own = nullptr;        // one a worker
   const holder_list& holders = sequence.key_holders();
   state_messages messages = holders.chain(sequence.group());
@@ -49,38 +49,39 @@ struct kernel_scan {
     return static_cast<std::size_t>(kernel_sums<T>::count(call.map->features, call.shape.dim_v, call.log_scaled())) *
            sizeof(T);
   }
-  stored_sums& stored_of(index pair, index n) const {
-    return stored[(call.causal ? pair : pair % unit) * segments + n];
+  stored_sums& stored_of(index item_head, index n) const {
+    return stored[(call.causal ? item_head : item_head % unit) * segments + n];
   }
-  index batch_of(index pair) const { return pair / call.heads; }
-  index segments_of(index pair) const { return call.segments(batch_of(pair)); }
+  index batch_of(index item_head) const { return item_head / call.heads; }
+  index segments_of(index item_head) const { return call.segments(batch_of(item_head)); }
   kernel_scratch<T> scratch(int worker) const { return call.scratch(exec, worker); }
 
   void layout(arena& memory) {
     const auto sums = [&](arena& m) {
       return kernel_sums<T>::layout(m, call.map->features, call.shape.dim_v, call.log_scaled());
     };
-    call.map->layout(memory, pairs);
-    running = memory.allocate_list(pairs, sums);
-    stored = memory.allocate_list((call.causal ? std::min(twice * unit, pairs) : unit) * segments,
-                                  [&](arena& m) { return stored_sums{sums(m), T(1)}; });
+    call.map->layout(memory, item_heads);
+    running = memory.allocate_list(item_heads, sums);
+    stored = memory.allocate_list((call.causal ? std::min(twice * unit, item_heads) : unit) * segments, [&](arena& m) {
+      return stored_sums{sums(m), T(1)};
+    });
     own = memory.allocate_list(exec.active_threads(), [&](arena& m) { return call.layout_sums(m, true); });
   }
 
-  /// body(pair, worker) for the pairs of a unit.
+  /// body(item_head, worker) for the heads of a unit.
   template <class Body>
-  void for_each_pair(index u, const Body& body) {
+  void for_each_item_head(index u, const Body& body) {
     const index first = u * unit;
-    exec.for_each(std::min(unit, pairs - first), [&](index n, int worker) { body(first + n, worker); });
+    exec.for_each(std::min(unit, item_heads - first), [&](index n, int worker) { body(first + n, worker); });
   }
-  /// body(pair, segment, its first key, its end, worker) for all segments of a unit.
+  /// body(item_head, segment, its first key, its end, worker) for all segments of a unit.
   template <class Body>
   void for_each_segment(index u, const Body& body) {
     const index first = u * unit;
-    exec.for_each(std::min(unit, pairs - first) * segments, [&](index task, int worker) {
-      const index pair = first + task / segments, n = task % segments, begin = n * kernel_segment;
-      if (n < segments_of(pair))
-        body(pair, n, begin, std::min(begin + kernel_segment, call.lengths.keys(batch_of(pair))), worker);
+    exec.for_each(std::min(unit, item_heads - first) * segments, [&](index task, int worker) {
+      const index item_head = first + task / segments, n = task % segments, begin = n * kernel_segment;
+      if (n < segments_of(item_head))
+        body(item_head, n, begin, std::min(begin + kernel_segment, call.lengths.keys(batch_of(item_head))), worker);
       progress(worker);
     });
   }
@@ -91,53 +92,54 @@ struct kernel_scan {
 
   /// Units whose keys are summed up: `stored`; and added to what came before.
   void sum_up(index u) {
-    for_each_segment(u, [&](index pair, index n, index begin, index end, int worker) {
-      stored_sums& x = stored_of(pair, n);
-      x.decay = call.sum_up(batch_of(pair), pair % call.heads, begin, end, scratch(worker), x.sums);
+    for_each_segment(u, [&](index item_head, index n, index begin, index end, int worker) {
+      stored_sums& x = stored_of(item_head, n);
+      x.decay = call.sum_up(batch_of(item_head), item_head % call.heads, begin, end, scratch(worker), x.sums);
     });
-    for (index pair = u * unit; pair < std::min((u + 1) * unit, pairs); ++pair) {
-      messages.receive(pair);
+    for (index item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head) {
+      messages.receive(item_head);
       const auto s = scratch(0);
-      for (index n = 0; n < segments_of(pair); ++n) {
-        stored_sums& x = stored_of(pair, n);
+      for (index n = 0; n < segments_of(item_head); ++n) {
+        stored_sums& x = stored_of(item_head, n);
         if (!call.causal) {
-          call.add_segment(running[pair], x.decay, x.sums, s);
+          call.add_segment(running[item_head], x.decay, x.sums, s);
         } else {
-          if (!running[pair].empty) combine(running[pair], x.decay, x.sums, x.sums, s.factors);
-          std::swap(running[pair], x.sums);
+          if (!running[item_head].empty) combine(running[item_head], x.decay, x.sums, x.sums, s.factors);
+          std::swap(running[item_head], x.sums);
         }
       }
-      messages.send(running[pair].values, state_bytes());
+      messages.send(running[item_head].values, state_bytes());
     }
   }
 
   /// A unit whose keys have been summed up.
   void attend_stored(index u) {
-    for_each_segment(u, [&](index pair, index n, index begin, index end, int worker) {
+    for_each_segment(u, [&](index item_head, index n, index begin, index end, int worker) {
       segment_sums& x = own[worker];
-      call.attend_segment(batch_of(pair), pair % call.heads, begin, end, true, scratch(worker),
-                          stored_of(pair, n).sums, x.own, x.total);
+      call.attend_segment(batch_of(item_head), item_head % call.heads, begin, end, true, scratch(worker),
+                          stored_of(item_head, n).sums, x.own, x.total);
     });
   }
 
   /// A unit whose keys have not.
   void attend_and_sum_up(index u) {
-    for (index pair = u * unit; pair < std::min((u + 1) * unit, pairs); ++pair) messages.receive(pair);
-    for_each_pair(u, [&](index pair, int worker) {
+    for (index item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head)
+      messages.receive(item_head);
+    for_each_item_head(u, [&](index item_head, int worker) {
       segment_sums& x = own[worker];
-      const index b = batch_of(pair), keys = call.lengths.keys(b), all = segments_of(pair);
+      const index b = batch_of(item_head), keys = call.lengths.keys(b), all = segments_of(item_head);
       const auto s = scratch(worker);
       for (index n = 0; n < all; ++n) {
         const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, keys);
         const bool last = holders.last() && n == all - 1;
         const T decay =
-            call.attend_segment(b, pair % call.heads, begin, end, last, s, running[pair], x.own, x.total);
-        if (!last) call.add_segment(running[pair], decay, x.own, s);
+            call.attend_segment(b, item_head % call.heads, begin, end, last, s, running[item_head], x.own, x.total);
+        if (!last) call.add_segment(running[item_head], decay, x.own, s);
         progress(worker);
       }
     });
-    for (index pair = u * unit; pair < std::min((u + 1) * unit, pairs); ++pair)
-      messages.send(running[pair].values, state_bytes());
+    for (index item_head = u * unit; item_head < std::min((u + 1) * unit, item_heads); ++item_head)
+      messages.send(running[item_head].values, state_bytes());
   }
 
   void run_causal() {
@@ -154,16 +156,17 @@ struct kernel_scan {
     for (index u = 0; u < units && holders.holds(); ++u) sum_up(u);
     messages.finish();
     auto totals = holders.tree(sequence.group());
-    for (index pair = 0; pair < pairs; ++pair) totals.expect(running[pair].values, state_bytes());
-    for (index pair = 0; pair < pairs; ++pair) {
-      totals.receive(pair);
-      totals.send(running[pair].values, state_bytes());
-      running[pair].empty = sequence.keys(batch_of(pair)) == 0;
+    for (index item_head = 0; item_head < item_heads; ++item_head)
+      totals.expect(running[item_head].values, state_bytes());
+    for (index item_head = 0; item_head < item_heads; ++item_head) {
+      totals.receive(item_head);
+      totals.send(running[item_head].values, state_bytes());
+      running[item_head].empty = sequence.keys(batch_of(item_head)) == 0;
     }
-    exec.for_each(pairs * blocks(), [&](index task, int worker) {
-      const index pair = task / blocks(), block = task % blocks(), b = batch_of(pair);
-      if (block < call.blocks(b) && !running[pair].empty)
-        call.attend_queries(b, pair % call.heads, block, scratch(worker), running[pair]);
+    exec.for_each(item_heads * blocks(), [&](index task, int worker) {
+      const index item_head = task / blocks(), block = task % blocks(), b = batch_of(item_head);
+      if (block < call.blocks(b) && !running[item_head].empty)
+        call.attend_queries(b, item_head % call.heads, block, scratch(worker), running[item_head]);
     });
     totals.finish();
   }
@@ -173,7 +176,7 @@ struct kernel_scan {
   void pad() const {
     for (index b = 0; b < call.shape.batch; ++b) {
       const index queries = call.lengths.queries(b), keys = call.lengths.keys(b);
-      const index unseeing = sequence.keys(b) == 0 ? queries
+      const index unseeing = sequence.keys(b) == 0                          ? queries
                              : call.causal && !sequence.has_earlier_keys(b) ? std::max<index>(queries - keys, 0)
                                                                             : 0;
       for (index h = 0; h < call.shape.heads; ++h) {
@@ -189,18 +192,18 @@ struct kernel_scan {
     const auto limit = exec.limit_threads(call.work());
     const index threads = exec.active_threads();
     // Threads share heads where there are too few, as in the engine: then by segments.
-    const bool share = threads > 1 && pairs < 2 * threads && pairs % threads != 0;
-    unit = std::min(share ? pairs : threads, pairs);
-    units = unit > 0 ? (pairs + unit - 1) / unit : 0;
+    const bool share = threads > 1 && item_heads < 2 * threads && item_heads % threads != 0;
+    unit = std::min(share ? item_heads : threads, item_heads);
+    units = unit > 0 ? (item_heads + unit - 1) / unit : 0;
     twice = share ? units : holders.last() ? 0 : std::min(units, holders.count() - 1);
     exec.shared_scratch([&](arena& memory) {
       layout(memory);
       return 0;
     });
     prepare();
-    for (index pair = 0; pair < pairs; ++pair) {
-      running[pair].empty = !sequence.has_earlier_keys(batch_of(pair));
-      messages.expect(running[pair].values, state_bytes());
+    for (index item_head = 0; item_head < item_heads; ++item_head) {
+      running[item_head].empty = !sequence.has_earlier_keys(batch_of(item_head));
+      messages.expect(running[item_head].values, state_bytes());
     }
     call.causal ? run_causal() : run_bidirectional();
     pad();
@@ -223,8 +226,13 @@ class spread_kernel_call {
     kernel_call<T> call;
     const tensor_view<const S>&q = x_.q, &k = x_.k;
     const index batch = std::max<index>(q.extent(0), 0);
-    const process_shape own{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = k.extent(1), .dim = q.extent(3),
-                            .dim_v = x_.v.extent(3), .element_bytes = element_code<S>, .queries = q.extent(2),
+    const process_shape own{.batch = q.extent(0),
+                            .heads = q.extent(1),
+                            .kv_heads = k.extent(1),
+                            .dim = q.extent(3),
+                            .dim_v = x_.v.extent(3),
+                            .element_bytes = element_code<S>,
+                            .queries = q.extent(2),
                             .keys = k.extent(2)};
     agree_on(sequence_.group(), own, [&](common_settings& settings) {
       const validator check(sequence_.group().name());
@@ -238,7 +246,7 @@ class spread_kernel_call {
       settings.add(lengths);
       settings.add(options.causal), settings.add(static_cast<double>(options.eps));
       settings.add(static_cast<double>(gate.extent(1)));  // of an empty range it may be null
-      settings.add(width<T>);  // of the memory that is sent
+      settings.add(width<T>);                             // of the memory that is sent
       if (x_.features) settings.add_elements(x_.features);
     });
     if (call.causal) sequence_.check_causal(call.shape.batch);

@@ -20,7 +20,7 @@ struct kernel_scan_backward {
   using engine = backward_engine<T>;
   using sums_type = kernel_sums<T>;
   using worker_scratch = typename engine::worker_scratch;
-  using pair_target = typename engine::pair_target;
+  using item_head_target = typename engine::item_head_target;
 
   const spread_sequence& sequence;
   const kernel_backward<T>& in;
@@ -29,26 +29,27 @@ struct kernel_scan_backward {
   index feature_rows;
   const kernel_call<T>& call = in.call;
   const attention_shape& shape = call.shape;
-  index pairs = shape.batch * call.heads, heads = shape.batch * shape.kv_heads;  // of sums, of keys
+  index item_heads = shape.batch * call.heads, heads = shape.batch * shape.kv_heads;  // of sums, of keys
   index segments = (shape.keys + kernel_segment - 1) / kernel_segment;
   index query_segments = (shape.queries + kernel_segment - 1) / kernel_segment;
   index unit = 0, units = 0, twice = 0;  // of key heads, as in kernel_scan
-  /// Of every pair: the sums of keys that came before, with those that are here; and of queries, from the other end.
+  /// Of every head of every item: the sums of keys that came before, with those that are here; and of queries, from the
+  /// other end.
   sums_type *keys = nullptr, *queries = nullptr;
   struct stored_sums {
     sums_type sums;
     T decay;
   };
-  stored_sums* before = nullptr;  // [pairs][segments]
-  stored_sums* after = nullptr;   // [pairs of `twice` units][segments]; not causal [pairs][query segments]
+  stored_sums* before = nullptr;  // [item_heads][segments]
+  stored_sums* after = nullptr;   // [item_heads of `twice` units][segments]; not causal [item_heads][query segments]
 
   std::size_t state_bytes() const {
     return static_cast<std::size_t>(sums_type::count(call.map->features, shape.dim_v, call.log_scaled())) * sizeof(T);
   }
-  index batch_of(index pair) const { return pair / call.heads; }
-  index head_of(index pair) const { return pair % call.heads; }
-  /// The pairs of a unit are [first_pair(u), first_pair(u + 1)).
-  index first_pair(index u) const { return std::min(u * unit, heads) * one.pairs_per_head(); }
+  index batch_of(index item_head) const { return item_head / call.heads; }
+  index head_of(index item_head) const { return item_head % call.heads; }
+  /// The heads of a unit are [first_item_head(u), first_item_head(u + 1)).
+  index first_item_head(index u) const { return std::min(u * unit, heads) * one.query_heads_per_head(); }
   bool sees_nothing(index b) const { return sequence.keys(b) == 0 || sequence.queries(b) == 0; }
   worker_scratch scratch(int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return one.layout(memory); });
@@ -59,102 +60,103 @@ struct kernel_scan_backward {
       return sums_type::layout(m, call.map->features, shape.dim_v, call.log_scaled());
     };
     const auto stored = [&](arena& m) { return stored_sums{sums(m), T(1)}; };
-    call.map->layout(memory, pairs);
-    in.map.layout(memory, pairs);
-    keys = memory.allocate_list(pairs, sums);
-    queries = memory.allocate_list(pairs, sums);
-    before = memory.allocate_list(pairs * segments, stored);
+    call.map->layout(memory, item_heads);
+    in.map.layout(memory, item_heads);
+    keys = memory.allocate_list(item_heads, sums);
+    queries = memory.allocate_list(item_heads, sums);
+    before = memory.allocate_list(item_heads * segments, stored);
     one.shared.before = keys;  // the engine need not store any
-    after = memory.allocate_list(call.causal ? first_pair(twice) * segments : pairs * query_segments, stored);
+    after = memory.allocate_list(call.causal ? first_item_head(twice) * segments : item_heads * query_segments, stored);
     one.feature_sums = memory.allocate_list(
-        in.d_features ? pairs : 0, [&](arena& m) { return sums_type::layout(m, feature_rows, shape.dim, false); });
+        in.d_features ? item_heads : 0, [&](arena& m) { return sums_type::layout(m, feature_rows, shape.dim, false); });
   }
 
-  /// body(pair, segment, worker) for the segments of pairs [first, end).
+  /// body(item_head, segment, worker) for the segments of heads [first, end).
   template <class Body>
   void for_each_segment(index first, index end, const Body& body) {
     exec.for_each((end - first) * segments, [&](index task, int worker) {
-      const index pair = first + task / segments, n = task % segments;
-      if (n < call.segments(batch_of(pair))) body(pair, n, worker);
+      const index item_head = first + task / segments, n = task % segments;
+      if (n < call.segments(batch_of(item_head))) body(item_head, n, worker);
     });
   }
 
   void sum_up_keys() {
-    for_each_segment(0, pairs, [&](index pair, index n, int worker) {
-      const index b = batch_of(pair), begin = n * kernel_segment;
-      stored_sums& x = before[pair * segments + n];
-      x.decay = call.sum_up(b, head_of(pair), begin, std::min(begin + kernel_segment, call.lengths.keys(b)),
+    for_each_segment(0, item_heads, [&](index item_head, index n, int worker) {
+      const index b = batch_of(item_head), begin = n * kernel_segment;
+      stored_sums& x = before[item_head * segments + n];
+      x.decay = call.sum_up(b, head_of(item_head), begin, std::min(begin + kernel_segment, call.lengths.keys(b)),
                             scratch(worker).x.forward, x.sums);
     });
     auto messages = sequence.key_holders().chain(sequence.group());
     const auto s = scratch(0).x.forward;
-    for (index pair = 0; pair < pairs; ++pair) {
-      keys[pair].empty = !sequence.has_earlier_keys(batch_of(pair));
-      messages.expect(keys[pair].values, state_bytes());
+    for (index item_head = 0; item_head < item_heads; ++item_head) {
+      keys[item_head].empty = !sequence.has_earlier_keys(batch_of(item_head));
+      messages.expect(keys[item_head].values, state_bytes());
     }
-    for (index pair = 0; pair < pairs && sequence.key_holders().holds(); ++pair) {
-      messages.receive(pair);
-      for (index n = 0; n < call.segments(batch_of(pair)); ++n) {
-        stored_sums& x = before[pair * segments + n];
+    for (index item_head = 0; item_head < item_heads && sequence.key_holders().holds(); ++item_head) {
+      messages.receive(item_head);
+      for (index n = 0; n < call.segments(batch_of(item_head)); ++n) {
+        stored_sums& x = before[item_head * segments + n];
         if (!call.causal) {
-          call.add_segment(keys[pair], x.decay, x.sums, s);
+          call.add_segment(keys[item_head], x.decay, x.sums, s);
         } else {
-          if (!keys[pair].empty) combine(keys[pair], x.decay, x.sums, x.sums, s.factors);
-          std::swap(keys[pair], x.sums);
+          if (!keys[item_head].empty) combine(keys[item_head], x.decay, x.sums, x.sums, s.factors);
+          std::swap(keys[item_head], x.sums);
         }
       }
-      messages.send(keys[pair].values, state_bytes());
+      messages.send(keys[item_head].values, state_bytes());
     }
     messages.finish();
     if (!call.causal) tell_all(sequence.key_holders(), keys);
   }
   void tell_all(const holder_list& holders, sums_type* totals) {
     auto messages = holders.tree(sequence.group());
-    for (index pair = 0; pair < pairs; ++pair) messages.expect(totals[pair].values, state_bytes());
-    for (index pair = 0; pair < pairs; ++pair) {
-      messages.receive(pair);
-      messages.send(totals[pair].values, state_bytes());
-      totals[pair].empty = sees_nothing(batch_of(pair));
+    for (index item_head = 0; item_head < item_heads; ++item_head)
+      messages.expect(totals[item_head].values, state_bytes());
+    for (index item_head = 0; item_head < item_heads; ++item_head) {
+      messages.receive(item_head);
+      messages.send(totals[item_head].values, state_bytes());
+      totals[item_head].empty = sees_nothing(batch_of(item_head));
     }
     messages.finish();
   }
 
   void run_bidirectional() {
-    exec.for_each(pairs, [&](index pair, int worker) {
-      const index b = batch_of(pair), all = call.lengths.queries(b);
+    exec.for_each(item_heads, [&](index item_head, int worker) {
+      const index b = batch_of(item_head), all = call.lengths.queries(b);
       if (sees_nothing(b)) return;
       const auto w = scratch(worker);
       for (index n = 0; n * kernel_segment < all; ++n) {
         const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, all);
-        one.attend_rows(b, head_of(pair), begin, end, keys[pair], after[pair * query_segments + n].sums, w.x,
-                        in.d_features ? one.feature_sums + pair : nullptr);
+        one.attend_rows(b, head_of(item_head), begin, end, keys[item_head], after[item_head * query_segments + n].sums,
+                        w.x, in.d_features ? one.feature_sums + item_head : nullptr);
       }
     });
     if (in.reverse()) {
       auto messages = sequence.query_holders().chain(sequence.group());
       const auto s = scratch(0).x.forward;
-      for (index pair = 0; pair < pairs; ++pair) {
-        const index b = batch_of(pair);
-        queries[pair].empty = sees_nothing(b) || !sequence.has_earlier_queries(b);
-        messages.expect(queries[pair].values, state_bytes());
+      for (index item_head = 0; item_head < item_heads; ++item_head) {
+        const index b = batch_of(item_head);
+        queries[item_head].empty = sees_nothing(b) || !sequence.has_earlier_queries(b);
+        messages.expect(queries[item_head].values, state_bytes());
       }
-      for (index pair = 0; pair < pairs && sequence.query_holders().holds(); ++pair) {
-        messages.receive(pair);
-        const index b = batch_of(pair);
+      for (index item_head = 0; item_head < item_heads && sequence.query_holders().holds(); ++item_head) {
+        messages.receive(item_head);
+        const index b = batch_of(item_head);
         for (index n = 0; !sees_nothing(b) && n * kernel_segment < call.lengths.queries(b); ++n)
-          call.add_segment(queries[pair], T(1), after[pair * query_segments + n].sums, s);
-        messages.send(queries[pair].values, state_bytes());
+          call.add_segment(queries[item_head], T(1), after[item_head * query_segments + n].sums, s);
+        messages.send(queries[item_head].values, state_bytes());
       }
       messages.finish();
       tell_all(sequence.query_holders(), queries);
     }
     exec.for_each(heads, [&](index n, int worker) {
       auto w = scratch(worker);
-      run_head(n, w, [&](index pair, const pair_target& to) {
-        const index b = batch_of(pair);
-        if (one.key_rows()) transpose_sums(queries[pair], w.turned);
+      run_head(n, w, [&](index item_head, const item_head_target& to) {
+        const index b = batch_of(item_head);
+        if (one.key_rows()) transpose_sums(queries[item_head], w.turned);
         for (index begin = 0; begin < call.lengths.keys(b) && in.reverse(); begin += kernel_chunk)
-          one.attend_keys(b, head_of(pair), begin, queries[pair], w.turned, w, to);
+          one.attend_keys(b, head_of(item_head), begin, queries[item_head], w.turned, w, to);
       });
     });
   }
@@ -162,10 +164,10 @@ struct kernel_scan_backward {
   void run_causal() {
     const holder_list& holders = sequence.key_holders();
     auto messages = holders.chain(sequence.group(), true);
-    for (index pair = 0; pair < pairs; ++pair) {
-      const index b = batch_of(pair);
-      queries[pair].empty = !in.reverse() || sees_nothing(b) || !sequence.has_later_keys(b);
-      if (in.reverse()) messages.expect(queries[pair].values, state_bytes());
+    for (index item_head = 0; item_head < item_heads; ++item_head) {
+      const index b = batch_of(item_head);
+      queries[item_head].empty = !in.reverse() || sees_nothing(b) || !sequence.has_later_keys(b);
+      if (in.reverse()) messages.expect(queries[item_head].values, state_bytes());
     }
     if (!holders.holds()) return pad_all();
     for (index u = 0; u < twice; ++u) sum_up_queries(u, messages);
@@ -178,22 +180,22 @@ struct kernel_scan_backward {
 
   /// Units whose queries are summed up before all else: `after`.
   void sum_up_queries(index u, state_messages& messages) {
-    for_each_segment(first_pair(u), first_pair(u + 1), [&](index pair, index n, int worker) {
-      if (sees_nothing(batch_of(pair))) return;
+    for_each_segment(first_item_head(u), first_item_head(u + 1), [&](index item_head, index n, int worker) {
+      if (sees_nothing(batch_of(item_head))) return;
       auto w = scratch(worker);
-      stored_sums& x = after[pair * segments + n];
+      stored_sums& x = after[item_head * segments + n];
       w.own_queries = x.sums;
-      x.decay = one.attend_segment(batch_of(pair), head_of(pair), n, before[pair * segments + n].sums, w,
-                                   pair_target{{}, {}, nullptr}, true);
+      x.decay = one.attend_segment(batch_of(item_head), head_of(item_head), n, before[item_head * segments + n].sums, w,
+                                   item_head_target{{}, {}, nullptr}, true);
       x.sums = w.own_queries;
       progress(messages, worker);
     });
     const auto s = scratch(0).x.forward;
-    for (index pair = first_pair(u); pair < first_pair(u + 1); ++pair) {
-      messages.receive(pair);
-      sums_type& later = queries[pair];
-      for (index n = call.segments(batch_of(pair)) - 1; n >= 0 && !sees_nothing(batch_of(pair)); --n) {
-        stored_sums& x = after[pair * segments + n];
+    for (index item_head = first_item_head(u); item_head < first_item_head(u + 1); ++item_head) {
+      messages.receive(item_head);
+      sums_type& later = queries[item_head];
+      for (index n = call.segments(batch_of(item_head)) - 1; n >= 0 && !sees_nothing(batch_of(item_head)); --n) {
+        stored_sums& x = after[item_head * segments + n];
         if (x.sums.empty) {
           call.copy(later, x.sums);
           scale(later, x.decay);
@@ -209,45 +211,47 @@ struct kernel_scan_backward {
   /// The gradients of a unit.
   void attend(index u, state_messages& messages) {
     const bool stored = u < twice;
-    for (index pair = first_pair(u); pair < first_pair(u + 1) && !stored && in.reverse(); ++pair)
-      messages.receive(pair);
+    for (index item_head = first_item_head(u); item_head < first_item_head(u + 1) && !stored && in.reverse();
+         ++item_head)
+      messages.receive(item_head);
     exec.for_each(std::min((u + 1) * unit, heads) - u * unit, [&](index n, int worker) {
       auto w = scratch(worker);
       const sums_type own_after = w.after;
-      run_head(u * unit + n, w, [&](index pair, const pair_target& to) {
-        const index b = batch_of(pair), h = head_of(pair);
-        if (!stored) call.copy(queries[pair], w.after);
+      run_head(u * unit + n, w, [&](index item_head, const item_head_target& to) {
+        const index b = batch_of(item_head), h = head_of(item_head);
+        if (!stored) call.copy(queries[item_head], w.after);
         for (index m = call.segments(b) - 1; m >= 0; --m) {
-          if (stored) w.after = after[pair * segments + m].sums;
-          const T decay = one.attend_segment(b, h, m, before[pair * segments + m].sums, w, to);
+          if (stored) w.after = after[item_head * segments + m].sums;
+          const T decay = one.attend_segment(b, h, m, before[item_head * segments + m].sums, w, to);
           if (!stored) one.add_queries(w.after, decay, w.own_queries, w.x.forward);
           progress(messages, worker);
         }
         if (stored)
           w.after = own_after;
         else if (in.reverse())
-          call.copy(w.after, queries[pair]);
+          call.copy(w.after, queries[item_head]);
       });
     });
-    for (index pair = first_pair(u); pair < first_pair(u + 1) && !stored && in.reverse(); ++pair)
-      messages.send(queries[pair].values, state_bytes());
+    for (index item_head = first_item_head(u); item_head < first_item_head(u + 1) && !stored && in.reverse();
+         ++item_head)
+      messages.send(queries[item_head].values, state_bytes());
   }
   static void progress(state_messages& messages, int worker) {
     if (worker == 0) messages.progress();
   }
 
-  /// One key head of a batch item, as in the engine: run_pair(pair, target) for each of its pairs.
+  /// One key head of a batch item, as in the engine: run_item_head(item_head, target) for each of its query heads.
   template <class RunPair>
-  void run_head(index number, worker_scratch& w, const RunPair& run_pair) {
+  void run_head(index number, worker_scratch& w, const RunPair& run_item_head) {
     const index b = number / shape.kv_heads, kv_head = number % shape.kv_heads, count = call.lengths.keys(b);
     const auto to_k = in.dk.head(b, kv_head), to_v = in.dv.head(b, kv_head);
     if (in.of_gates()) std::fill_n(w.gates, shape.keys, T(0));
-    for (index n = 0; n < one.pairs_per_head(); ++n) {
-      const index h = kv_head * one.pairs_per_head() + n, pair = b * call.heads + h;
-      const pair_target to{one.keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
-                           one.keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v,
-                           in.d_features ? one.feature_sums + pair : nullptr};
-      if (!sees_nothing(b)) run_pair(pair, to);
+    for (index n = 0; n < one.query_heads_per_head(); ++n) {
+      const index h = kv_head * one.query_heads_per_head() + n, item_head = b * call.heads + h;
+      const item_head_target to{one.keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
+                                one.keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v,
+                                in.d_features ? one.feature_sums + item_head : nullptr};
+      if (!sees_nothing(b)) run_item_head(item_head, to);
       if (in.of_gates() && in.d_gate.extent(1) == call.heads) {
         one.store_gates(b, h, w.gates);
         std::fill_n(w.gates, shape.keys, T(0));
@@ -264,9 +268,9 @@ struct kernel_scan_backward {
     const index seen = sees_nothing(b) ? 0 : count;
     if (in.dk) in.dk.head(b, kv_head).clear_rows(seen, shape.keys);
     if (in.dv) in.dv.head(b, kv_head).clear_rows(seen, shape.keys);
-    const index unseeing = sequence.keys(b) == 0                           ? rows
+    const index unseeing = sequence.keys(b) == 0                          ? rows
                            : call.causal && !sequence.has_earlier_keys(b) ? std::max<index>(rows - count, 0)
-                                                                           : 0;
+                                                                          : 0;
     for (index g = kv_head * group; g < (kv_head + 1) * group && in.dq; ++g) {
       in.dq.head(b, g).clear_rows(0, unseeing);
       in.dq.head(b, g).clear_rows(rows, shape.queries);
@@ -280,11 +284,11 @@ struct kernel_scan_backward {
   void add_features() {
     const process_group& group = sequence.group();
     const index each = sums_type::count(feature_rows, shape.dim, false);
-    std::vector<T> sums(static_cast<std::size_t>(pairs * each));
+    std::vector<T> sums(static_cast<std::size_t>(item_heads * each));
     const auto each_number = [&](const auto& body) {
-      for (index pair = 0; pair < pairs; ++pair)
+      for (index item_head = 0; item_head < item_heads; ++item_head)
         for (index n = 0; n < each; ++n)
-          body(sums[static_cast<std::size_t>(pair * each + n)], one.feature_sums[pair].values[n]);
+          body(sums[static_cast<std::size_t>(item_head * each + n)], one.feature_sums[item_head].values[n]);
     };
     std::vector<int> next;
     if (group.rank() + 1 < group.size()) next.push_back(group.rank() + 1);
@@ -310,9 +314,9 @@ struct kernel_scan_backward {
     });
     prepare();
     in.map.prepare(exec);
-    for (index pair = 0; pair < pairs && in.d_features; ++pair) {
-      std::fill_n(one.feature_sums[pair].values, sums_type::count(feature_rows, shape.dim, false), T(0));
-      one.feature_sums[pair].empty = true;
+    for (index item_head = 0; item_head < item_heads && in.d_features; ++item_head) {
+      std::fill_n(one.feature_sums[item_head].values, sums_type::count(feature_rows, shape.dim, false), T(0));
+      one.feature_sums[item_head].empty = true;
     }
     sum_up_keys();
     call.causal ? run_causal() : run_bidirectional();
@@ -348,8 +352,8 @@ void run_spread_backward(const spread_sequence& sequence, const kernel_backward_
   const auto one = kernel_backward_of(a, call, back);
   if (!one.of_queries() && !one.reverse()) return;
   backward_engine<T> engine{one};
-  kernel_scan_backward<T>{.sequence = sequence, .in = one, .one = engine, .exec = exec,
-                          .feature_rows = a.x.features.extent(1)}
+  kernel_scan_backward<T>{
+      .sequence = sequence, .in = one, .one = engine, .exec = exec, .feature_rows = a.x.features.extent(1)}
       .run(prepare);
   store_feature_gradients(a, call, engine.feature_sums);
 }
