@@ -41,9 +41,9 @@ struct backward_engine {
   };
 
   index segments(index keys) const { return ceil_div(keys, kernel_segment); }
-  index query_heads_per_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
-  bool keep_dk() const { return in.dk && (query_heads_per_head() > 1 || in.map.finishes_keys); }
-  bool keep_dv() const { return in.dv && query_heads_per_head() > 1; }
+  index sums_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
+  bool keep_dk() const { return in.dk && (sums_per_key_head() > 1 || in.map.finishes_keys); }
+  bool keep_dv() const { return in.dv && sums_per_key_head() > 1; }
   bool key_rows() const { return in.map.by_rows && !call.causal && (in.dk || in.dv); }
 
   worker_scratch layout(arena& memory) const {
@@ -138,9 +138,7 @@ struct backward_engine {
   }
 
   /// Whether threads may share one head: where S and R are the only sums over all of its tokens.
-  bool can_share() const {
-    return !in.d_features && !in.map.finishes_keys && !in.of_gates() && query_heads_per_head() == 1;
-  }
+  bool can_share() const { return !in.d_features && !in.map.finishes_keys && !in.of_gates() && sums_per_key_head() == 1; }
   worker_scratch scratch(execution& exec, int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return layout(memory); });
   }
@@ -303,8 +301,8 @@ struct backward_engine {
     attend_queries();
     if (in.of_gates()) {
       transpose_pairs(x.gate_pairs, count, x.turned);
-      gate_chunk<T>{count,    call.complement, s.gates,     s.decay, s.pair_factor,
-                    x.turned, x.gate_queries,  x.gate_keys, of_sums}
+      gate_chunk<T>{count, call.complement, s.gates, s.decay, s.pair_factor, x.turned, x.gate_queries, x.gate_keys,
+                    of_sums}
           .add_to(w.gates + begin);
     }
     if (in.of_keys() || in.dv) in.store_chunk(b, h, begin, count, to.k, to.v, to.features, x);
@@ -313,7 +311,7 @@ struct backward_engine {
 
   /// One key head of a batch item.
   void run_head(index b, index kv_head, worker_scratch& w) const {
-    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = query_heads_per_head();
+    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), each = sums_per_key_head();
     const bool empty = keys == 0 || queries == 0;
     const auto to_k = in.dk.head(b, kv_head), to_v = in.dv.head(b, kv_head);
     if (in.of_gates()) std::fill_n(w.gates, shape.keys, T(0));
@@ -323,7 +321,7 @@ struct backward_engine {
       if (features) features->clear();
       if (!empty) {
         const item_head_target to{keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
-                                  keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v, features};
+                             keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v, features};
         if (call.causal)
           run_causal(b, h, w, to);
         else

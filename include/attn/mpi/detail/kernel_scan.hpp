@@ -35,10 +35,10 @@ struct kernel_scan {
   const spread_sequence& sequence;
   const kernel_call<T>& call;
   execution& exec;
-  index item_heads = call.shape.batch * call.heads;  // heads of all items, numbered item by item
+  index item_heads = call.shape.batch * call.heads;  // heads of sums of all items, item by item
   index segments = (call.shape.keys + kernel_segment - 1) / kernel_segment;
-  index unit = 0, units = 0;          // heads that are computed together, and how many such units there are
-  index twice = 0;                    // units whose keys are summed up before they are attended to
+  index unit = 0, units = 0;  // heads that are computed together, and how many such units there are
+  index twice = 0;            // units whose keys are summed up before they are attended to
   kernel_sums<T>* running = nullptr;  // of every head of every item: what came before, then that with what is here
   stored_sums* stored = nullptr;      // [heads of a unit, or of `twice` units][segments]
   segment_sums* own = nullptr;        // one a worker
@@ -62,9 +62,8 @@ struct kernel_scan {
     };
     call.map->layout(memory, item_heads);
     running = memory.allocate_list(item_heads, sums);
-    stored = memory.allocate_list((call.causal ? std::min(twice * unit, item_heads) : unit) * segments, [&](arena& m) {
-      return stored_sums{sums(m), T(1)};
-    });
+    stored = memory.allocate_list((call.causal ? std::min(twice * unit, item_heads) : unit) * segments,
+                                  [&](arena& m) { return stored_sums{sums(m), T(1)}; });
     own = memory.allocate_list(exec.active_threads(), [&](arena& m) { return call.layout_sums(m, true); });
   }
 
@@ -176,7 +175,7 @@ struct kernel_scan {
   void pad() const {
     for (index b = 0; b < call.shape.batch; ++b) {
       const index queries = call.lengths.queries(b), keys = call.lengths.keys(b);
-      const index unseeing = sequence.keys(b) == 0                          ? queries
+      const index unseeing = sequence.keys(b) == 0 ? queries
                              : call.causal && !sequence.has_earlier_keys(b) ? std::max<index>(queries - keys, 0)
                                                                             : 0;
       for (index h = 0; h < call.shape.heads; ++h) {
@@ -226,13 +225,8 @@ class spread_kernel_call {
     kernel_call<T> call;
     const tensor_view<const S>&q = x_.q, &k = x_.k;
     const index batch = std::max<index>(q.extent(0), 0);
-    const process_shape own{.batch = q.extent(0),
-                            .heads = q.extent(1),
-                            .kv_heads = k.extent(1),
-                            .dim = q.extent(3),
-                            .dim_v = x_.v.extent(3),
-                            .element_bytes = element_code<S>,
-                            .queries = q.extent(2),
+    const process_shape own{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = k.extent(1), .dim = q.extent(3),
+                            .dim_v = x_.v.extent(3), .element_bytes = element_code<S>, .queries = q.extent(2),
                             .keys = k.extent(2)};
     agree_on(sequence_.group(), own, [&](common_settings& settings) {
       const validator check(sequence_.group().name());
@@ -246,7 +240,7 @@ class spread_kernel_call {
       settings.add(lengths);
       settings.add(options.causal), settings.add(static_cast<double>(options.eps));
       settings.add(static_cast<double>(gate.extent(1)));  // of an empty range it may be null
-      settings.add(width<T>);                             // of the memory that is sent
+      settings.add(width<T>);  // of the memory that is sent
       if (x_.features) settings.add_elements(x_.features);
     });
     if (call.causal) sequence_.check_causal(call.shape.batch);

@@ -49,7 +49,7 @@ struct kernel_scan_backward {
   index batch_of(index item_head) const { return item_head / call.heads; }
   index head_of(index item_head) const { return item_head % call.heads; }
   /// The heads of a unit are [first_item_head(u), first_item_head(u + 1)).
-  index first_item_head(index u) const { return std::min(u * unit, heads) * one.query_heads_per_head(); }
+  index first_item_head(index u) const { return std::min(u * unit, heads) * one.sums_per_key_head(); }
   bool sees_nothing(index b) const { return sequence.keys(b) == 0 || sequence.queries(b) == 0; }
   worker_scratch scratch(int worker) const {
     return exec.scratch(worker, [&](arena& memory) { return one.layout(memory); });
@@ -211,9 +211,8 @@ struct kernel_scan_backward {
   /// The gradients of a unit.
   void attend(index u, state_messages& messages) {
     const bool stored = u < twice;
-    for (index item_head = first_item_head(u); item_head < first_item_head(u + 1) && !stored && in.reverse();
-         ++item_head)
-      messages.receive(item_head);
+    const index first = first_item_head(u), end = first_item_head(u + 1);
+    for (index item_head = first; item_head < end && !stored && in.reverse(); ++item_head) messages.receive(item_head);
     exec.for_each(std::min((u + 1) * unit, heads) - u * unit, [&](index n, int worker) {
       auto w = scratch(worker);
       const sums_type own_after = w.after;
@@ -232,25 +231,24 @@ struct kernel_scan_backward {
           call.copy(w.after, queries[item_head]);
       });
     });
-    for (index item_head = first_item_head(u); item_head < first_item_head(u + 1) && !stored && in.reverse();
-         ++item_head)
+    for (index item_head = first; item_head < end && !stored && in.reverse(); ++item_head)
       messages.send(queries[item_head].values, state_bytes());
   }
   static void progress(state_messages& messages, int worker) {
     if (worker == 0) messages.progress();
   }
 
-  /// One key head of a batch item, as in the engine: run_item_head(item_head, target) for each of its query heads.
-  template <class RunPair>
-  void run_head(index number, worker_scratch& w, const RunPair& run_item_head) {
+  /// One key head of a batch item, as in the engine: run_item_head(item_head, target) for each head of its sums.
+  template <class RunItemHead>
+  void run_head(index number, worker_scratch& w, const RunItemHead& run_item_head) {
     const index b = number / shape.kv_heads, kv_head = number % shape.kv_heads, count = call.lengths.keys(b);
     const auto to_k = in.dk.head(b, kv_head), to_v = in.dv.head(b, kv_head);
     if (in.of_gates()) std::fill_n(w.gates, shape.keys, T(0));
-    for (index n = 0; n < one.query_heads_per_head(); ++n) {
-      const index h = kv_head * one.query_heads_per_head() + n, item_head = b * call.heads + h;
+    for (index n = 0; n < one.sums_per_key_head(); ++n) {
+      const index h = kv_head * one.sums_per_key_head() + n, item_head = b * call.heads + h;
       const item_head_target to{one.keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
-                                one.keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v,
-                                in.d_features ? one.feature_sums + item_head : nullptr};
+                           one.keep_dv() ? scratch_gradient(w.dv, shape.keys, shape.dim_v, n > 0) : to_v,
+                           in.d_features ? one.feature_sums + item_head : nullptr};
       if (!sees_nothing(b)) run_item_head(item_head, to);
       if (in.of_gates() && in.d_gate.extent(1) == call.heads) {
         one.store_gates(b, h, w.gates);
@@ -268,9 +266,9 @@ struct kernel_scan_backward {
     const index seen = sees_nothing(b) ? 0 : count;
     if (in.dk) in.dk.head(b, kv_head).clear_rows(seen, shape.keys);
     if (in.dv) in.dv.head(b, kv_head).clear_rows(seen, shape.keys);
-    const index unseeing = sequence.keys(b) == 0                          ? rows
+    const index unseeing = sequence.keys(b) == 0                           ? rows
                            : call.causal && !sequence.has_earlier_keys(b) ? std::max<index>(rows - count, 0)
-                                                                          : 0;
+                                                                           : 0;
     for (index g = kv_head * group; g < (kv_head + 1) * group && in.dq; ++g) {
       in.dq.head(b, g).clear_rows(0, unseeing);
       in.dq.head(b, g).clear_rows(rows, shape.queries);
@@ -352,8 +350,8 @@ void run_spread_backward(const spread_sequence& sequence, const kernel_backward_
   const auto one = kernel_backward_of(a, call, back);
   if (!one.of_queries() && !one.reverse()) return;
   backward_engine<T> engine{one};
-  kernel_scan_backward<T>{
-      .sequence = sequence, .in = one, .one = engine, .exec = exec, .feature_rows = a.x.features.extent(1)}
+  kernel_scan_backward<T>{.sequence = sequence, .in = one, .one = engine, .exec = exec,
+                          .feature_rows = a.x.features.extent(1)}
       .run(prepare);
   store_feature_gradients(a, call, engine.feature_sums);
 }
