@@ -53,7 +53,7 @@ struct rfa_features final : projected_features<T> {
 
   void prepare(execution&) override { this->pack(T(1)); }
 
-  void keys(const token_rows<T>& x, index pair, T* phi, T*, T* work) const override {
+  void keys(const token_rows<T>& x, index item_head, T* phi, T*, T* work) const override {
     T *const columns = work, *const factor = work + dim * kernel_chunk;
     call.k.access->pack_columns(x, dim, columns);
     sum_squares(columns, dim, x.lanes, factor);
@@ -61,7 +61,7 @@ struct rfa_features final : projected_features<T> {
       const T norm = std::sqrt(factor[t]) + norm_eps;
       factor[t] = norm == T(0) ? T(0) : T(1) / norm;
     }
-    this->project(pair, columns, x.lanes, phi, this->pairs_in(work));
+    this->project(item_head, columns, x.lanes, phi, this->pairs_in(work));
     for (index r = 0; r < rows; ++r)
       for (index t = 0; t < x.lanes; t += width<T>) {
         T* const at = phi + r * kernel_chunk + t;

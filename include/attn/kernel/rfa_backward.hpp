@@ -69,7 +69,7 @@ struct rfa_features_backward final : projected_features_backward<T> {
         store<T>(x.d + n, sub(of_sine, mul(load<T>(x.d + n + m), load<T>(x.phi + n))));
       }
     if (dx) {
-      this->project_back(x.pair, x.d, lanes, dx);
+      this->project_back(x.item_head, x.d, lanes, dx);
       back_norm(columns, norm, factor, lanes, dx);
     }
     if (dw) this->add_features(x, x.d, columns, factor, factor + kernel_chunk, *dw);

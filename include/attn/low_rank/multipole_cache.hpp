@@ -197,11 +197,11 @@ class multipole_cache : public detail::token_state {
   void reserve_segments(index segments) {
     if (segments <= room_) return;
     const detail::validator check("multipole_cache");
-    const index pairs = batch() * heads(), m = settings_.clusters;
+    const index item_heads = batch() * heads(), m = settings_.clusters;
     const auto grown = [&](const auto& from, index numbers, index lists) {  // `numbers` per segment, of each list
       std::remove_cvref_t<decltype(from)> to(
-          static_cast<std::size_t>(check.fits("clusters", {pairs, lists, segments, numbers})));
-      for (index h = 0; h < pairs * lists && room_ > 0; ++h)
+          static_cast<std::size_t>(check.fits("clusters", {item_heads, lists, segments, numbers})));
+      for (index h = 0; h < item_heads * lists && room_ > 0; ++h)
         std::copy_n(from.data() + h * room_ * numbers, room_ * numbers, to.data() + h * segments * numbers);
       return to;
     };
@@ -221,16 +221,16 @@ class multipole_cache : public detail::token_state {
     }
     if (most <= 0) return;
     if (finished > room_) reserve_segments(std::max(finished, 2 * room_));
-    const index pairs = batch() * heads();
+    const index item_heads = batch() * heads();
     if (settings_.clusters > 0)
-      exec.for_each(pairs * most, [&](index task, int worker) {
-        const index pair = task % pairs, number = segments(pair / heads()) + task / pairs;
-        if (number < settings_.segments(length(pair / heads()))) cluster_segment(pair, number, exec, worker);
+      exec.for_each(item_heads * most, [&](index task, int worker) {
+        const index item_head = task % item_heads, number = segments(item_head / heads()) + task / item_heads;
+        if (number < settings_.segments(length(item_head / heads()))) cluster_segment(item_head, number, exec, worker);
       });
     for (index b = 0; b < batch(); ++b) segments(b) = settings_.segments(length(b));
   }
 
-  void cluster_segment(index pair, index number, execution& exec, int worker) {
+  void cluster_segment(index item_head, index number, execution& exec, int worker) {
     using namespace detail;
     const multipole_settings& o = settings_;
     const index size = o.segment, m = o.clusters, keys = size + 1;  // one segment, and a query after it
@@ -244,14 +244,14 @@ class multipole_cache : public detail::token_state {
                     cluster_scratch<real>::layout(memory, m, dim(), size), memory.allocate<cluster_number>(m)};
     });
     const auto rows_of = [&](const tensor_view<const S>& x) {
-      return head_of(x.slice(2, number * size, size), pair / heads(), pair % heads());
+      return head_of(x.slice(2, number * size, size), item_head / heads(), item_head % heads());
     };
     const matrix_view<const S> k = rows_of(this->keys()), v = rows_of(values());
     p.clusters.cluster_one(o, k, v, keys, number, p.scratch);
 
     const cluster_sums<real>& sums = p.clusters.sums;
-    const index row = (pair * room_ + number) * m;
-    cluster_number* const order = order_.data() + (pair * room_ + number) * size;
+    const index row = (item_head * room_ + number) * m;
+    cluster_number* const order = order_.data() + (item_head * room_ + number) * size;
     cluster_number* const begins = begins_.data() + row;
     cluster_number at = 0;
     for (index c = 0; c < m; ++c) {
@@ -261,7 +261,7 @@ class multipole_cache : public detail::token_state {
       for (index d = 0; d < stride_v(); ++d)
         value_means_[static_cast<std::size_t>((row + c) * stride_v() + d)] =
             factor > 0 ? sums.value(c)[d] * factor : real(0);
-      const index counted = 2 * pair * room_ * m + number * m + c;
+      const index counted = 2 * item_head * room_ * m + number * m + c;
       counts_[static_cast<std::size_t>(counted)] = count;
       counts_[static_cast<std::size_t>(counted + room_ * m)] =
           count > 0 ? std::log2(count) : -std::numeric_limits<real>::infinity();

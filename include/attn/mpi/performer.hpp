@@ -37,25 +37,26 @@ namespace detail {
 template <class T>
 void prepare_spread(performer_features<T>& features, const spread_sequence& sequence, execution& exec) {
   const kernel_call<T>& call = features.call;
-  const index pairs = features.pairs(), dim = features.dim;
+  const index item_heads = features.item_heads(), dim = features.dim;
   features.pack_rows();
   if (features.centred) {
     const index most = (call.shape.keys + kernel_segment - 1) / kernel_segment;
-    std::vector<double> sums(static_cast<std::size_t>(pairs * dim)), own(static_cast<std::size_t>(most * pairs * dim));
-    exec.for_each(pairs * most, [&](index task, int worker) {
+    std::vector<double> sums(static_cast<std::size_t>(item_heads * dim));
+    std::vector<double> own(static_cast<std::size_t>(most * item_heads * dim));
+    exec.for_each(item_heads * most, [&](index task, int worker) {
       T* const row = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(dim); });
-      features.sum_segment(task % pairs, task / pairs, own.data() + task * dim, row);
+      features.sum_segment(task % item_heads, task / item_heads, own.data() + task * dim, row);
     });
     sequence.add_in_order(sums.data(), sums.size() * sizeof(double), [&] {
       for (std::size_t n = 0; n < own.size(); ++n) sums[n % sums.size()] += own[n];
     });
-    for (index pair = 0; pair < pairs; ++pair)
-      features.set_centre(pair, sums.data() + pair * dim, sequence.keys(pair / call.heads));
+    for (index item_head = 0; item_head < item_heads; ++item_head)
+      features.set_centre(item_head, sums.data() + item_head * dim, sequence.keys(item_head / call.heads));
   }
   if (features.published) {
     features.find_maxima(exec);
-    const std::vector<T> own(features.maxima, features.maxima + pairs);
-    if (sequence.key_holders().first()) std::fill_n(features.maxima, pairs, -std::numeric_limits<T>::infinity());
+    const std::vector<T> own(features.maxima, features.maxima + item_heads);
+    if (sequence.key_holders().first()) std::fill_n(features.maxima, item_heads, -std::numeric_limits<T>::infinity());
     sequence.add_in_order(features.maxima, own.size() * sizeof(T), [&] {
       for (std::size_t n = 0; n < own.size(); ++n) features.maxima[n] = std::max(features.maxima[n], own[n]);
     });

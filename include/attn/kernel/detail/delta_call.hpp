@@ -146,18 +146,18 @@ struct delta_call {
     run_heads(exec);
   }
   void run_heads(execution& exec) const {
-    const index pairs = shape.batch * shape.heads, threads = exec.active_threads();
-    if (threads > 1 && pairs < 2 * threads && pairs % threads != 0 && shape.length >= 4 * kernel_chunk) {
+    const index item_heads = shape.batch * shape.heads, threads = exec.active_threads();
+    if (threads > 1 && item_heads < 2 * threads && item_heads % threads != 0 && shape.length >= 4 * kernel_chunk) {
       const sharing all = exec.shared_scratch([&](arena& memory) {
         return sharing{panels<T>::layout(memory, shape.dim, shape.dim_v),
                        memory.allocate<std::atomic<index>>(value_panels())};
       });
-      for (index pair = 0; pair < pairs; ++pair) share_head(pair / shape.heads, pair % shape.heads, exec, all);
+      for (index n = 0; n < item_heads; ++n) share_head(n / shape.heads, n % shape.heads, exec, all);
       return;
     }
-    exec.for_each(pairs, [&](index pair, int worker) {
+    exec.for_each(item_heads, [&](index item_head, int worker) {
       const scratch s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-      run_head(pair / shape.heads, pair % shape.heads, s);
+      run_head(item_head / shape.heads, item_head % shape.heads, s);
     });
   }
 };

@@ -46,10 +46,10 @@ void delta_step_panel(const T* from, T* to, index dim, const delta_step_scratch<
 template <class T>
 void delta_steps(const delta_call<T>& call, const sequence_lengths& first, execution& exec) {
   const index dim = call.shape.dim, dim_v = call.shape.dim_v;
-  exec.for_each(call.shape.batch * call.shape.heads, [&](index pair, int worker) {
+  exec.for_each(call.shape.batch * call.shape.heads, [&](index item_head, int worker) {
     const auto s =
         exec.scratch(worker, [&](arena& memory) { return delta_step_scratch<T>::layout(memory, dim, dim_v); });
-    const delta_head<T> x = call.head(pair / call.shape.heads, pair % call.shape.heads);
+    const delta_head<T> x = call.head(item_head / call.shape.heads, item_head % call.shape.heads);
     const index length = call.lengths.keys(x.b);
     const auto load_row = [&](const stored_matrix<T>& from, index t, T factor, T* to) {
       from.read_row(t, to);

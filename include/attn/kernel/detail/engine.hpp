@@ -343,12 +343,12 @@ struct kernel_call {
 
   void run(execution& exec) const {
     const auto limit = exec.limit_threads(work());
-    const index pairs = shape.batch * heads, threads = exec.active_threads();
-    const bool share = !state && threads > 1 && pairs < 2 * threads && pairs % threads != 0;
+    const index item_heads = shape.batch * heads, threads = exec.active_threads();
+    const bool share = !state && threads > 1 && item_heads < 2 * threads && item_heads % threads != 0;
     // Waves are long, because threads wait for each other at their ends; causal ones have three sums per segment.
     const index most = share ? (causal ? 4 : 16) * threads : threads - 1;
     auto* const list = exec.shared_scratch([&](arena& memory) {
-      map->layout(memory, pairs);
+      map->layout(memory, item_heads);
       auto* const sums = memory.allocate<segment_sums>(most + 1);
       for (index n = 0; n <= most; ++n) {
         const segment_sums x = layout_sums(memory, causal || !share || n == most);
@@ -358,10 +358,10 @@ struct kernel_call {
     });
     map->prepare(exec);
     if (share)
-      for (index pair = 0; pair < pairs; ++pair) share_head(pair / heads, pair % heads, exec, list, most);
+      for (index n = 0; n < item_heads; ++n) share_head(n / heads, n % heads, exec, list, most);
     else
-      exec.for_each(pairs, [&](index pair, int worker) {
-        run_head(pair / heads, pair % heads, scratch(exec, worker), list[worker]);
+      exec.for_each(item_heads, [&](index item_head, int worker) {
+        run_head(item_head / heads, item_head % heads, scratch(exec, worker), list[worker]);
       });
   }
 };

@@ -19,7 +19,7 @@ struct backward_engine {
   const kernel_backward<T>& in;
   const kernel_call<T>& call = in.call;
   const attention_shape& shape = call.shape;
-  sums_type* feature_sums = nullptr;  // [batch * heads]: of each pair, the gradient of its features
+  sums_type* feature_sums = nullptr;  // [batch * heads]: of each head, the gradient of its features
 
   /// Memory of the threads that share a head: `most` segments are processed at a time.
   struct {
@@ -316,8 +316,8 @@ struct backward_engine {
     const auto to_k = in.dk.head(b, kv_head), to_v = in.dv.head(b, kv_head);
     if (in.of_gates()) std::fill_n(w.gates, shape.keys, T(0));
     for (index n = 0; n < each; ++n) {
-      const index h = kv_head * each + n, pair = b * call.heads + h;
-      sums_type* const features = in.d_features ? feature_sums + pair : nullptr;
+      const index h = kv_head * each + n, item_head = b * call.heads + h;
+      sums_type* const features = in.d_features ? feature_sums + item_head : nullptr;
       if (features) features->clear();
       if (!empty) {
         const item_head_target to{keep_dk() ? scratch_gradient(w.dk, shape.keys, shape.dim, n > 0) : to_k,
@@ -327,7 +327,7 @@ struct backward_engine {
         else
           run_both(b, h, w, to);
         if (in.map.finishes_keys && in.of_keys())
-          in.map.finish_pair(pair, in.dk ? w.dk : nullptr, features, w.x.forward.map);
+          in.map.finish_head(item_head, in.dk ? w.dk : nullptr, features, w.x.forward.map);
       }
       if (in.of_gates() && in.d_gate.extent(1) == call.heads) {
         store_gates(b, h, w.gates);
@@ -366,16 +366,17 @@ struct backward_engine {
     auto work = call.work();
     work.operations *= 3, work.bytes *= 3;
     const auto limit = exec.limit_threads(work);
-    const index pairs = shape.batch * call.heads, heads = shape.batch * shape.kv_heads, threads = exec.active_threads();
+    const index item_heads = shape.batch * call.heads, heads = shape.batch * shape.kv_heads;
+    const index threads = exec.active_threads();
     const index rounds = ceil_div(heads, threads) * threads;
     const bool share = can_share() && threads > 1 &&
                        (call.causal ? 3 * heads < 2 * rounds && segments(shape.keys) > 1
                                     : heads < 2 * threads && heads % threads != 0);
     exec.shared_scratch([&](arena& memory) {
-      call.map->layout(memory, pairs);
-      in.map.layout(memory, pairs);
+      call.map->layout(memory, item_heads);
+      in.map.layout(memory, item_heads);
       if (share) layout_shared(memory, threads);
-      return feature_sums = memory.allocate_list(in.d_features ? pairs : 0, [&](arena& one) {
+      return feature_sums = memory.allocate_list(in.d_features ? item_heads : 0, [&](arena& one) {
         return sums_type::layout(one, feature_rows, shape.dim, false);
       });
     });

@@ -26,12 +26,12 @@ struct feature_map {
   feature_map(const feature_map&) = delete;
 
   /// Allocates and fills shared memory of the call.
-  virtual void layout(arena&, index /*pairs*/) {}
+  virtual void layout(arena&, index /*item_heads*/) {}
   virtual void prepare(execution&) {}
-  /// `pair` is batch item * heads of sums + head; `scratch` has `scratch_size` numbers.
-  virtual void keys(const token_rows<T>&, index pair, T* phi, T* shift, T* scratch) const = 0;
-  virtual void queries(const token_rows<T>& x, index pair, T* phi, T* shift, T* scratch) const {
-    keys(x, pair, phi, shift, scratch);
+  /// `item_head` is batch item * heads of sums + head; `scratch` has `scratch_size` numbers.
+  virtual void keys(const token_rows<T>&, index item_head, T* phi, T* shift, T* scratch) const = 0;
+  virtual void queries(const token_rows<T>& x, index item_head, T* phi, T* shift, T* scratch) const {
+    keys(x, item_head, phi, shift, scratch);
   }
   /// Features of rows [begin, begin + count) as rows, 0 beyond the last feature. Only linear's maps have this.
   virtual void rows(const stored_matrix<T>&, index /*begin*/, index /*count*/, const panels<T>& /*to*/,

@@ -10,7 +10,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class T>
 struct tokens_back {
   token_rows<T> rows;
-  index pair;      // as for feature_map
+  index item_head;      // as for feature_map
   bool of_keys;
   index first;     // lanes before it have no token
   index position;  // of lane 0 among the real tokens of its sequence
@@ -31,7 +31,7 @@ struct feature_map_backward {
   feature_map_backward(const feature_map_backward&) = delete;
 
   /// Allocates and fills shared memory of the call, after the map's own.
-  virtual void layout(arena&, index /*pairs*/) {}
+  virtual void layout(arena&, index /*item_heads*/) {}
   virtual void prepare(execution&) {}
   /// dx [dim][chunk] from x.d, where dx is given; adds to dw, sums of rows of W [row][dim], where given.
   virtual void back(const tokens_back<T>& x, T* dx, kernel_sums<T>* dw, T* scratch) const = 0;
@@ -46,7 +46,7 @@ struct feature_map_backward {
   virtual void back_rows(const T* /*phi*/, T* /*d*/, index /*count*/) const {}
   /// For all `count` keys of a head of sums: the terms that back() left out, added to rows [count][dim] (where given)
   /// and dw.
-  virtual void finish_pair(index /*pair*/, T* /*rows*/, kernel_sums<T>* /*dw*/, T* /*scratch*/) const {}
+  virtual void finish_head(index /*item_head*/, T* /*rows*/, kernel_sums<T>* /*dw*/, T* /*scratch*/) const {}
   /// For all keys of a key head, after all of its heads of sums were added.
   virtual void finish_keys(T* /*rows*/, index /*count*/) const {}
 

@@ -217,15 +217,15 @@ struct decayed_engine {
     auto work = call.work();
     work.operations *= 1.5;
     const auto limit = exec.limit_threads(work);
-    const index pairs = call.shape.batch * call.heads;
+    const index item_heads = call.shape.batch * call.heads;
     exec.shared_scratch([&](arena& memory) {
-      call.map->layout(memory, pairs);
+      call.map->layout(memory, item_heads);
       return 0;
     });
     call.map->prepare(exec);
-    exec.for_each(pairs, [&](index pair, int worker) {
+    exec.for_each(item_heads, [&](index item_head, int worker) {
       const auto s = exec.scratch(worker, [&](arena& memory) { return decayed_scratch<T>::layout(memory, call); });
-      run_head(pair / call.heads, pair % call.heads, s);
+      run_head(item_head / call.heads, item_head % call.heads, s);
     });
   }
   static void run_call(const kernel_call<T>& call, execution& exec) { decayed_engine{call}.run(exec); }

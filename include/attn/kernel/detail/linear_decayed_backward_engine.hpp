@@ -164,10 +164,10 @@ struct decayed_backward_engine {
     auto work = call.work();
     work.operations *= 4, work.bytes *= 3;
     const auto limit = exec.limit_threads(work);
-    const index pairs = shape.batch * call.heads, m = in.features();
+    const index item_heads = shape.batch * call.heads, m = in.features();
     exec.shared_scratch([&](arena& memory) {
-      call.map->layout(memory, pairs);
-      in.map.layout(memory, pairs);
+      call.map->layout(memory, item_heads);
+      in.map.layout(memory, item_heads);
       return bonus_sums = memory.allocate<T>(in.extra().bonus ? shape.batch * shape.heads * bonus_lanes() : 0);
     });
     call.map->prepare(exec);

@@ -50,42 +50,42 @@ struct performer_features final : projected_features<T> {
   static constexpr T log2_e = T(1.442695040888963407359924681);
   index raw_size() const { return (this->features + tile_rows) * kernel_chunk; }
 
-  void layout(arena& memory, index pairs) override {
-    projected_features<T>::layout(memory, pairs);
-    centres = memory.allocate<T>(centred ? pairs * dim : 0);
-    maxima = memory.allocate<T>(published ? pairs : 0);
+  void layout(arena& memory, index item_heads) override {
+    projected_features<T>::layout(memory, item_heads);
+    centres = memory.allocate<T>(centred ? item_heads * dim : 0);
+    maxima = memory.allocate<T>(published ? item_heads : 0);
   }
 
   /// The mean key is computed from sums over segments of keys, so that processes can share it (mpi/performer.hpp).
   void prepare(execution& exec) override {
     pack_rows();
     if (centred)
-      exec.for_each(pairs(), [&](index pair, int worker) {
+      exec.for_each(item_heads(), [&](index item_head, int worker) {
         double *sums, *own;
         T* const row = exec.scratch(worker, [&](arena& memory) {
           sums = memory.allocate<double>(dim), own = memory.allocate<double>(dim);
           return memory.allocate<T>(dim);
         });
         std::fill_n(sums, dim, 0.0);
-        for (index n = 0; n < call.segments(pair / call.heads); ++n) {
-          sum_segment(pair, n, own, row);
+        for (index n = 0; n < call.segments(item_head / call.heads); ++n) {
+          sum_segment(item_head, n, own, row);
           for (index d = 0; d < dim; ++d) sums[d] += own[d];
         }
-        set_centre(pair, sums, call.lengths.keys(pair / call.heads));
+        set_centre(item_head, sums, call.lengths.keys(item_head / call.heads));
       });
     if (published) find_maxima(exec);
   }
 
   void pack_rows() { this->pack(std::sqrt(scale) * (relu || is_signed ? T(1) : log2_e)); }
-  index pairs() const { return call.k.extents[0] * call.heads; }
-  stored_matrix<T> keys_of(index pair) const {
-    return call.k.head(pair / call.heads, pair % call.heads / (call.heads / call.k.extents[1]));
+  index item_heads() const { return call.k.extents[0] * call.heads; }
+  stored_matrix<T> keys_of(index item_head) const {
+    return call.k.head(item_head / call.heads, item_head % call.heads / (call.heads / call.k.extents[1]));
   }
 
   /// The sum of the keys of segment n; `row` is scratch for one.
-  void sum_segment(index pair, index n, double* sums, T* row) const {
-    const auto keys = keys_of(pair);
-    const index begin = n * kernel_segment, count = call.lengths.keys(pair / call.heads);
+  void sum_segment(index item_head, index n, double* sums, T* row) const {
+    const auto keys = keys_of(item_head);
+    const index begin = n * kernel_segment, count = call.lengths.keys(item_head / call.heads);
     const index end = std::min(begin + kernel_segment, count);
     std::fill_n(sums, dim, 0.0);
     for (index j = begin; j < end; ++j) {
@@ -93,31 +93,32 @@ struct performer_features final : projected_features<T> {
       for (index d = 0; d < dim; ++d) sums[d] += static_cast<double>(row[d]);
     }
   }
-  void set_centre(index pair, const double* sums, index count) const {
+  void set_centre(index item_head, const double* sums, index count) const {
     for (index d = 0; d < dim; ++d)
-      centres[pair * dim + d] = static_cast<T>(sums[d] / static_cast<double>(std::max<index>(count, 1)));
+      centres[item_head * dim + d] = static_cast<T>(sums[d] / static_cast<double>(std::max<index>(count, 1)));
   }
 
   void find_maxima(execution& exec) const {
-    exec.for_each(pairs(), [&](index pair, int worker) {
-      const index count = call.lengths.keys(pair / call.heads);
+    exec.for_each(item_heads(), [&](index item_head, int worker) {
+      const index count = call.lengths.keys(item_head / call.heads);
       T *columns, *raw;
       exec.scratch(worker, [&](arena& memory) {
         columns = memory.allocate<T>(dim * kernel_chunk);
         return raw = memory.allocate<T>(raw_size());
       });
-      maxima[pair] = -std::numeric_limits<T>::infinity();
+      maxima[item_head] = -std::numeric_limits<T>::infinity();
       for (index begin = 0; begin < count; begin += kernel_chunk) {
-        const auto block = keys_of(pair).block(begin, std::min<index>(kernel_chunk, count - begin), 0, kernel_chunk);
-        pack_centred(block, centre_of(pair), columns);
-        this->project(pair, columns, kernel_chunk, raw);
+        const index some = std::min<index>(kernel_chunk, count - begin);
+        const auto block = keys_of(item_head).block(begin, some, 0, kernel_chunk);
+        pack_centred(block, centre_of(item_head), columns);
+        this->project(item_head, columns, kernel_chunk, raw);
         for (index n = 0; n < this->features * kernel_chunk; n += width<T>)
-          maxima[pair] = std::max(maxima[pair], max_lanes(load<T>(raw + n)));
+          maxima[item_head] = std::max(maxima[item_head], max_lanes(load<T>(raw + n)));
       }
     });
   }
 
-  const T* centre_of(index pair) const { return centred ? centres + pair * dim : nullptr; }
+  const T* centre_of(index item_head) const { return centred ? centres + item_head * dim : nullptr; }
 
   void pack_centred(const token_rows<T>& x, const T* centre, T* columns) const {
     call.k.access->pack_columns(x, dim, columns);
@@ -127,10 +128,10 @@ struct performer_features final : projected_features<T> {
   }
 
   /// Logarithms or numbers as log_scaling takes them, or plain features, of a block of tokens.
-  void raw_of(const token_rows<T>& x, index pair, const T* centre, T* phi, T* shift, T* columns) const {
+  void raw_of(const token_rows<T>& x, index item_head, const T* centre, T* phi, T* shift, T* columns) const {
     const index m = rows;
     pack_centred(x, centre, columns);
-    this->project(pair, columns, x.lanes, phi, centre || published ? nullptr : this->pairs_in(columns));
+    this->project(item_head, columns, x.lanes, phi, centre || published ? nullptr : this->pairs_in(columns));
     sum_squares(columns, dim, x.lanes, shift);
     const T half = (is_signed ? T(0.5) : T(-0.5)) * scale * log2_e;
     for (index t = 0; t < x.lanes; t += width<T>) store<T>(shift + t, mul(load<T>(shift + t), broadcast<T>(half)));
@@ -161,15 +162,15 @@ struct performer_features final : projected_features<T> {
       store<T>(phi + n, add(load<T>(phi + n), broadcast<T>(feature_eps)));
   }
 
-  void keys(const token_rows<T>& x, index pair, T* phi, T* shift, T* work) const override {
-    raw_of(x, pair, centre_of(pair), phi, shift, work);
+  void keys(const token_rows<T>& x, index item_head, T* phi, T* shift, T* work) const override {
+    raw_of(x, item_head, centre_of(item_head), phi, shift, work);
     if (!published) return;
     T* const maximum = work + dim * kernel_chunk;
-    std::fill_n(maximum, kernel_chunk, maxima[pair]);
+    std::fill_n(maximum, kernel_chunk, maxima[item_head]);
     publish(phi, shift, maximum);
   }
-  void queries(const token_rows<T>& x, index pair, T* phi, T* shift, T* work) const override {
-    raw_of(x, pair, nullptr, phi, shift, work);
+  void queries(const token_rows<T>& x, index item_head, T* phi, T* shift, T* work) const override {
+    raw_of(x, item_head, nullptr, phi, shift, work);
     if (!published) return;
     T* const maximum = work + dim * kernel_chunk;
     largest_of<T>(phi, this->features, nullptr, maximum);

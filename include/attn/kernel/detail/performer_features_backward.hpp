@@ -30,31 +30,32 @@ struct performer_features_backward final : projected_features_backward<T> {
     if (made.scaling) this->exponential = &made.exponential;
   }
 
-  void layout(arena& memory, index pairs) override {
-    base::layout(memory, pairs);
-    largest = memory.allocate<place>(made.published ? pairs : 0);
+  void layout(arena& memory, index item_heads) override {
+    base::layout(memory, item_heads);
+    largest = memory.allocate<place>(made.published ? item_heads : 0);
   }
 
   void prepare(execution& exec) override {
     this->pack(std::sqrt(made.scale));
     if (!made.published) return;
     const kernel_call<T>& call = made.call;
-    exec.for_each(call.k.extents[0] * call.heads, [&](index pair, int worker) {
-      const index b = pair / call.heads, count = call.lengths.keys(b);
-      const auto keys = call.k.head(b, call.kv_head(pair % call.heads));
+    exec.for_each(call.k.extents[0] * call.heads, [&](index item_head, int worker) {
+      const index b = item_head / call.heads, count = call.lengths.keys(b);
+      const auto keys = call.k.head(b, call.kv_head(item_head % call.heads));
       T *columns, *raw;
       exec.scratch(worker, [&](arena& memory) {
         columns = memory.allocate<T>((dim + 1) * kernel_chunk);
         return raw = memory.allocate<T>(made.raw_size());
       });
-      largest[pair] = {0, 0, T(0)};
+      largest[item_head] = {0, 0, T(0)};
       for (index begin = 0, found = 0; begin < count && !found; begin += kernel_chunk) {
         const index some = std::min<index>(kernel_chunk, count - begin);
-        made.pack_centred(keys.block(begin, some, 0, kernel_chunk), made.centre_of(pair), columns);
-        made.project(pair, columns, kernel_chunk, raw);
+        made.pack_centred(keys.block(begin, some, 0, kernel_chunk), made.centre_of(item_head), columns);
+        made.project(item_head, columns, kernel_chunk, raw);
         for (index r = 0; r < rows && !found; ++r)
           for (index t = 0; t < some && !found; ++t)
-            if (raw[r * kernel_chunk + t] == made.maxima[pair]) largest[pair] = {begin + t, r, T(0)}, found = 1;
+            if (raw[r * kernel_chunk + t] == made.maxima[item_head])
+              largest[item_head] = {begin + t, r, T(0)}, found = 1;
       }
     });
   }
@@ -63,14 +64,14 @@ struct performer_features_backward final : projected_features_backward<T> {
     const index lanes = x.rows.lanes;
     T *const columns = work, *const half = work + (dim + 1) * kernel_chunk, *const maximum = half + kernel_chunk;
     T* const panels = maximum + 2 * kernel_chunk;
-    const T* const centre = x.of_keys ? made.centre_of(x.pair) : nullptr;
+    const T* const centre = x.of_keys ? made.centre_of(x.item_head) : nullptr;
     if (made.published)
       back_published(x, centre, columns, half, maximum, panels + base::panels_size());
     else
       made.pack_centred(x.rows, centre, columns);
     to_projections(x, lanes, half);
     if (dx) {
-      this->project_back(x.pair, x.d, lanes, dx);
+      this->project_back(x.item_head, x.d, lanes, dx);
       for (index d = 0; d < dim && !made.relu; ++d)
         for (index t = 0; t < lanes; t += width<T>) {
           const index n = d * kernel_chunk + t;
@@ -114,9 +115,9 @@ struct performer_features_backward final : projected_features_backward<T> {
   /// With feature_eps: from the gradients of features to du, and the factor of x.
   void back_published(const tokens_back<T>& x, const T* centre, T* columns, T* half, T* maximum, T* raw) const {
     T* const shift = columns + dim * kernel_chunk;
-    made.raw_of(x.rows, x.pair, centre, raw, shift, columns);
+    made.raw_of(x.rows, x.item_head, centre, raw, shift, columns);
     if (x.of_keys)
-      std::fill_n(maximum, kernel_chunk, made.maxima[x.pair]);
+      std::fill_n(maximum, kernel_chunk, made.maxima[x.item_head]);
     else
       largest_of<T>(raw, rows, nullptr, maximum);
     for (index t = 0; t < kernel_chunk; t += width<T>) {
@@ -136,23 +137,23 @@ struct performer_features_backward final : projected_features_backward<T> {
           x.d[r * kernel_chunk + t] -= half[t];
           break;
         }
-    for (index t = 0; t < x.rows.count && x.of_keys; ++t) largest[x.pair].sum += half[t];
+    for (index t = 0; t < x.rows.count && x.of_keys; ++t) largest[x.item_head].sum += half[t];
     for (index t = 0; t < kernel_chunk; ++t) half[t] *= -made.scale;
   }
 
-  void finish_pair(index pair, T* rows_of_keys, kernel_sums<T>* dw, T* work) const override {
+  void finish_head(index item_head, T* rows_of_keys, kernel_sums<T>* dw, T* work) const override {
     if (!made.published) return;
     const kernel_call<T>& call = made.call;
-    const place& at = largest[pair];
+    const place& at = largest[item_head];
     const T factor = std::sqrt(made.scale) * at.sum;
-    const index b = pair / call.heads, h = pair % call.heads;
+    const index b = item_head / call.heads, h = item_head % call.heads;
     if (rows_of_keys) {
       made.w.head(0, h / (call.heads / made.matrices)).read_row(at.row, work);
       for (index d = 0; d < dim; ++d) rows_of_keys[at.key * dim + d] -= factor * work[d];
     }
     if (!dw) return;
     call.k.head(b, call.kv_head(h)).read_row(at.key, work);
-    const T* const centre = made.centre_of(pair);
+    const T* const centre = made.centre_of(item_head);
     for (index d = 0; d < dim; ++d) dw->value(at.row, d) -= factor * (work[d] - (centre ? centre[d] : T(0)));
   }
 

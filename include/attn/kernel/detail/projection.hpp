@@ -49,8 +49,8 @@ struct projected_features : feature_map<T> {
 
   /// phi[r][t] = packed_factor W_r x_t for the lanes [0, lanes) of columns [dim][chunk]; writes up to tile_rows rows beyond.
   /// Where `pairs` is given, scratch memory, columns are bf16 numbers.
-  void project(index pair, const T* columns, index lanes, T* phi, bf16_pair* pairs = nullptr) const {
-    const index matrix = pair % call.heads / (call.heads / matrices);
+  void project(index item_head, const T* columns, index lanes, T* phi, bf16_pair* pairs = nullptr) const {
+    const index matrix = item_head % call.heads / (call.heads / matrices);
     const auto multiply = [&]<class P>(const P* left, index left_depth, const P* right, const auto& finish) {
       for (index r = 0; r < rows; r += tile_rows)
         with_tile_height(std::min<index>(tile_rows, rows - r), [&](auto M) {

@@ -35,8 +35,8 @@ struct projected_features_backward : feature_map_backward<T> {
   }
 
   /// to[d][t] = factor sum over r of W_rd du[r][t]; writes up to tile_rows rows beyond.
-  void project_back(index pair, const T* du, index lanes, T* to) const {
-    const index matrix = pair % features.call.heads / (features.call.heads / features.matrices);
+  void project_back(index item_head, const T* du, index lanes, T* to) const {
+    const index matrix = item_head % features.call.heads / (features.call.heads / features.matrices);
     const T* const from = packed + matrix * matrix_size();
     for (index d = 0; d < dim; d += tile_rows)
       for (index t = 0; t < lanes; t += panel_width<T>)

@@ -36,11 +36,11 @@ struct recurrent_steps {
   /// One token of each of `count` heads of sums: several where they share a map, else one.
   void step(const token* tokens, index count, const kernel_scratch<T>& s, const rows& x) const {
     const index group = call.group(), m = call.map->features, all = count * group;
-    const index pair = tokens[0].b * call.heads + tokens[0].h;
+    const index item_head = tokens[0].b * call.heads + tokens[0].h;
     token_rows<T> keys(count, call.k.col_stride);
     for (index n = 0; n < count; ++n)
       keys.at[n] = call.k.head(tokens[n].b, call.kv_head(tokens[n].h)).row(tokens[n].t);
-    call.map->keys(keys, pair, s.k_own, s.k_shift, s.map);
+    call.map->keys(keys, item_head, s.k_own, s.k_shift, s.map);
     columns_to_rows(s.k_own, m, count, x.keys, x.stride);
     for (index begin = 0; begin < all; begin += kernel_chunk) {
       const index some = std::min<index>(kernel_chunk, all - begin);
@@ -49,7 +49,7 @@ struct recurrent_steps {
         const token& at = tokens[(begin + n) / group];
         queries.at[n] = call.q.head(at.b, at.h * group + (begin + n) % group).row(at.t);
       }
-      call.map->queries(queries, pair, s.q_own, s.q_shift, s.map);
+      call.map->queries(queries, item_head, s.q_own, s.q_shift, s.map);
       columns_to_rows(s.q_own, m, some, x.queries + begin * x.stride, x.stride);
       std::copy_n(s.q_shift, call.log_scaled() ? some : 0, x.shifts + begin);
     }
@@ -131,15 +131,15 @@ struct recurrent_steps {
   }
 
   void run(execution& exec) const {
-    const index pairs = call.shape.batch * call.heads, threads = exec.active_threads(), group = call.group();
-    const index fair = std::min(kernel_chunk / std::max<index>(1, group), (pairs + threads - 1) / threads);
+    const index item_heads = call.shape.batch * call.heads, threads = exec.active_threads(), group = call.group();
+    const index fair = std::min(kernel_chunk / std::max<index>(1, group), (item_heads + threads - 1) / threads);
     const index most = call.map->shared ? std::max<index>(1, fair) : 1;
     exec.shared_scratch([&](arena& memory) {
-      call.map->layout(memory, pairs);
+      call.map->layout(memory, item_heads);
       return 0;
     });
     call.map->prepare(exec);
-    exec.for_each((pairs + most - 1) / most, [&](index task, int worker) {
+    exec.for_each((item_heads + most - 1) / most, [&](index task, int worker) {
       rows x;
       token* tokens = nullptr;
       const auto s = exec.scratch(worker, [&](arena& memory) {
@@ -151,10 +151,10 @@ struct recurrent_steps {
         tokens = memory.allocate<token>(most);
         return call.scratch(memory);
       });
-      const index begin = task * most, end = std::min(begin + most, pairs);
+      const index begin = task * most, end = std::min(begin + most, item_heads);
       index count = 0;
-      for (index pair = begin; pair < end; ++pair) {
-        const index b = pair / call.heads, h = pair % call.heads;
+      for (index item_head = begin; item_head < end; ++item_head) {
+        const index b = item_head / call.heads, h = item_head % call.heads;
         if (first.keys(b) < call.lengths.keys(b)) tokens[count++] = {b, h, first.keys(b)};
         if (call.lengths.queries(b) < call.shape.queries) call.pad(b, h);
       }

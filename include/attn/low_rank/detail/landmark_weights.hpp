@@ -59,14 +59,14 @@ struct landmark_plan {
 
 /// The data of one key head of one batch item.
 template <class P>
-struct landmark_pair {
+struct landmark_head {
   using T = sum_type<P>;
 
   T *queries = nullptr, *keys = nullptr;  // [group][landmarks][dim], [landmarks][dim]
   online_softmax<T>* partial = nullptr;   // [piece], of rows [group][landmarks]
   packed_keys<P>* packed = nullptr;       // [group]; the first one serves all where every key is a landmark
 
-  static landmark_pair layout(arena& memory, const landmark_plan& plan) {
+  static landmark_head layout(arena& memory, const landmark_plan& plan) {
     const attention_shape& s = plan.shape;
     const index rows = s.group() * plan.most_queries(), keys = std::min(plan.landmarks, s.keys);
     const auto partial = [&](arena& m) { return online_softmax<T>::layout(m, rows, s.dim_v); };
@@ -146,11 +146,11 @@ struct landmark_inverse {
   /// Packs the keys and values that the queries of head `member` of a group attend to: landmarks K', and
   /// A^+ softmax(scale Q' K^T) V.
   template <class P>
-  [[gnu::noinline]] void pack(const landmark_pair<P>& pair, index member, index m,
+  [[gnu::noinline]] void pack(const landmark_head<P>& head, index member, index m,
                               const score_terms<T, no_score>& terms, execution& exec, int worker) const {
-    packed_keys<P>& packed = pair.packed[member];
+    packed_keys<P>& packed = head.packed[member];
     const index dim = packed.dim, dim_v = packed.dim_v;
-    const online_softmax<T>& known = pair.partial[0];
+    const online_softmax<T>& known = head.partial[0];
     landmark_weights<T> a;
     iterative_inverse<T> by_iteration;
     exact_inverse by_values;
@@ -162,7 +162,7 @@ struct landmark_inverse {
         by_iteration = iterative_inverse<T>::layout(memory, m, dim_v);
       return 0;
     });
-    a.compute(pair.queries + member * m * dim, pair.keys, terms);
+    a.compute(head.queries + member * m * dim, head.keys, terms);
     T* const values = known.out + member * m * known.stride;
     for (index r = 0; r < m; ++r) {
       const T normal = T(1) / known.sum[member * m + r];
@@ -172,7 +172,7 @@ struct landmark_inverse {
       by_values.apply(a.weights, cutoff, values, known.stride);
     else
       by_iteration.apply(a.weights, norms ? *norms : a.norms(), iterations, values, known.stride);
-    packed.pack(matrix_view<const T>{pair.keys, m, dim, dim, 1},
+    packed.pack(matrix_view<const T>{head.keys, m, dim, dim, 1},
                 matrix_view<const T>{values, m, dim_v, known.stride, 1}, 0, m);
   }
 };

@@ -5,7 +5,7 @@
 // compressed keys; there are at most 8, depending on the shape alone.
 #pragma once
 
-#include <attn/low_rank/detail/long_short_pair.hpp>
+#include <attn/low_rank/detail/long_short_key_head.hpp>
 #include <attn/softmax/detail/softmax_backward_call.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
@@ -14,13 +14,13 @@ template <class S, class Call>
 struct long_short_backward_call {
   using T = compute_type<S>;
   using P = product_type<S>;
-  using pair = long_short_pair<P>;
+  using head = long_short_key_head<P>;
   using member = long_short_member<P>;
 
   const Call& in;
   const long_short_call<S>& forward;
   const long_short_wanted<S>& wanted;
-  T *local_sums = nullptr, *global_sums = nullptr;  // of gamma and beta: [pairs][2 dim], [heads of all items][2 dim]
+  T *local_sums = nullptr, *global_sums = nullptr;  // of gamma and beta, [heads][2 dim]: of key heads, of query heads
 
   const attention_shape& shape() const { return in.shape; }
   index keys(index b) const { return forward.length(b); }
@@ -56,8 +56,8 @@ struct long_short_backward_call {
     m.d_values = sums_in_parts<T>::layout(memory, pieces(), wanted.compressed_values() ? padded : 0, dim_v);
     return m;
   }
-  pair layout(arena& memory) const {
-    pair p;
+  head layout(arena& memory) const {
+    head p;
     p.members = memory.allocate_list(shape().group(), [&](arena& m) { return member_layout(m); });
     const index rows = piece_keys() + panel_width<T>;
     p.pieces = memory.allocate_list(pieces(), [&](arena& m) {
@@ -94,7 +94,7 @@ struct long_short_backward_call {
 
   // Compressed keys ---------------------------------------------------------------------------------------------------
 
-  void add_part(const pair& p, index b, index kv, index g, index part, execution& exec, int worker) const {
+  void add_part(const head& p, index b, index kv, index g, index part, execution& exec, int worker) const {
     if (part >= forward.parts(b)) return;
     const auto scratch = exec.scratch(
         worker, [&](arena& memory) { return token_sums_scratch<T>::layout(memory, shape().dim, shape().dim_v); });
@@ -102,7 +102,7 @@ struct long_short_backward_call {
                                head_of(in.k, b, kv), head_of(in.v, b, kv), scratch);
   }
   /// Merges the sums, and packs them as keys and values.
-  void pack_compressed(const pair& p, index b, index g) const {
+  void pack_compressed(const head& p, index b, index g) const {
     member& m = p.members[g];
     const index rows = compressed_rows(b), padded = m.sums.padded(), padded_v = m.sums.padded_v();
     for (index n = 0; n < forward.segments(b); ++n) m.sums.merge(n, forward.segment(keys(b)));
@@ -129,7 +129,7 @@ struct long_short_backward_call {
   // Queries -----------------------------------------------------------------------------------------------------------
 
   /// Queries [begin, end): a chunk of one part.
-  void chunk_back(const pair& p, index b, index kv, index n, index begin, index end, query_scratch& s) const {
+  void chunk_back(const head& p, index b, index kv, index n, index begin, index end, query_scratch& s) const {
     const index length = keys(b), at = shift(b);
     const auto key = head_of(in.k, b, kv), value = head_of(in.v, b, kv);
     const index first = forward.window(begin + at, length).begin;
@@ -173,7 +173,7 @@ struct long_short_backward_call {
       }
     }
   }
-  void piece_back(const pair& p, index b, index kv, index n, execution& exec, int worker) const {
+  void piece_back(const head& p, index b, index kv, index n, execution& exec, int worker) const {
     const index queries = in.lengths().queries(b);
     const index begin = segment_begin(n, queries, pieces()), end = segment_begin(n + 1, queries, pieces());
     long_short_piece<T>& piece = p.pieces[n];
@@ -199,7 +199,7 @@ struct long_short_backward_call {
   // Keys --------------------------------------------------------------------------------------------------------------
 
   /// The gradients of a block of keys by the windows of all parts, through the local norm.
-  void gather_windows(const pair& p, index b, index kv, index block, execution& exec, int worker) const {
+  void gather_windows(const head& p, index b, index kv, index block, execution& exec, int worker) const {
     const index begin = block * part_size, end = std::min(begin + part_size, keys(b));
     T* const x = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(shape().dim); });
     if (p.local) p.local[block].clear();
@@ -225,7 +225,7 @@ struct long_short_backward_call {
 
   /// The gradients of the compressed rows of one head, through the global norm, and the sums of them that the softmax
   /// over tokens needs.
-  void compressed_back(const pair& p, index b, index h, index g) const {
+  void compressed_back(const head& p, index b, index h, index g) const {
     member& m = p.members[g];
     const index rows = compressed_rows(b), dim = shape().dim, dim_v = shape().dim_v;
     const norm_sums<T> norm{global_sums + (b * shape().heads + h) * norm_sums<T>::size(dim), dim};
@@ -252,7 +252,7 @@ struct long_short_backward_call {
   }
 
   /// A block of tokens of one segment.
-  void tokens_back(const pair& p, index b, index kv, index block, execution& exec, int worker) const {
+  void tokens_back(const head& p, index b, index kv, index block, execution& exec, int worker) const {
     const index segment = block / segment_blocks(b), size = forward.segment(keys(b)), rank = forward.rank();
     if (segment >= forward.segments(b)) return;
     const index begin = segment * size + block % segment_blocks(b) * few_rows_block;
@@ -282,13 +282,13 @@ struct long_short_backward_call {
     store_tokens(p, b, kv, begin, begin + count);
   }
   /// Tokens of no finished segment, and those of padding.
-  void rest_back(const pair& p, index b, index kv) const {
+  void rest_back(const head& p, index b, index kv) const {
     const index begin = forward.segments(b) * forward.segment(keys(b));
     store_tokens(p, b, kv, begin, shape().keys);
     for (index g = 0; wanted.logits && !in.accumulate && g < shape().group(); ++g)
       clear_rows(head_of(wanted.logits, b, kv * shape().group() + g), begin, shape().keys);
   }
-  void store_tokens(const pair& p, index b, index kv, index begin, index end) const {
+  void store_tokens(const head& p, index b, index kv, index begin, index end) const {
     if (wanted.k)
       store_gradient_rows(p.d_keys, stride(), T(1), head_of(wanted.k, b, kv), begin, end, keys(b), in.accumulate);
     if (wanted.v)
@@ -298,34 +298,34 @@ struct long_short_backward_call {
   // -------------------------------------------------------------------------------------------------------------------
 
   /// Runs all key heads, in waves.
-  void run_wave(const wave<pair>& w) const {
+  void run_wave(const wave<head>& w) const {
     const index heads = shape().kv_heads, group = shape().group();
     index most_parts = 0;
     for (index b = 0; b < shape().batch; ++b) most_parts = std::max(most_parts, forward.parts(b));
-    for_each_head(w, heads, group * most_parts, [&](const pair& p, index b, index kv, index step, int worker) {
+    for_each_head(w, heads, group * most_parts, [&](const head& p, index b, index kv, index step, int worker) {
       add_part(p, b, kv, step / most_parts, step % most_parts, w.exec, worker);
     });
-    for_each_head(w, heads, group, [&](const pair& p, index b, index, index g, int) { pack_compressed(p, b, g); });
-    for_each_head(w, heads, pieces(), [&](const pair& p, index b, index kv, index n, int worker) {
+    for_each_head(w, heads, group, [&](const head& p, index b, index, index g, int) { pack_compressed(p, b, g); });
+    for_each_head(w, heads, pieces(), [&](const head& p, index b, index kv, index n, int worker) {
       piece_back(p, b, kv, n, w.exec, worker);
     });
     for_each_head(w, heads, in.dq ? group : 0,
-                  [&](const pair&, index b, index kv, index g, int) { clear_queries(b, kv * group + g); });
+                  [&](const head&, index b, index kv, index g, int) { clear_queries(b, kv * group + g); });
     if (!wanted.any()) return;
-    for_each_head(w, heads, key_blocks(), [&](const pair& p, index b, index kv, index n, int worker) {
+    for_each_head(w, heads, key_blocks(), [&](const head& p, index b, index kv, index n, int worker) {
       gather_windows(p, b, kv, n, w.exec, worker);
     });
     for_each_head(w, heads, group,
-                  [&](const pair& p, index b, index kv, index g, int) { compressed_back(p, b, kv * group + g, g); });
-    for_each_head(w, heads, 1, [&](const pair& p, index b, index kv, index, int) {
+                  [&](const head& p, index b, index kv, index g, int) { compressed_back(p, b, kv * group + g, g); });
+    for_each_head(w, heads, 1, [&](const head& p, index b, index kv, index, int) {
       const norm_sums<T> sums{local_sums + (b * heads + kv) * norm_sums<T>::size(shape().dim), shape().dim};
       for (index n = 0; p.local && n < key_blocks(); ++n) sums.add(p.local[n]);
     });
     if (!wanted.k && !wanted.v && !wanted.logits) return;
-    for_each_head(w, heads, token_blocks(), [&](const pair& p, index b, index kv, index n, int worker) {
+    for_each_head(w, heads, token_blocks(), [&](const head& p, index b, index kv, index n, int worker) {
       tokens_back(p, b, kv, n, w.exec, worker);
     });
-    for_each_head(w, heads, 1, [&](const pair& p, index b, index kv, index, int) { rest_back(p, b, kv); });
+    for_each_head(w, heads, 1, [&](const head& p, index b, index kv, index, int) { rest_back(p, b, kv); });
   }
 
   /// gamma and beta: the sums over heads and batch items, in order.
@@ -344,18 +344,18 @@ struct long_short_backward_call {
 
   void run(execution& exec) {
     if (!in.dq && !wanted.any()) return;
-    const index pairs = shape().batch * shape().kv_heads, heads = shape().batch * shape().heads;
+    const index item_heads = shape().batch * shape().kv_heads, heads = shape().batch * shape().heads;
     const index size = norm_sums<T>::size(shape().dim);
     const auto sums = exec.workspace([&](arena& memory) {
-      T* const local = memory.allocate<T>(pairs * size);
+      T* const local = memory.allocate<T>(item_heads * size);
       return std::array{local, memory.allocate<T>(heads * size)};
     });
     local_sums = (*sums)[0], global_sums = (*sums)[1];
-    std::fill_n(local_sums, pairs * size, T(0));
+    std::fill_n(local_sums, item_heads * size, T(0));
     std::fill_n(global_sums, heads * size, T(0));
     for_each_wave(
-        exec, pairs, [&](arena& memory) { return layout(memory); }, [&](const wave<pair>& w) { run_wave(w); });
-    store_norm(local_sums, pairs, wanted.local_gamma, wanted.local_beta);
+        exec, item_heads, [&](arena& memory) { return layout(memory); }, [&](const wave<head>& w) { run_wave(w); });
+    store_norm(local_sums, item_heads, wanted.local_gamma, wanted.local_beta);
     store_norm(global_sums, heads, wanted.global_gamma, wanted.global_beta);
   }
 };

@@ -20,8 +20,8 @@ struct multipole_piece {
 };
 
 template <class T>
-struct multipole_backward_pair {
-  multipole_pair<T> clustered;
+struct multipole_backward_head {
+  multipole_head<T> clustered;
   backward_keys<T> far;
   multipole_piece<T>* pieces = nullptr;
 };
@@ -29,7 +29,7 @@ struct multipole_backward_pair {
 template <class S, class Call>
 struct multipole_backward_call {
   using T = compute_type<S>;
-  using pair = multipole_backward_pair<T>;
+  using head = multipole_backward_head<T>;
 
   const Call& in;
   const multipole_call<S>& forward;
@@ -49,9 +49,9 @@ struct multipole_backward_call {
 
   // Scratch -----------------------------------------------------------------------------------------------------------
 
-  pair layout(arena& memory) const {
+  head layout(arena& memory) const {
     const index rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
-    pair p;
+    head p;
     p.clustered = forward.clustering().layout(memory);
     if (with_far()) p.far = backward_keys<T>::layout(memory, clusters, shape().dim, shape().dim_v, false, false);
     p.pieces = memory.allocate_list(pieces(), [&](arena& m) {
@@ -133,7 +133,7 @@ struct multipole_backward_call {
     }
   }
 
-  void block_back(const pair& p, const multipole_piece<T>& piece, const multipole_keys<T, S>& k, const query_block& one,
+  void block_back(const head& p, const multipole_piece<T>& piece, const multipole_keys<T, S>& k, const query_block& one,
                   index b, index h, scratch& s) const {
     s.choice.leave(k, one.past);
     pack_near(k, s);
@@ -170,7 +170,7 @@ struct multipole_backward_call {
     scatter(k, s.choice, s.near.d_values, stride_v(), piece.d_values, piece.share_values);
   }
 
-  void piece_back(const pair& p, index b, index kv, index n, execution& exec, int worker) const {
+  void piece_back(const head& p, index b, index kv, index n, execution& exec, int worker) const {
     const multipole_piece<T>& piece = p.pieces[n];
     const index rows = shape().keys + panel_width<T>, clusters = most_clusters(), far = clusters + panel_width<T>;
     const auto clear = [](T* x, index count) {
@@ -214,7 +214,7 @@ struct multipole_backward_call {
   // Keys --------------------------------------------------------------------------------------------------------------
 
   /// Adds up the parts for keys [begin, end), into the first one, and stores the result.
-  void store_keys(const pair& p, index b, index kv, index begin, index end) const {
+  void store_keys(const head& p, index b, index kv, index begin, index end) const {
     const multipole_keys<T, S> k = forward.clustering().keys_of(p.clustered, b, kv);
     const index clustered = o().clusters > 0 ? o().segments(keys(b)) * o().segment_keys(keys(b)) : 0;
     const auto store = [&](const tensor_view<S>& to, T* multipole_piece<T>::*sums, T* multipole_piece<T>::*share,
@@ -244,13 +244,13 @@ struct multipole_backward_call {
         store_gradient_row(static_cast<const T*>(nullptr), T(0), head_of(in.dq, b, h), i, in.accumulate);
   }
 
-  void run_wave(const wave<pair>& w) const {
+  void run_wave(const wave<head>& w) const {
     constexpr index step_keys = 512;
     const index heads = shape().kv_heads;
     const auto clusters = forward.clustering();
     clusters.run(w);
     if (with_far())
-      for_each_head(w, heads, 1, [&](const pair& p, index b, index, index, int) {
+      for_each_head(w, heads, 1, [&](const head& p, index b, index, index, int) {
         const index rows = o().segments(keys(b)) * o().clusters;
         const auto& sums = p.clustered.clusters.sums;
         backward_keys<T> far = p.far;
@@ -259,21 +259,21 @@ struct multipole_backward_call {
                    matrix_view<const T>{clusters.value_mean(p.clustered, 0), rows, shape().dim_v, sums.stride_v, 1}, 0,
                    rows);
       });
-    for_each_head(w, heads, pieces(), [&](const pair& p, index b, index kv, index n, int worker) {
+    for_each_head(w, heads, pieces(), [&](const head& p, index b, index kv, index n, int worker) {
       piece_back(p, b, kv, n, w.exec, worker);
     });
-    for_each_head(w, heads, ceil_div(shape().keys, step_keys), [&](const pair& p, index b, index kv, index n, int) {
+    for_each_head(w, heads, ceil_div(shape().keys, step_keys), [&](const head& p, index b, index kv, index n, int) {
       store_keys(p, b, kv, n * step_keys, std::min((n + 1) * step_keys, shape().keys));
     });
     for_each_head(w, heads, in.dq ? shape().group() : 0,
-                  [&](const pair&, index b, index kv, index g, int) { clear_queries(b, kv * shape().group() + g); });
+                  [&](const head&, index b, index kv, index g, int) { clear_queries(b, kv * shape().group() + g); });
   }
 
   void run(execution& exec) const {
     if (!in.dq && !in.dk && !in.dv) return;
-    const index pairs = shape().batch * shape().kv_heads;
+    const index item_heads = shape().batch * shape().kv_heads;
     for_each_wave(
-        exec, pairs, [&](arena& memory) { return layout(memory); }, [&](const wave<pair>& w) { run_wave(w); });
+        exec, item_heads, [&](arena& memory) { return layout(memory); }, [&](const wave<head>& w) { run_wave(w); });
   }
 };
 

@@ -9,15 +9,15 @@ namespace attn::inline ATTN_ISA::detail {
 
 /// Memory that the threads share for one head of keys.
 template <class T>
-struct multipole_pair {
+struct multipole_head {
   multipole_clusters<T> clusters;
   packed_keys<T> far;     // the clusters' means, where some blocks see clusters that lost no key
   T* far_logs = nullptr;  // [segments * clusters]
 };
 
 /// The clusters in the shared memory of a key head, which may have further members.
-template <class Pair>
-const auto& clustered_of(const Pair& p) {
+template <class Head>
+const auto& clustered_of(const Head& p) {
   if constexpr (requires { p.clustered; })
     return p.clustered;
   else
@@ -40,76 +40,76 @@ struct multipole_clustering {
   bool with_far() const {
     return few_clusters_change(o, most_segments() * o.clusters) || (o.candidate_clusters > 0 && o.clusters > 0);
   }
-  multipole_pair<T> layout(arena& memory) const {
+  multipole_head<T> layout(arena& memory) const {
     const index rows = most_segments() * o.clusters;
-    multipole_pair<T> p{multipole_clusters<T>::layout(memory, o, shape.keys, shape.dim, shape.dim_v), {}, nullptr};
+    multipole_head<T> p{multipole_clusters<T>::layout(memory, o, shape.keys, shape.dim, shape.dim_v), {}, nullptr};
     if (with_far()) {
       p.far = packed_keys<T>::layout(memory, rows, shape.dim, shape.dim_v);
       p.far_logs = memory.allocate<T>(rows);
     }
     return p;
   }
-  multipole_keys<T, S> keys_of(const multipole_pair<T>& p, index b, index kv) const {
+  multipole_keys<T, S> keys_of(const multipole_head<T>& p, index b, index kv) const {
     return {o, p.clusters, head_of(k, b, kv), head_of(v, b, kv), p.far_logs, p.far.keys};
   }
 
   /// Key heads are counted over all batch items: b * kv_heads + kv.
-  template <class Pair>
-  void run(const wave<Pair>& pairs) const {
+  template <class Head>
+  void run(const wave<Head>& w) const {
     constexpr index pack_step = 512;
-    const auto item = [&](index pair) { return pair / shape.kv_heads; };
-    const auto key = [&](index pair) { return head_of(k, item(pair), pair % shape.kv_heads); };
+    const auto item = [&](index item_head) { return item_head / shape.kv_heads; };
+    const auto key = [&](index item_head) { return head_of(k, item(item_head), item_head % shape.kv_heads); };
     const auto scratch = [&](int worker) {
-      return pairs.exec.scratch(worker, [&](arena& memory) {
+      return w.exec.scratch(worker, [&](arena& memory) {
         return cluster_scratch<T>::layout(memory, o.clusters, shape.dim, o.segment_keys(shape.keys));
       });
     };
     if (most_segments() == 0) return;
-    pairs.for_each(ceil_div(shape.keys, pack_step), [&](index pair, const Pair& p, index step, int) {
-      const index begin = step * pack_step, n = std::min(pack_step, lengths.keys(item(pair)) - begin);
-      const auto rows = key(pair);
+    w.for_each(ceil_div(shape.keys, pack_step), [&](index item_head, const Head& p, index step, int) {
+      const index begin = step * pack_step, n = std::min(pack_step, lengths.keys(item(item_head)) - begin);
+      const auto rows = key(item_head);
       if (n > 0)
         pack_panels_across<T>([&](index j) { return rows.row(begin + j); }, n, shape.dim, rows.col_stride,
                               clustered_of(p).clusters.panels + begin * shape.dim);
     });
     const auto each_segment = [&](const auto& body) {
-      pairs.for_each(most_segments(), [&](index pair, const Pair& p, index segment, int worker) {
-        const index n = lengths.keys(item(pair));
-        if (segment < o.segments(n)) body(pair, clustered_of(p).clusters, n, segment, worker);
+      w.for_each(most_segments(), [&](index item_head, const Head& p, index segment, int worker) {
+        const index n = lengths.keys(item(item_head));
+        if (segment < o.segments(n)) body(item_head, clustered_of(p).clusters, n, segment, worker);
       });
     };
     const auto each_part = [&](const auto& body) {
-      pairs.for_each(o.parts(shape.keys), [&](index pair, const Pair& p, index part, int worker) {
-        const index n = lengths.keys(item(pair));
-        if (part < o.parts(n)) body(pair, clustered_of(p).clusters, n, part, worker);
+      w.for_each(o.parts(shape.keys), [&](index item_head, const Head& p, index part, int worker) {
+        const index n = lengths.keys(item(item_head));
+        if (part < o.parts(n)) body(item_head, clustered_of(p).clusters, n, part, worker);
       });
     };
     const auto iterates = [&](index n) { return multipole_clusters<T>::iterates(o, n); };
     if (o.clusters > 0) {
-      each_segment([&](index pair, const auto& c, index n, index segment, int worker) {
-        if (iterates(n)) c.start(o, key(pair), n, segment, segment, scratch(worker));
+      each_segment([&](index item_head, const auto& c, index n, index segment, int worker) {
+        if (iterates(n)) c.start(o, key(item_head), n, segment, segment, scratch(worker));
       });
       for (index step = 0; step <= o.iterations; ++step) {
         const bool last = step == o.iterations;
-        each_part([&](index pair, const auto& c, index n, index part, int worker) {
+        each_part([&](index item_head, const auto& c, index n, index part, int worker) {
           if (iterates(n))
             c.assign(o, shape.dim, n, part, scratch(worker));
           else if (last)
-            take_assignment(c, pair, n, part);
+            take_assignment(c, item_head, n, part);
           else
             return;
-          const auto value = head_of(v, item(pair), pair % shape.kv_heads);
-          c.add_part(o, key(pair), last ? &value : nullptr, n, part);
+          const auto value = head_of(v, item(item_head), item_head % shape.kv_heads);
+          c.add_part(o, key(item_head), last ? &value : nullptr, n, part);
         });
         each_segment([&](index, const auto& c, index n, index segment, int) {
           if (last || iterates(n)) c.merge(o, n, segment, last);
         });
       }
     }
-    pairs.for_each(1, [&](index pair, const Pair& whole, index, int) {
-      const multipole_pair<T>& p = clustered_of(whole);
-      const index n = lengths.keys(item(pair)), rows = o.segments(n) * o.clusters;
-      p.clusters.sum_before(o, key(pair), n);
+    w.for_each(1, [&](index item_head, const Head& whole, index, int) {
+      const multipole_head<T>& p = clustered_of(whole);
+      const index n = lengths.keys(item(item_head)), rows = o.segments(n) * o.clusters;
+      p.clusters.sum_before(o, key(item_head), n);
       if (!with_far() || rows == 0) return;
       // Means overwrite the centres, which no later step reads; means of values overwrite the parts.
       for (index r = 0; r < rows; ++r) {
@@ -124,8 +124,8 @@ struct multipole_clustering {
     });
   }
 
-  T* mean(const multipole_pair<T>& p, index r) const { return p.clusters.centres + r * p.clusters.sums.stride; }
-  T* value_mean(const multipole_pair<T>& p, index r) const { return p.clusters.parts.value(r); }
+  T* mean(const multipole_head<T>& p, index r) const { return p.clusters.centres + r * p.clusters.sums.stride; }
+  T* value_mean(const multipole_head<T>& p, index r) const { return p.clusters.parts.value(r); }
 
  private:
   static void divide(const T* from, index n, T factor, T* to) {
@@ -133,11 +133,11 @@ struct multipole_clustering {
   }
 
   /// The caller's assignment, or every key as its own cluster.
-  void take_assignment(const multipole_clusters<T>& c, index pair, index n, index part) const {
+  void take_assignment(const multipole_clusters<T>& c, index item_head, index n, index part) const {
     const auto [begin, end] = c.part_keys(o, n, part);
     for (index j = begin; j < end; ++j)
       c.cluster[j] = static_cast<cluster_number>(
-          assignment ? assignment(pair / shape.kv_heads, pair % shape.kv_heads, j) : j % o.segment_keys(n));
+          assignment ? assignment(item_head / shape.kv_heads, item_head % shape.kv_heads, j) : j % o.segment_keys(n));
   }
 };
 
@@ -215,7 +215,7 @@ struct multipole_call {
     }
   }
 
-  void run_task(const multipole_pair<T>& p, index b, index h, index task, scratch& s) const {
+  void run_task(const multipole_head<T>& p, index b, index h, index task, scratch& s) const {
     const index n = views.lengths.keys(b), queries = views.lengths.queries(b);
     const multipole_keys<T, S> k = clustering().keys_of(p, b, h / shape().group());
     if (task == 0) {
@@ -245,12 +245,12 @@ struct multipole_call {
     const index tasks = std::max<index>(1, multipole_blocks::tasks(o, shape().keys, shape().queries));
     for_each_wave(
         exec, shape().batch * shape().kv_heads, [&](arena& memory) { return clusters.layout(memory); },
-        [&](const wave<multipole_pair<T>>& pairs) {
-          clusters.run(pairs);
+        [&](const wave<multipole_head<T>>& w) {
+          clusters.run(w);
           // In causal calls the last tasks are the longest: they go first.
-          pairs.for_each(tasks * group, [&](index pair, const multipole_pair<T>& p, index step, int worker) {
+          w.for_each(tasks * group, [&](index item_head, const multipole_head<T>& p, index step, int worker) {
             auto s = exec.scratch(worker, [&](arena& memory) { return layout(memory); });
-            const index b = pair / shape().kv_heads, h = pair % shape().kv_heads * group + step % group;
+            const index b = item_head / shape().kv_heads, h = item_head % shape().kv_heads * group + step % group;
             run_task(p, b, h, tasks - 1 - step / group, s);
           });
         });

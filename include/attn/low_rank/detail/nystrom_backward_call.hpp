@@ -13,7 +13,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S>
 struct nystrom_backward_call {
   using T = compute_type<S>;
-  using pair = nystrom_backward_pair<product_type<S>>;
+  using head = nystrom_backward_head<product_type<S>>;
   using member = nystrom_member<T>;
 
   const nystrom_call<S>& forward;
@@ -38,8 +38,8 @@ struct nystrom_backward_call {
   /// Sums over queries are divided into at most 16 parts, depending on the shape alone.
   index query_pieces() const { return std::clamp<index>(shape().queries / 2048, 1, 16); }
   T factor() const { return forward.terms.query_factor(); }
-  T* query_sums_of(const pair& p, index g) const { return dq ? p.d_queries + g * shape().queries * stride() : nullptr; }
-  T* landmark_gradients(const pair& p, index g) const {
+  T* query_sums_of(const head& p, index g) const { return dq ? p.d_queries + g * shape().queries * stride() : nullptr; }
+  T* landmark_gradients(const head& p, index g) const {
     return p.d_w + g * std::min(m(), std::max(shape().queries, shape().keys)) * stride_v();
   }
   /// Whether the result is what the landmarks of the queries attend to.
@@ -53,13 +53,13 @@ struct nystrom_backward_call {
   }
 
   /// Packs what queries attend to: K' or all keys, and the values of every query head.
-  void pack_keys(pair& p, index b, index kv) const {
+  void pack_keys(head& p, index b, index kv) const {
     if (plan().few_keys(b))
       p.keys.pack(head_of(forward.views.k, b, kv), lengths().keys(b), factor());
     else if (!plan().few_queries(b))
       p.keys.pack(matrix_view<const T>{p.forward.keys, m(), shape().dim, shape().dim, 1}, m(), factor());
   }
-  void prepare(const pair& p, index b, index kv, index g, execution& exec, int worker) const {
+  void prepare(const head& p, index b, index kv, index g, execution& exec, int worker) const {
     member& one = p.members[g];
     if (plan().few_keys(b)) return one.values.pack(head_of(forward.views.v, b, kv), lengths().keys(b), T(1));
     const online_softmax<T>& w = p.forward.partial[0];
@@ -79,7 +79,7 @@ struct nystrom_backward_call {
   }
 
   /// The queries of one part.
-  void queries_back(const pair& p, index b, index h, index g, index piece, execution& exec, int worker) const {
+  void queries_back(const head& p, index b, index h, index g, index piece, execution& exec, int worker) const {
     const member& one = p.members[g];
     const index queries = lengths().queries(b), end = segment_begin(piece + 1, queries, query_pieces());
     one.d_values.clear(piece), one.d_keys.clear(piece);
@@ -97,7 +97,7 @@ struct nystrom_backward_call {
   }
 
   /// Adds up the parts, then the backward pass of the inverse.
-  void inverse_back(const pair& p, index b, index h, index g, execution& exec, int worker) const {
+  void inverse_back(const head& p, index b, index h, index g, execution& exec, int worker) const {
     member& one = p.members[g];
     one.d_queries.clear(0);
     if (queries_are_landmarks(b)) return;
@@ -114,7 +114,7 @@ struct nystrom_backward_call {
         matrix_view<const T>{p.forward.queries + g * m() * shape().dim, m(), shape().dim, shape().dim, 1}, m(), w,
         g * m(), d_w, stride_v(), factor());
   }
-  void weights_back(const pair& p, index b, index h, index g, execution& exec, int worker) const {
+  void weights_back(const head& p, index b, index h, index g, execution& exec, int worker) const {
     if (plan().few_keys(b) || plan().few_queries(b) || !scores()) return;
     member& one = p.members[g];
     if (inner && b * shape().heads + h == highest) {
@@ -126,7 +126,7 @@ struct nystrom_backward_call {
   }
 
   /// The gradients of K', of all heads of a group; where they are all keys, those of keys and values.
-  void landmark_keys_back(const pair& p, index b, index kv) const {
+  void landmark_keys_back(const head& p, index b, index kv) const {
     const index keys = lengths().keys(b), rows = p.keys.count, group = shape().group();
     const bool few = plan().few_keys(b), tokens = few && lengths().queries(b) > 0;
     if (!plan().few_queries(b) || few)
@@ -149,7 +149,7 @@ struct nystrom_backward_call {
   }
 
   /// The keys and values of one part.
-  void keys_back(const pair& p, index b, index kv, index piece, execution& exec, int worker) const {
+  void keys_back(const head& p, index b, index kv, index piece, execution& exec, int worker) const {
     const index keys = lengths().keys(b), group = shape().group();
     const index begin = segment_begin(plan().piece_begin(piece), keys, m());
     const index end = segment_begin(plan().piece_begin(piece + 1), keys, m());
@@ -204,7 +204,7 @@ struct nystrom_backward_call {
   }
 
   /// Queries [begin, end) of one head.
-  void store_queries(const pair& p, index b, index h, index g, index begin, index end) const {
+  void store_queries(const head& p, index b, index h, index g, index begin, index end) const {
     const index queries = lengths().queries(b), real = std::min(end, queries);
     const member& one = p.members[g];
     const matrix_view<S> to = rows_from(head_of(dq, b, h), begin);
@@ -219,67 +219,67 @@ struct nystrom_backward_call {
   }
 
   /// Runs all key heads, in waves.
-  void run_wave(const wave<pair>& w) const {
+  void run_wave(const wave<head>& w) const {
     const index heads = shape().kv_heads, group = shape().group(), pieces = plan().pieces();
     const index landmark_steps = ceil_div(plan().most_queries(), landmark_step);
     const index blocks = ceil_div(shape().queries, few_rows_block);
     const auto for_each = [&](index steps, const auto& body) {
-      w.for_each(steps, [&](index item, pair& p, index step, int worker) {
+      w.for_each(steps, [&](index item, head& p, index step, int worker) {
         const index n = at_last ? last : item + (last >= 0 && item >= last);
         body(p, n / heads, n % heads, step, worker);
       });
     };
-    const auto head = [&](index kv, index g) { return kv * group + g; };
-    for_each(group * landmark_steps, [&](const pair& p, index b, index kv, index step, int) {
+    const auto query_head = [&](index kv, index g) { return kv * group + g; };
+    for_each(group * landmark_steps, [&](const head& p, index b, index kv, index step, int) {
       const index first = step % landmark_steps * landmark_step;
       if (!plan().few_keys(b))
         forward.average_queries(p.forward.queries, b, kv, step / landmark_steps, first, first + landmark_step);
     });
-    for_each(pieces, [&](const pair& p, index b, index kv, index n, int worker) {
+    for_each(pieces, [&](const head& p, index b, index kv, index n, int worker) {
       if (!plan().few_keys(b)) forward.attend_piece(p.forward, b, kv, n, w.exec, worker);
     });
-    for_each(1, [&](pair& p, index b, index kv, index, int) {
+    for_each(1, [&](head& p, index b, index kv, index, int) {
       for (index n = 1; n < pieces && !plan().few_keys(b); ++n) p.forward.partial[0].merge(p.forward.partial[n]);
       pack_keys(p, b, kv);
     });
     for_each(group,
-             [&](const pair& p, index b, index kv, index g, int worker) { prepare(p, b, kv, g, w.exec, worker); });
-    for_each(group * query_pieces(), [&](const pair& p, index b, index kv, index step, int worker) {
+             [&](const head& p, index b, index kv, index g, int worker) { prepare(p, b, kv, g, w.exec, worker); });
+    for_each(group * query_pieces(), [&](const head& p, index b, index kv, index step, int worker) {
       const index g = step / query_pieces();
-      if (!queries_are_landmarks(b)) queries_back(p, b, head(kv, g), g, step % query_pieces(), w.exec, worker);
+      if (!queries_are_landmarks(b)) queries_back(p, b, query_head(kv, g), g, step % query_pieces(), w.exec, worker);
     });
-    for_each(group, [&](const pair& p, index b, index kv, index g, int worker) {
-      inverse_back(p, b, head(kv, g), g, w.exec, worker);
+    for_each(group, [&](const head& p, index b, index kv, index g, int worker) {
+      inverse_back(p, b, query_head(kv, g), g, w.exec, worker);
     });
-    for_each(group, [&](const pair& p, index b, index kv, index g, int worker) {
-      weights_back(p, b, head(kv, g), g, w.exec, worker);
+    for_each(group, [&](const head& p, index b, index kv, index g, int worker) {
+      weights_back(p, b, query_head(kv, g), g, w.exec, worker);
     });
-    for_each(1, [&](const pair& p, index b, index kv, index, int) { landmark_keys_back(p, b, kv); });
-    for_each(pieces, [&](const pair& p, index b, index kv, index n, int worker) {
+    for_each(1, [&](const head& p, index b, index kv, index, int) { landmark_keys_back(p, b, kv); });
+    for_each(pieces, [&](const head& p, index b, index kv, index n, int worker) {
       if (!plan().few_keys(b)) keys_back(p, b, kv, n, w.exec, worker);
     });
     if (!dq) return;
-    for_each(group, [&](const pair& p, index b, index, index g, int) {
+    for_each(group, [&](const head& p, index b, index, index g, int) {
       if (!plan().few_keys(b)) p.members[g].d_queries.merge(forward.terms.scale);
     });
-    for_each(group * blocks, [&](const pair& p, index b, index kv, index step, int) {
+    for_each(group * blocks, [&](const head& p, index b, index kv, index step, int) {
       const index g = step / blocks, begin = step % blocks * few_rows_block;
-      store_queries(p, b, head(kv, g), g, begin, std::min(begin + few_rows_block, shape().queries));
+      store_queries(p, b, query_head(kv, g), g, begin, std::min(begin + few_rows_block, shape().queries));
     });
   }
 
-  void run_waves(execution& exec, index pairs) {
+  void run_waves(execution& exec, index item_heads) {
     for_each_wave(
-        exec, pairs, [&](arena& memory) { return pair::layout(memory, plan(), query_pieces(), kind, bool(dq)); },
-        [&](const wave<pair>& w) { run_wave(w); });
+        exec, item_heads, [&](arena& memory) { return head::layout(memory, plan(), query_pieces(), kind, bool(dq)); },
+        [&](const wave<head>& w) { run_wave(w); });
   }
 
   void run(execution& exec) {
     if (d_convolution) convolution().store_weights(d_convolution, accumulate, exec);
     if (!scores() && !dv) return;
     kind = {.exact = forward.inverse.exact, .iterations = forward.inverse.iterations, .cutoff = forward.inverse.cutoff};
-    const index pairs = shape().batch * shape().kv_heads;
-    if (!forward.whole_batch) return run_waves(exec, pairs);
+    const index item_heads = shape().batch * shape().kv_heads;
+    if (!forward.whole_batch) return run_waves(exec, item_heads);
     const index heads = shape().batch * shape().heads;
     const auto passed = exec.workspace([&](arena& memory) { return memory.allocate<T>(heads); });
     inner = *passed;
@@ -290,10 +290,10 @@ struct nystrom_backward_call {
       if (norms[n].column > kind.norms->column) highest = n;
       kind.norms->raise(norms[n]);
     }
-    if (highest < 0) return run_waves(exec, pairs);
+    if (highest < 0) return run_waves(exec, item_heads);
     // The key head with the largest column of all comes last, because the gradients of the others' starts go to it.
     last = highest / shape().group();
-    run_waves(exec, pairs - 1);
+    run_waves(exec, item_heads - 1);
     at_last = true;
     run_waves(exec, 1);
   }

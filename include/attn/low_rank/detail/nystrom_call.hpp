@@ -11,7 +11,7 @@ namespace attn::inline ATTN_ISA::detail {
 template <class S, class P = product_type<S>>
 struct nystrom_call {
   using T = compute_type<S>;
-  using pair = landmark_pair<P>;
+  using head = landmark_head<P>;
   static constexpr index key_step = key_block;  // keys packed at a time
 
   const attention_views<S>& views;
@@ -37,7 +37,7 @@ struct nystrom_call {
   }
 
   /// softmax(Q' K^T) V over one part of the keys, and the landmarks of these keys in the same pass.
-  void attend_piece(const pair& p, index b, index kv, index n, execution& exec, int worker) const {
+  void attend_piece(const head& p, index b, index kv, index n, execution& exec, int worker) const {
     const index rows = shape().group() * plan.query_landmarks(b), keys = plan.lengths.keys(b);
     const index last = plan.piece_begin(n + 1), end = segment_begin(last, keys, m());
     const matrix_view<const S> key = head_of(views.k, b, kv), value = head_of(views.v, b, kv);
@@ -83,7 +83,7 @@ struct nystrom_call {
   }
 
   /// Queries [i0, i0 + max_rows) of one head.
-  void attend_rows(const pair& p, index b, index h, index i0, execution& exec, int worker) const {
+  void attend_rows(const head& p, index b, index h, index i0, execution& exec, int worker) const {
     const index queries = plan.lengths.queries(b), i1 = std::min(i0 + max_rows, queries), member = h % shape().group();
     const bool few_keys = plan.few_keys(b);
     if (few_keys || !plan.few_queries(b)) {
@@ -106,10 +106,10 @@ struct nystrom_call {
 
   /// The norms of all heads of all items, in shared scratch memory; those of a head that inverts nothing are 0.
   start_norms<T>* head_norms(execution& exec) const {
-    const index pairs = shape().batch * shape().kv_heads, group = shape().group();
+    const index item_heads = shape().batch * shape().kv_heads, group = shape().group();
     start_norms<T>* const norms =
-        exec.shared_scratch([&](arena& memory) { return memory.allocate<start_norms<T>>(pairs * group); });
-    exec.for_each(pairs, [&](index n, int worker) {
+        exec.shared_scratch([&](arena& memory) { return memory.allocate<start_norms<T>>(item_heads * group); });
+    exec.for_each(item_heads, [&](index n, int worker) {
       const index b = n / shape().kv_heads, kv = n % shape().kv_heads;
       std::fill_n(norms + n * group, group, start_norms<T>{});
       if (few_tokens(b)) return;
@@ -137,26 +137,26 @@ struct nystrom_call {
   }
 
   /// Runs all key heads, in waves.
-  void run_wave(const wave<pair>& w) const {
+  void run_wave(const wave<head>& w) const {
     const index group = shape().group(), heads = shape().kv_heads, pieces = plan.pieces();
     const index steps = ceil_div(plan.most_queries(), landmark_step), row_blocks = ceil_div(shape().queries, max_rows);
-    for_each_head(w, heads, group * steps, [&](const pair& p, index b, index kv, index step, int) {
+    for_each_head(w, heads, group * steps, [&](const head& p, index b, index kv, index step, int) {
       const index first = step % steps * landmark_step;
       if (!plan.few_keys(b)) average_queries(p.queries, b, kv, step / steps, first, first + landmark_step);
     });
-    for_each_head(w, heads, pieces, [&](const pair& p, index b, index kv, index n, int worker) {
+    for_each_head(w, heads, pieces, [&](const head& p, index b, index kv, index n, int worker) {
       if (!plan.few_keys(b)) attend_piece(p, b, kv, n, w.exec, worker);
     });
-    for_each_head(w, heads, 1, [&](const pair& p, index b, index, index, int) {
+    for_each_head(w, heads, 1, [&](const head& p, index b, index, index, int) {
       for (index n = 1; n < pieces && !plan.few_keys(b); ++n) p.partial[0].merge(p.partial[n]);
     });
-    for_each_head(w, heads, group, [&](const pair& p, index b, index kv, index member, int worker) {
+    for_each_head(w, heads, group, [&](const head& p, index b, index kv, index member, int worker) {
       if (plan.few_keys(b) && member == 0)
         p.packed[0].pack(head_of(views.k, b, kv), head_of(views.v, b, kv), 0, plan.lengths.keys(b));
       else if (!few_tokens(b))
         inverse.pack(p, member, m(), terms, w.exec, worker);
     });
-    for_each_head(w, heads, group * row_blocks, [&](const pair& p, index b, index kv, index step, int worker) {
+    for_each_head(w, heads, group * row_blocks, [&](const head& p, index b, index kv, index step, int worker) {
       attend_rows(p, b, kv * group + step / row_blocks, step % row_blocks * max_rows, w.exec, worker);
     });
   }
@@ -164,8 +164,8 @@ struct nystrom_call {
   void run(execution& exec) {
     if (whole_batch) inverse.norms = common_norms(exec);
     for_each_wave(
-        exec, shape().batch * shape().kv_heads, [&](arena& memory) { return pair::layout(memory, plan); },
-        [&](const wave<pair>& w) { run_wave(w); });
+        exec, shape().batch * shape().kv_heads, [&](arena& memory) { return head::layout(memory, plan); },
+        [&](const wave<head>& w) { run_wave(w); });
   }
 };
 

@@ -220,22 +220,22 @@ struct nystrom_member {
 
 /// One key head of one batch item.
 template <class P>
-struct nystrom_backward_pair {
+struct nystrom_backward_head {
   using T = sum_type<P>;
 
-  landmark_pair<P> forward;  // Q', K' and softmax(scale Q' K^T) V
+  landmark_head<P> forward;  // Q', K' and softmax(scale Q' K^T) V
   few_rows<T> keys;          // K', or all keys
   nystrom_member<T>* members = nullptr;
   T* d_keys = nullptr;     // of K', [m][]
   T* d_queries = nullptr;  // [group][queries][], without the part of Q' and without the scale
   T* d_w = nullptr;        // [group][m][]
 
-  static nystrom_backward_pair layout(arena& memory, const landmark_plan& plan, index query_pieces,
+  static nystrom_backward_head layout(arena& memory, const landmark_plan& plan, index query_pieces,
                                       const inverse_kind<T>& kind, bool with_queries) {
     const attention_shape& s = plan.shape;
     const index m = std::min(plan.landmarks, std::max(s.queries, s.keys)), stride = sums_stride<T>(s.dim);
-    nystrom_backward_pair p;
-    p.forward = landmark_pair<P>::layout(memory, plan);
+    nystrom_backward_head p;
+    p.forward = landmark_head<P>::layout(memory, plan);
     p.keys = few_rows<T>::layout(memory, m, s.dim);
     p.members = memory.allocate_list(
         s.group(), [&](arena& from) { return nystrom_member<T>::layout(from, plan, query_pieces, kind); });

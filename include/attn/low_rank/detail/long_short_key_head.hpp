@@ -47,7 +47,7 @@ struct long_short_piece {
 
 /// One key head of one batch item.
 template <class P>
-struct long_short_pair {
+struct long_short_key_head {
   using T = sum_type<P>;
 
   long_short_member<P>* members = nullptr;  // [group]
