@@ -9,6 +9,11 @@
 #include <thread>
 #include <vector>
 
+#if __has_include(<sys/wait.h>)
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
 #include "support/catch.hpp"
 #include "support/tensor.hpp"
 
@@ -158,5 +163,28 @@ TEST_CASE("large scratch memory begins at a large page", "[execution]") {
   CHECK(address(3 << 20) % attn::detail::large_page == 0);
   CHECK(exec.scratch_bytes() >= 3 << 20);
 }
+
+#if __has_include(<sys/wait.h>) && !defined(__SANITIZE_THREAD__)  // whose runtime ends a child with threads
+TEST_CASE("An execution that was used before fork() has threads in the child", "[execution]") {
+  execution run(2);
+  const auto all_run = [&] {
+    std::atomic<index> done{0};
+    run.for_each(50, [&](index, int) { ++done; });
+    return done == 50;
+  };
+  REQUIRE(all_run());
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // a child that waits for threads it does not have ends
+    bool good = all_run();
+    { const execution moved = std::move(run); }
+    _exit(good ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK(all_run());
+}
+#endif
 
 }  // namespace testing::execution_tests

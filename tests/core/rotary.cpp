@@ -2,6 +2,8 @@
 // frequencies of the scalings; the backward pass.
 #include <attn/core/rotary.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "support/catch.hpp"
@@ -171,6 +173,27 @@ TEST_CASE("rotary: frequencies of the scalings", "[rotary]") {
   CHECK(attn::rotary_yarn(64, s) == attn::rotary_yarn(64, {.factor = 4, .original_length = 32, .fast_turns = 32}));
   CHECK(std::abs(attn::rotary_magnitude(4) - 1.138629436) < 1e-9);
   CHECK(attn::rotary_magnitude(0.5) == 1);
+  CHECK(std::abs(attn::rotary_magnitude(4, 0.707) - (0.0707 * std::log(4.0) + 1)) < 1e-12);
+}
+
+TEST_CASE("rotary: the ramp of YaRN in whole pairs of dims and without rounding", "[rotary]") {
+  // gpt-oss: from pair 64 ln(4096 / 64 pi) / (2 ln 150000) = 8.093 to 64 ln(4096 / 2 pi) / (2 ln 150000) = 17.398; in
+  // whole pairs from 8 to 18.
+  const auto on_ramp = [](bool whole, std::size_t n) {
+    const auto scaled = attn::rotary_yarn(
+        64, {.base = 150000, .factor = 32, .original_length = 4096, .whole_pairs = whole});
+    const double f = std::pow(150000.0, -2.0 * static_cast<double>(n) / 64);
+    return (1 - scaled[n] / f) / (1 - 1 / 32.0);
+  };
+  const double low = 64 * std::log(4096 / (64 * std::acos(-1.0))) / (2 * std::log(150000.0)),
+               high = 64 * std::log(4096 / (2 * std::acos(-1.0))) / (2 * std::log(150000.0));
+  CHECK(std::abs(low - 8.093) < 1e-3);
+  CHECK(std::abs(high - 17.398) < 1e-3);
+  for (std::size_t n = 0; n < 32; ++n) {
+    const double pair = static_cast<double>(n);
+    CHECK(std::abs(on_ramp(false, n) - std::clamp((pair - low) / (high - low), 0.0, 1.0)) < 1e-12);
+    CHECK(std::abs(on_ramp(true, n) - std::clamp((pair - 8) / 10, 0.0, 1.0)) < 1e-12);
+  }
 }
 
 TEST_CASE("rotary refuses what does not fit", "[rotary]") {

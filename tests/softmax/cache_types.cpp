@@ -19,17 +19,23 @@ using Eigen::bfloat16;
 using int8 = std::int8_t;
 
 // What a cache of C makes of tokens, all of them from the first on. In eight bits a token has a scale, 1/127 of its
-// largest number; 16 keys a reference, the first of them as bf16, and the numbers are differences from it.
+// largest number; 16 keys a reference, the first of them as bf16, and the numbers are differences from it, but for keys
+// whose largest difference is larger than their largest number.
 template <class C>
 tensor<double> kept(tensor<double> x, bool keys) {
   for (index b = 0; b < x.batch(); ++b)
     for (index h = 0; h < x.heads(); ++h)
       for (index t = x.length() - 1; t >= 0; --t) {  // a row is what its block's first was, which comes last
-        double largest = 0;
+        double largest = 0, alone = 0;
+        bool from_reference = keys;
         const auto reference = [&](index d) {
-          return keys ? static_cast<double>(bfloat16(static_cast<float>(x(b, h, t / 16 * 16, d)))) : 0.0;
+          return from_reference ? static_cast<double>(bfloat16(static_cast<float>(x(b, h, t / 16 * 16, d)))) : 0.0;
         };
-        for (index d = 0; d < x.dim(); ++d) largest = std::max(largest, std::abs(x(b, h, t, d) - reference(d)));
+        for (index d = 0; d < x.dim(); ++d) {
+          largest = std::max(largest, std::abs(x(b, h, t, d) - reference(d)));
+          alone = std::max(alone, std::abs(x(b, h, t, d)));
+        }
+        if (alone < largest) from_reference = false, largest = alone;
         for (index d = 0; d < x.dim(); ++d) {
           double& number = x(b, h, t, d);
           if constexpr (!std::same_as<C, int8>)
@@ -281,6 +287,55 @@ TEST_CASE("Caches of int8 refuse what has no finite scale or does not fit", "[ca
   wrong("kv_cache", [&] { given(0, 64 + 18 * 5, 200); });
   wrong("kv_cache", [&] { given(0, 64 + 18 * 4, 201); });
   wrong("kv_cache", [&] { given(reinterpret_cast<std::uintptr_t>(memory.data()) % 2 + 1, 64 + 18 * 4, 200); });
+}
+
+// Two dims that a fast frequency rotates are large in all keys: within 16 tokens they turn around, so that differences
+// from the first key are up to twice as large as the keys.
+TEST_CASE("Large channels that turn within a block cost int8 no more than one scale per key", "[cache_types]") {
+  full_softmax_problem p;
+  p.q = random_normal(1, 1, 1, 200, 128), p.k = random_normal(2, 1, 1, 200, 128);
+  p.v = random_normal(3, 1, 1, 200, 128);
+  for (index t = 0; t < 200; ++t) p.k(0, 0, t, 3) += 100, p.k(0, 0, t, 67) -= 100;
+  p.options.causal = true;
+  p = rounded<float>(p);
+  const attn::rotary_options<float> turns{.base = 1e6};
+  tensor<float> q = cast<float>(p.q), k = cast<float>(p.k);
+  attn::rotary(view(q), view(q), turns), attn::rotary(view(k), view(k), turns);
+  full_softmax_problem turned = p;
+  turned.q = cast<double>(q), turned.k = cast<double>(k);
+  const auto error = [&](full_softmax_problem x) {
+    attn::kv_cache<int8> cache({.dim = 128});
+    const auto step = [&](auto... tensors) { attn::full_softmax_step(cache, tensors...); };
+    return relative_error(
+        decode(x, [&](auto a, auto b, auto c, auto out, index) { step(a, b, c, out); }), expected(turned).out);
+  };
+  full_softmax_problem scaled = turned;  // one scale per key
+  for (index t = 0; t < 200; ++t) {
+    double largest = 0;
+    for (index d = 0; d < 128; ++d) largest = std::max(largest, std::abs(turned.k(0, 0, t, d)));
+    for (index d = 0; d < 128; ++d)
+      scaled.k(0, 0, t, d) = std::nearbyint(turned.k(0, 0, t, d) / largest * 127) * largest / 127;
+  }
+  const double reached = error(turned), allowed = relative_error(expected(scaled).out, expected(turned).out);
+  CAPTURE(reached, allowed);
+  CHECK(reached < 1.05 * allowed);  // values are rounded too
+}
+
+TEST_CASE("A cache of 16-bit numbers refuses what it would make infinite", "[cache_types]") {
+  const auto check = [](auto cache, float largest, float beyond) {
+    const tensor<float> good = cast<float>(random_normal(1, 1, 2, 3, 8));
+    tensor<float> bad = good;
+    bad(0, 1, 2, 7) = -largest;
+    cache.append(view(good), view(std::as_const(bad)));
+    bad(0, 1, 2, 7) = beyond;
+    const std::string message = refusal([&] { cache.append(view(good), view(std::as_const(bad))); });
+    INFO(message);
+    CHECK(well_formed(message, "kv_cache"));
+    CHECK(cache.tokens() == 3);
+    cache.append(view(good), view(std::as_const(bad)), {.lengths = std::vector<index>{2}});  // padding may be anything
+  };
+  check(attn::kv_cache<Eigen::half>({.heads = 2, .dim = 8}), 65504.0f, 1e5f);
+  check(attn::kv_cache<bfloat16>({.heads = 2, .dim = 8}), 0x1.fep127f, std::numeric_limits<float>::max());
 }
 
 TEST_CASE("A cache of int8 on the keys and values of a trained model errs by less than 0.5 %", "[cache_types]") {

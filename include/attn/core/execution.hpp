@@ -10,7 +10,8 @@
 // An operator called without an execution makes a serial one for the call. One execution serves one call at a time;
 // separate executions are independent. Results do not depend on the number of threads, to the last bit: work is split
 // at fixed places, and threads only decide which of them does which task. Calls whose work is smaller than waking a
-// thread stay on the caller's thread.
+// thread stay on the caller's thread. In a process that fork() made, an execution starts threads of its own; fork()
+// must not be called while another thread runs a call.
 //
 //   threads.set_precision(attn::precision::fast);   // from here on; see precision
 #pragma once
@@ -23,6 +24,9 @@
 #include <Eigen/ThreadPool>
 #else
 #include <unsupported/Eigen/CXX11/ThreadPool>
+#endif
+#if __has_include(<unistd.h>)
+#include <unistd.h>
 #endif
 
 #include <algorithm>
@@ -85,6 +89,26 @@ class arena {
   std::size_t used_ = 0;
 };
 
+/// The number of this process, where the system can divide one by fork(); 0 elsewhere.
+inline long this_process() {
+#if __has_include(<unistd.h>)
+  return static_cast<long>(::getpid());
+#else
+  return 0;
+#endif
+}
+
+/// A pool belongs to the process that made it: a child has its memory after fork(), but none of its threads, and would
+/// wait for them forever. There it is left alone.
+struct pool_deleter {
+  long process = 0;
+  void operator()(Eigen::ThreadPool* pool) const {
+    if (process == this_process()) delete pool;
+  }
+};
+using thread_pool = std::unique_ptr<Eigen::ThreadPool, pool_deleter>;
+inline thread_pool make_pool(int threads) { return {new Eigen::ThreadPool(threads), {this_process()}}; }
+
 /// The work of a call, roughly, from which the number of threads follows.
 struct work_estimate {
   double operations = 0;  // multiplications and additions
@@ -119,7 +143,7 @@ class execution {
       : buffers_(static_cast<std::size_t>(threads > 0 ? threads : 0) + 1), least_seconds_(least_seconds) {
     if (threads < 1)
       throw std::invalid_argument("attn::execution: expected threads >= 1; found " + std::to_string(threads));
-    if (threads > 1) pool_ = std::make_unique<Eigen::ThreadPool>(threads - 1);
+    if (threads > 1) pool_ = detail::make_pool(threads - 1);
   }
 
   /// A moved-from execution may only be assigned to or destroyed.
@@ -251,6 +275,7 @@ class execution {
       for (index task = 0; task < tasks; ++task) body(task, 0);
       return;
     }
+    if (pool_.get_deleter().process != detail::this_process()) pool_ = detail::make_pool(threads() - 1);
     std::atomic<index> next{0};
     std::exception_ptr error;
     std::atomic<bool> failed{false};
@@ -288,7 +313,7 @@ class execution {
   int active_threads_ = 0;  // 0: all
   double least_seconds_ = 0;
   attn::precision precision_ = attn::precision::standard;
-  std::unique_ptr<Eigen::ThreadPool> pool_;
+  detail::thread_pool pool_;
 };
 
 /// The execution of a call: one of the caller's, which may be a temporary, or a serial one for this call.

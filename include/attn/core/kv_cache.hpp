@@ -11,11 +11,12 @@
 //
 // Elements have the type of the tokens. A cache of float tokens may also have Eigen::half or Eigen::bfloat16, rounded
 // to nearest; one of any tokens but double may have std::int8_t, that is, eight bits, with a scale for each token and
-// head and, for every 16 keys, the first of them as bf16, from which the others are differences (formula in
-// core/detail/quantised.hpp). In eight bits dims must be even, and numbers finite and no larger than 1e38; tokens all
-// of whose numbers are below 1e-30 may become 0. On attention of a trained model (bench/data, two layers) int8 errs by
-// 0.47 and 0.25 % of the result's norm, bfloat16 by 0.28 and 0.09 %. Where the processor multiplies bf16, a step of up
-// to 4 float tokens rounds the queries for keys of bf16, and one of more bf16 tokens those of int8.
+// head and, for every 16 keys, the first of them as bf16, from which the others are differences where those are smaller
+// (formula in core/detail/quantised.hpp). Numbers beyond what 16 bits hold, 65504 of Eigen::half, are refused. In eight
+// bits dims must be even, and numbers finite and no larger than 1e38; tokens all of whose numbers are below 1e-30 may
+// become 0. On attention of a trained model (bench/data, two layers) int8 errs by 0.47 and 0.25 % of the result's norm,
+// bfloat16 by 0.28 and 0.09 %. Where the processor multiplies bf16, a step of up to 4 float tokens rounds the queries
+// for keys of bf16, and one of more bf16 tokens those of int8.
 //
 // Memory   batch * heads * capacity * (dim + value_dim) elements; in eight bits 1.125 bytes for each number of a key, 1
 //          for each of a value, and 8 for each token and head. It grows as tokens come, by doubling; reserve()

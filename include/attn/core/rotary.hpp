@@ -88,6 +88,9 @@ struct rotary_scaling {
   /// and below which it is divided.
   std::optional<double> fast_turns{};
   double slow_turns = 1;
+  /// rotary_yarn: whether the ramp begins and ends at whole pairs of dims, as in Peng's code and most models; gpt-oss
+  /// does not round.
+  bool whole_pairs = true;
 };
 
 /// base^(-2 n / dims), n < dims / 2. Throws std::invalid_argument for dims that are odd or negative, for bases and
@@ -121,15 +124,19 @@ inline std::vector<double> rotary_yarn(index dims, const rotary_scaling& s) {
            (2 * std::log(s.base));
   };
   const double last = static_cast<double>(std::max<index>(1, dims) - 1);
-  const double low = std::max(std::floor(pair_of(fast_turns)), 0.0),
-               high = std::max(std::min(std::ceil(pair_of(s.slow_turns)), last), low + 0.001);
+  const double first_pair = pair_of(fast_turns), last_pair = pair_of(s.slow_turns);
+  const double low = std::max(s.whole_pairs ? std::floor(first_pair) : first_pair, 0.0),
+               high = std::max(std::min(s.whole_pairs ? std::ceil(last_pair) : last_pair, last), low + 0.001);
   return detail::frequencies_of("rotary_yarn", dims, {s.base, s.factor}, [&](index n, double f) {
     const double divided = std::clamp((static_cast<double>(n) - low) / (high - low), 0.0, 1.0);
     return f * (1 - divided) + f / s.factor * divided;
   });
 }
-/// 0.1 ln(factor) + 1
-inline double rotary_magnitude(double factor) { return factor <= 1 ? 1 : 0.1 * std::log(factor) + 1; }
+/// 0.1 mscale ln(factor) + 1, 1 for factors up to 1. DeepSeek's models give mscale: their .magnitude is that of mscale
+/// over that of mscale_all_dim, and their scale is multiplied by the square of the latter.
+inline double rotary_magnitude(double factor, double mscale = 1) {
+  return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
+}
 
 /// Llama 3.1: wavelengths above original_length / slow_turns are multiplied by the factor, those below
 /// original_length / fast_turns stay, with a ramp over the turns between.

@@ -31,6 +31,7 @@ concept stores = std::same_as<C, S> || (std::same_as<S, float> && sizeof(C) == 2
 template <class C>
 struct row_format {
   static constexpr index rows = 1;
+  static constexpr float most = std::same_as<C, Eigen::half> ? 65504.f : 0x1.fep127f;  // largest number of 16 bits
   static index elements(index cols, bool) { return cols; }
   static index cols(index elements, bool) { return elements; }
   static index ring(index needed) { return needed; }
@@ -46,6 +47,7 @@ struct row_format {
 template <>
 struct row_format<std::int8_t> {
   static constexpr index rows = quantised_block;
+  static constexpr float most = quantised_most;
   static index elements(index cols, bool of_keys) { return quantised_layout{cols, of_keys}.bytes(); }
   static index cols(index elements, bool of_keys) { return quantised_layout::of_bytes(elements, of_keys).cols; }
   /// Number of rows a ring needs to hold so many: the block that is being overwritten holds none of them.
@@ -160,11 +162,12 @@ class kv_memory {
 
   /// Checks tokens that are to be stored here, of item b the first given[b] or all: values that are not stored must be
   /// those dims of k, and neither k nor v may lie in this memory. Numbers in eight bits have a scale, which must be
-  /// finite.
+  /// finite; finite numbers stay finite in 16 bits.
   template <class E>
   void check_tokens(const validator& check, const tensor_view<const E>& k, const tensor_view<const E>& v,
                     std::span<const index> given) const {
-    if constexpr (format::rows > 1) check_size(check, "k", k, given), check_size(check, "v", v, given);
+    if constexpr (format::rows > 1 || sizeof(S) < sizeof(E))
+      check_size(check, "k", k, given), check_size(check, "v", v, given);
     if (values_in_keys_ && !k.empty() && !is_part(v, k)) check.fail("v to be the first dims of k", "other memory");
     no_alias(check, "k", k);
     no_alias(check, "v", v);
@@ -184,12 +187,21 @@ class kv_memory {
   template <class E>
   static void check_size(const validator& check, const char* what, const tensor_view<const E>& x,
                          std::span<const index> given) {
+    constexpr bool scaled = format::rows > 1;
     for (index b = 0; b < x.extent(0); ++b)
       for (index h = 0; h < x.extent(1); ++h)
-        for (index t = 0; t < (given.empty() ? x.extent(2) : given[static_cast<std::size_t>(b)]); ++t)
+        for (index t = 0; t < (given.empty() ? x.extent(2) : given[static_cast<std::size_t>(b)]); ++t) {
+          std::uint32_t largest = 0;  // of the bits without the sign, which are ordered as the numbers are
           for (index d = 0; d < x.extent(3); ++d)
-            if (const float number = static_cast<float>(x(b, h, t, d)); !(std::abs(number) <= quantised_most))
-              check.fail({what, " of finite numbers up to ", quantised_most, " for a cache of eight-bit ones"}, number);
+            largest = std::max(largest, std::bit_cast<std::uint32_t>(static_cast<float>(x(b, h, t, d))) & 0x7fffffffu);
+          if (largest <= std::bit_cast<std::uint32_t>(format::most)) continue;
+          for (index d = 0; d < x.extent(3); ++d)
+            if (const float number = static_cast<float>(x(b, h, t, d));
+                !(std::abs(number) <= format::most) && (scaled || std::isfinite(number)))
+              check.fail({what, scaled ? " of finite numbers up to " : " of numbers up to ", format::most,
+                          scaled ? " for a cache of eight-bit ones" : " for a cache of 16-bit ones"},
+                         number);
+        }
   }
   static index stored(index rows) { return rows / format::rows + (rows % format::rows != 0); }
   tensor_view<S> own(const memory_vector<S>& memory, index elements) const {

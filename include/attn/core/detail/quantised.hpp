@@ -1,12 +1,14 @@
 // attn: keys and values in eight bits each, as caches of std::int8_t keep them.
 //
 //   value t = scale_t * code_t                  code_t whole numbers from -127 to 127
-//   key t = reference + scale_t * code_t
+//   key t = reference + scale_t * code_t        where the sign of scale_t is positive, and |scale_t| * code_t where not
 //
 // quantised_block keys have a reference in common, the first of them rounded to bf16: neighbouring keys are similar,
 // and channels that are large in all of them become small in the differences (the error on the keys of a trained model
-// is half of what it is without; values gain nothing). A stored key depends on itself and on the first key of its block
-// only, so tokens may come one by one or many at once. quantised_block rows are one block of bytes:
+// is half of what it is without; values gain nothing). Keys whose largest difference is larger than their largest
+// number do without: large channels that a fast rotation turns within a block. A stored key depends on itself and on
+// the first key of its block only, so tokens may come one by one or many at once. quantised_block rows are one block of
+// bytes:
 //
 //   float scale[16], std::int8_t code[cols / 2][16][2], bfloat16 reference[cols]  64 + 18 cols bytes, of keys
 //   float scale[16], std::int8_t code[16 / 2][cols][2]                            64 + 16 cols, of values
@@ -56,7 +58,7 @@ struct quantised_rows {
 
   const std::int8_t* block(index i) const { return blocks + (first + i * step) / quantised_block * block_stride; }
   index in_block(index i) const { return (first + i * step) % quantised_block; }
-  float scale(index i) const {
+  float scale(index i) const {  // negative: without the reference
     float x;
     std::memcpy(&x, block(i) + 4 * in_block(i), sizeof x);
     return x;
@@ -71,9 +73,10 @@ struct quantised_rows {
       const std::int8_t* const from = block(i);
       const Eigen::bfloat16* const base = reference(i);
       const float factor = scale(i);
+      const bool from_reference = layout.of_keys && !std::signbit(factor);
       for (index c = 0; c < cols; ++c)
-        to[c] = (layout.of_keys ? static_cast<float>(base[c]) : 0) +
-                factor * static_cast<float>(from[layout.code(in_block(i), c)]);
+        to[c] = (from_reference ? static_cast<float>(base[c]) : 0) +
+                std::abs(factor) * static_cast<float>(from[layout.code(in_block(i), c)]);
     }
   }
 };
@@ -95,16 +98,21 @@ void quantise_row(const S* x, index stride, const quantised_layout& layout, std:
   Eigen::bfloat16* const base = reinterpret_cast<Eigen::bfloat16*>(block + layout.reference());
   if (layout.of_keys && row == 0)
     for (index c = 0; c < cols; ++c) base[c] = Eigen::bfloat16(static_cast<float>(x[c * stride]));
-  const auto rest = [&](index c) {
-    return static_cast<float>(x[c * stride]) - (layout.of_keys ? static_cast<float>(base[c]) : 0);
-  };
-  float most = 0;
-  for (index c = 0; c < cols; ++c) most = std::max(most, std::abs(rest(c)));
-  const float scale = most / 127, inverse = scale >= std::numeric_limits<float>::min() ? 1 / scale : 0;
+  float most = 0, most_rest = 0;
+  for (index c = 0; c < cols; ++c) {
+    const float number = static_cast<float>(x[c * stride]);
+    most = std::max(most, std::abs(number));
+    if (layout.of_keys) most_rest = std::max(most_rest, std::abs(number - static_cast<float>(base[c])));
+  }
+  const bool from_reference = layout.of_keys && most_rest <= most;
+  const float size = (from_reference ? most_rest : most) / 127;
+  const float scale = layout.of_keys && !from_reference ? -size : size;
+  const float inverse = size >= std::numeric_limits<float>::min() ? 1 / size : 0;
   std::memcpy(block + 4 * row, &scale, sizeof scale);
-  for (index c = 0; c < cols; ++c)
-    block[layout.code(row, c)] =
-        static_cast<std::int8_t>(std::bit_cast<std::int32_t>(rest(c) * inverse + whole_number));
+  for (index c = 0; c < cols; ++c) {
+    const float rest = static_cast<float>(x[c * stride]) - (from_reference ? static_cast<float>(base[c]) : 0);
+    block[layout.code(row, c)] = static_cast<std::int8_t>(std::bit_cast<std::int32_t>(rest * inverse + whole_number));
+  }
 }
 
 // Products ------------------------------------------------------------------------------------------------------------

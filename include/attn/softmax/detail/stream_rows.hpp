@@ -222,8 +222,9 @@ struct quantised_tile {
   reference_rows references() const { return {*this}; }
 };
 
-/// scores[r][j] = factor_r scale_j (q_r . code_j) + q_r . reference for R queries and N registers of keys from number
-/// `first` of the tile's blocks on; shifts[r][n] is the product q_r . reference of block n.
+/// scores[r][j] = factor_r |scale_j| (q_r . code_j) + q_r . reference for R queries and N registers of keys from number
+/// `first` of the tile's blocks on; shifts[r][n] is the product q_r . reference of block n, which keys of a negative
+/// scale do without.
 template <int R, int N, class T, class C>
 ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k, index first, const T* shifts,
                              T* scores, index stride) {
@@ -252,16 +253,18 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
   unroll<N>([&](auto n) {
     packet<float> scale;
     std::memcpy(&scale, k.block(block[n]) + lane[n] * sizeof(float), sizeof scale);
+    const whole_lanes without = (whole_lanes)scale >> 31;  // all bits where the sign is negative
+    scale = (packet<float>)((whole_lanes)scale & 0x7fffffff);
     unroll<R>([&](auto r) {
       for (int chain = 1; chain < chains; ++chain) sums[r][n][0] += sums[r][n][chain];
       const packet<float> product = mul(whole_to_float(sums[r][n][0]), broadcast<float>(q.factors[r]));
-      store<float>(scores + r * stride + first + n * w,
-                   fma(product, scale, broadcast<float>(shifts[r * stream_tile + block[n]])));
+      const auto shift = (whole_lanes)broadcast<float>(shifts[r * stream_tile + block[n]]);
+      store<float>(scores + r * stride + first + n * w, fma(product, scale, (packet<float>)(shift & ~without)));
     });
   });
 }
 
-/// q . k_j = scale_j (q . code_j) + q . reference.
+/// q . k_j = |scale_j| (q . code_j) + q . reference, the latter where the scale is positive.
 template <int R, class T, class C>
 void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores, stream_prefetcher values) {
   const quantised_tile tile(k);
