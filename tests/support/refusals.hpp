@@ -33,18 +33,18 @@ struct call_inputs {
   std::span<const float> values(std::size_t count) { return numbers.assign(count, 0.5f), numbers; }
 };
 
-template <class Door>
+template <class Call>
 struct refused {
   const char* what;
   const char* says;  // the message names what is wrong
-  std::function<void(Door&)> alter;
+  std::function<void(Call&)> alter;
 };
 
 // What all of them refuse.
-template <class Door>
-std::vector<refused<Door>> common_refusals() {
+template <class Call>
+std::vector<refused<Call>> common_refusals() {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::vector<refused<Door>> list = {
+  std::vector<refused<Call>> list = {
       {"another batch of k", "batch", [](auto& d) { d.k_view = d.shaped(1, 2, 9, 8); }},
       {"another batch of v", "batch", [](auto& d) { d.v_view = d.shaped(3, 2, 9, 5); }},
       {"another batch of out", "batch", [](auto& d) { d.out_view_ = d.out_view_.slice(0, 0, 1); }},
@@ -140,8 +140,8 @@ std::vector<refused<Door>> common_refusals() {
       {"an infinite scale", "scale", [](auto& d) { d.options.scale = HUGE_VALF; }},
       {"a scale that overflows in base 2", "scale", [](auto& d) { d.options.scale = -3e38f; }},
   };
-  const auto add = [&list](std::vector<refused<Door>> more) { list.insert(list.end(), more.begin(), more.end()); };
-  if constexpr (requires(Door& d) { d.options.lse; })
+  const auto add = [&list](std::vector<refused<Call>> more) { list.insert(list.end(), more.begin(), more.end()); };
+  if constexpr (requires(Call& d) { d.options.lse; })
     add({
         {"a null lse with extents", "null",
          [](auto& d) {
@@ -171,21 +171,21 @@ std::vector<refused<Door>> common_refusals() {
         {"lse of other heads", "lse", [](auto& d) { d.options.lse = d.options.lse.slice(1, 0, 2); }},
         {"lse of another length", "lse", [](auto& d) { d.options.lse = d.options.lse.slice(2, 0, 5); }},
     });
-  if constexpr (requires(Door& d) { d.options.softcap; })
+  if constexpr (requires(Call& d) { d.options.softcap; })
     add({
         {"a softcap of 0", "softcap", [](auto& d) { d.options.softcap = 0.0f; }},
         {"a negative softcap", "softcap", [](auto& d) { d.options.softcap = -2.0f; }},
         {"a softcap of NaN", "softcap", [nan](auto& d) { d.options.softcap = nan; }},
         {"a softcap whose inverse overflows", "softcap", [](auto& d) { d.options.softcap = 1e-40f; }},
     });
-  if constexpr (requires(Door& d) { d.options.first_position; })
+  if constexpr (requires(Call& d) { d.options.first_position; })
     add({
         {"a position beyond all", "first_position from -2^40 to 2^40; found 1099511627777",
          [](auto& d) { d.options.first_position = (index(1) << 40) + 1; }},
         {"a position before all", "first_position",
          [](auto& d) { d.options.first_position = std::numeric_limits<index>::min(); }},
     });
-  if constexpr (requires(Door& d) { d.options.sinks; })
+  if constexpr (requires(Call& d) { d.options.sinks; })
     add({
         {"too few sinks", "sinks", [](auto& d) { d.options.sinks = d.values(2); }},
         {"too many sinks", "sinks", [](auto& d) { d.options.sinks = d.values(8); }},
@@ -195,7 +195,7 @@ std::vector<refused<Door>> common_refusals() {
         {"sinks in out", "overlap", [](auto& d) { d.options.sinks = std::span(d.out.data).last(4); }},
         {"sinks in lse", "overlap", [](auto& d) { d.options.sinks = std::span(d.lse.data).last(4); }},
     });
-  if constexpr (requires(Door& d) { d.options.alibi_slopes; })
+  if constexpr (requires(Call& d) { d.options.alibi_slopes; })
     add({
         {"too few slopes", "alibi_slopes", [](auto& d) { d.options.alibi_slopes = d.values(3); }},
         {"too many slopes", "alibi_slopes", [](auto& d) { d.options.alibi_slopes = d.values(5); }},
@@ -210,10 +210,10 @@ std::vector<refused<Door>> common_refusals() {
 }
 
 // Form::call is the operator, called with the call_inputs or with what stands in it; Form::options what it takes.
-template <class Form, index Keys = 9, class Door = call_inputs<typename Form::options, Keys>>
-void check_refused(const std::string& name, const std::vector<refused<Door>>& list) {
+template <class Form, index Keys = 9, class Call = call_inputs<typename Form::options, Keys>>
+void check_refused(const std::string& name, const std::vector<refused<Call>>& list) {
   using form = Form;
-  const auto message_of = [](Door& d) {
+  const auto message_of = [](Call& d) {
     attn::execution serial;
     return refusal([&] {
       if constexpr (requires { form::call(d, serial); })
@@ -222,11 +222,11 @@ void check_refused(const std::string& name, const std::vector<refused<Door>>& li
         form::call(d.q_view, d.k_view, d.v_view, d.out_view_, d.options, {}, serial);
     });
   };
-  Door good;
+  Call good;
   CHECK(message_of(good) == "");
 
   for (const auto& bad : list) {
-    Door d;
+    Call d;
     bad.alter(d);
     INFO(name << " with " << bad.what);
     const std::string message = message_of(d);
