@@ -7,7 +7,6 @@
 //
 // Bits     Those of aft_simple in one process, on any number of processes, where every range begins at a multiple of
 //          512 tokens; elsewhere the same to rounding.
-// Ranges   may differ in length and be empty.
 // Options  as of aft_simple. Lengths are those of the whole sequence, the same list on every process.
 // Shapes   as for aft_simple, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of aft_simple, shared.
@@ -15,10 +14,7 @@
 //          causal, then one by a tree to all, P - 1 in all and up to log2 P by one process. Before that some hundred
 //          bytes, in which shapes and options are compared.
 // Memory   As aft_simple, and a state.
-// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Any other exception on one process (such as std::bad_alloc) must end
-//          the job: MPI_Abort, or an exception that leaves main under mpiexec.
+// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 
 #include <attn/aft/aft_simple.hpp>

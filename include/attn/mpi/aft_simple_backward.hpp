@@ -14,9 +14,7 @@
 // Sent     Causal, what mpi/aft_simple.hpp sends, and as much again from each process to the one before it; else four
 //          thirds of what that sends.
 // Memory   As aft_simple_backward, and two states.
-// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/aft_simple.hpp
-//          does, and for gradients that share memory with an input or one another.
+// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 
 #include <attn/aft/aft_simple_backward.hpp>

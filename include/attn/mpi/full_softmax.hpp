@@ -16,11 +16,7 @@
 //          16-bit elements a copy of out in float.
 // Result   To rounding that of full_softmax on the whole; the same bits in every run, for any number of threads and
 //          whatever the batch. On one process the very bits of full_softmax.
-// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough. Messages are sent through a copy of the
-//          communicator, which the first call on it makes, so that the caller's own messages may be in progress on it.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Any other exception on one process (thrown by a score function, or
-//          std::bad_alloc) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
+// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 //
 // The batch has one length: where items differ, what lies beyond their end is hidden by a score function.
 #pragma once

@@ -20,8 +20,7 @@
 //          compute type, and the scratch of full_softmax_backward.
 // Result   To rounding that of full_softmax_backward on the whole; the same bits in every run, and for any number of
 //          threads. On one process the very bits of full_softmax_backward.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/full_softmax.hpp
-//          does, and for gradients of what was not given or that share memory with an input or one another.
+// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 
 #include <attn/mpi/detail/softmax_group_backward.hpp>

@@ -7,8 +7,6 @@
 //
 // Bits     Those of linear in one process, on any number of processes, where every range of keys begins at a multiple
 //          of 1024 tokens; elsewhere the same to rounding.
-// Ranges   may differ in length and be empty. Queries may be split otherwise than keys; causal ones must be those of
-//          their process's last keys, as they are where each process has q, k and v of the same tokens.
 // Options  as of linear, without log_decay, bonus, states and a scale other than 1, which throw. Lengths are those of
 //          the whole sequence, the same list on every process; decay is of this process's tokens.
 // Shapes   as for linear, with the tokens of this process. All else is the same on every process.
@@ -17,10 +15,7 @@
 //          where decay is per query head), to the next process; if not causal, then one by a tree to all, P - 1 in all
 //          and up to log2 P by one process. Before that some hundred bytes, in which shapes and options are compared.
 // Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, a head a thread.
-// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Any other exception on one process (thrown by a feature map, or
-//          std::bad_alloc) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
+// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 
 #include <attn/kernel/linear.hpp>

@@ -15,10 +15,9 @@
 //          causal, to the next one, and to all by a tree.
 // Memory   Scratch of linear_backward per thread; two states; those of all segments of 1024 tokens, not causal twice,
 //          causal of P - 1 heads twice, a head a thread.
-// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough. Threads do not share a head.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/linear.hpp does,
-//          for gradients other than those of q, k, v and decay, of what was not given, or that share memory with an
-//          input or one another.
+// Threads  Each head is done by one thread.
+// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
+// Throws   also for gradients other than those of q, k, v and decay.
 #pragma once
 
 #include <attn/kernel/linear_backward.hpp>

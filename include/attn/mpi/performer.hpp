@@ -9,8 +9,6 @@
 //
 // Bits     Those of performer in one process, on any number of processes, where every range of keys begins at a
 //          multiple of 1024 tokens; elsewhere the same to rounding.
-// Ranges   may differ in length and be empty. Queries may be split otherwise than keys; causal ones must be those of
-//          their process's last keys, as they are where each process has q, k and v of the same tokens.
 // Options  as of performer. Lengths are those of the whole sequence, the same list on every process.
 // Shapes   as for performer, with the tokens of this process. All else is the same on every process.
 // Cost     The operations of performer, shared; causal, P - 1 of the B Hkv heads are summed up twice.
@@ -21,10 +19,7 @@
 //          some hundred bytes, in which shapes and options are compared.
 // Memory   A state, and the states of all segments of 1024 tokens of one head, causal of P - 1 heads, a head a thread;
 //          for center_keys D numbers per 1024 tokens.
-// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Any other exception on one process (such as std::bad_alloc) must end
-//          the job: MPI_Abort, or an exception that leaves main under mpiexec.
+// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 
 #include <attn/kernel/performer.hpp>

@@ -18,9 +18,8 @@
 //          and to all by a tree, if the gradient of the features is wanted.
 // Memory   Scratch of rfa_backward per thread; two states; those of all segments of 1024 tokens, not causal twice,
 //          causal of P - 1 heads twice, a head a thread.
-// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough. Threads do not share a head.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, as mpi/rfa.hpp does, and
-//          for gradients of what was not given or that share memory with an input or one another.
+// Threads  Each head is done by one thread.
+// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 
 #include <attn/kernel/rfa_backward.hpp>

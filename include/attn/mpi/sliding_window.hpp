@@ -20,11 +20,7 @@
 //          The very bits of sliding_window on one process, and on any number without dilation and global positions
 //          where Lq = Lk and every range begins at a multiple of 96 ceil(clamp(left + right, 384, 1920) / 96) tokens
 //          (right counts as 0 where causal).
-// Threads  Only the calling thread calls MPI: MPI_THREAD_FUNNELED is enough. Messages are sent through a copy of the
-//          communicator, which the first call on it makes, so that the caller's own messages may be in progress on it.
-// Throws   std::invalid_argument on every process alike, before anything is sent or written, where shapes or options do
-//          not fit or differ between processes. Any other exception on one process (thrown by a score function, or
-//          std::bad_alloc) must end the job: MPI_Abort, or an exception that leaves main under mpiexec.
+// Rules    of ranges, threads, options that differ and exceptions: README.md of this folder.
 #pragma once
 
 #include <attn/mpi/detail/window_group.hpp>
