@@ -93,6 +93,7 @@ inline std::span<const index> check_offsets(const validator& check, const char* 
   if (list[0] < 0) check.fail({what, " from 0 on"}, list[0]);
   for (std::size_t n = 1; n < list.size(); ++n)
     if (list[n] < list[n - 1]) check.fail({what, " that do not fall, after ", list[n - 1]}, list[n]);
+  if (list.back() >= beyond_memory) check.fail({what, " below ", beyond_memory}, list.back());
   return list;
 }
 

@@ -9,8 +9,10 @@
 //
 // Memory   pages * heads * page_tokens * (dim + value_dim) elements, as of a kv_cache, or the caller's, and a few bytes
 //          per page.
-//          Pages of a multiple of 64 tokens are as fast as contiguous memory. Pages of a multiple of 64 tokens in float
-//          or double, 128 in 16 bits or 256 in eight bits also give the same results to the last bit.
+// Speed    Pages of a multiple of 64 tokens are as fast as contiguous memory. A step over smaller ones reads keys in
+//          pieces: with pages of 1, 2, 4 and 16 tokens it takes 11, 5.5, 3.4 and 1.2 times as long. Pages of a multiple
+//          of 64 tokens in float or double, 128 in 16 bits or 256 in eight bits also give the same results to the last
+//          bit.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>

@@ -39,13 +39,15 @@ struct kernel_state_extents {
 
 namespace detail {
 
-/// The same with value_dim filled in. Throws std::invalid_argument for negative extents.
+/// The same with value_dim filled in. Throws std::invalid_argument for extents that are negative or beyond memory.
 inline state_extents check_state_extents(const validator& check, state_extents e) {
   if (e.value_dim == -1) e.value_dim = e.dim;
   check.at_least("batch", 0, e.batch);
   check.at_least("heads", 0, e.heads);
   check.at_least("dim", 0, e.dim);
   check.at_least("value_dim", 0, e.value_dim);
+  check.fits("batch items", {e.batch, sizeof(index)});
+  check.fits("batch * heads * dims", {e.batch, e.heads, std::max(e.dim, e.value_dim)});
   return e;
 }
 
@@ -128,10 +130,9 @@ class token_state : public sequence_items {
   }
 
  protected:
-  /// Throws std::invalid_argument for negative extents.
+  /// Throws std::invalid_argument for extents that are negative or beyond memory.
   token_state(const char* name, const state_extents& extents)
       : sequence_items(name), extents_(check_state_extents(validator(name), extents)) {
-    validator(name).fits("batch items", {extents_.batch, static_cast<index>(sizeof(index))});
     lengths_.resize(static_cast<std::size_t>(extents_.batch));
   }
 

@@ -198,9 +198,11 @@ class multipole_cache : public detail::token_state {
     if (segments <= room_) return;
     const detail::validator check("multipole_cache");
     const index item_heads = batch() * heads(), m = settings_.clusters;
+    const index widest = std::max({stride(), stride_v(), index(2)});
+    check.fits("clusters", {item_heads, segments, m, widest, sizeof(real)});
+    check.fits("keys of segments", {item_heads, segments, settings_.segment, sizeof(index)});
     const auto grown = [&](const auto& from, index numbers, index lists) {  // `numbers` per segment, of each list
-      std::remove_cvref_t<decltype(from)> to(
-          static_cast<std::size_t>(check.fits("clusters", {item_heads, lists, segments, numbers})));
+      std::remove_cvref_t<decltype(from)> to(static_cast<std::size_t>(item_heads * lists * segments * numbers));
       for (index h = 0; h < item_heads * lists && room_ > 0; ++h)
         std::copy_n(from.data() + h * room_ * numbers, room_ * numbers, to.data() + h * segments * numbers);
       return to;

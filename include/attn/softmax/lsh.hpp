@@ -42,7 +42,7 @@ tensor<T> draw_rotations(index rounds, index dim, index buckets, const rotations
   static_assert(std::same_as<T, float> || std::same_as<T, double>, "attn: rotations are float or double");
   const detail::validator check("draw_rotations");
   check.at_least("heads", 0, options.heads);
-  check.at_least("rounds", 1, rounds);
+  detail::check_rounds(check, rounds);
   check.at_least("dim", 0, dim);
   detail::check_buckets(check, buckets);
   const index count = check.fits("rotations", {rounds, dim, buckets}) / 2;
@@ -63,7 +63,7 @@ struct lsh_options {
   std::optional<real> scale{};
   bool causal = false;
   list_view<index> lengths{};
-  /// Hashes of every token, >= 1: with more rounds more of the important keys are found.
+  /// Hashes of every token, from 1 to 2^16: with more rounds more of the important keys are found.
   index rounds = 4;
   /// Buckets of a hash, even, from 2 to 2^24.
   index buckets = 64;
@@ -93,7 +93,7 @@ void take_lsh_options(softmax_call<S, Score>& call, const lsh_options<S>& option
   const validator& check = call.check;
   const attention_shape& shape = call.shape;
   check_length_list(check, "lengths", options.lengths, shape.batch, shape.keys);
-  check.at_least("rounds", 1, options.rounds);
+  check_rounds(check, options.rounds);
   check_buckets(check, options.buckets);
   check.at_least("chunk", 1, options.chunk);
   check.at_least("lookback", 0, options.lookback);

@@ -43,8 +43,8 @@ struct sliding_window_options {
   index left = 128, right = 128;
   /// Stride between the keys of the window, >= 1: a list of one for all heads, or of one per head; 1 unless given.
   list_view<index> dilation{};
-  /// Positions whose keys are seen by every query, and whose queries see every key. In any order; duplicates and
-  /// positions without a query or key are ignored.
+  /// Positions, >= 0, whose keys are seen by every query, and whose queries see every key. In any order; duplicates and
+  /// positions beyond the length are ignored.
   list_view<index> global_positions{};
   /// Separate projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
   tensor_view<const S> q_global{}, k_global{}, v_global{};

@@ -70,7 +70,7 @@ class aft_state : public item_state<aft_state<S>, key_sums<compute_type<S>>> {
     const validator check(name);
     check.equal("value_dim = dim", extents_.dim, extents_.value_dim);
     check.fits("window", {window, 2});
-    check.fits("state", {extents_.batch, heads(), parts(), sizeof(key_sums<T>), window + 1});
+    check.fits("state", {extents_.batch, heads(), parts(), sizeof(key_sums<T>), window + 1});  // also for no channels
     base::allocate(extents_.batch, heads() * parts() * (window + 1));
   }
 

@@ -38,6 +38,8 @@ struct attention_shape {
                  {"out heads = query heads", s.heads, out.extents[1]},
                  {"out length = query length", s.queries, out.extents[2]},
                  {"out dim = value dim", s.dim_v, out.extents[3]}});
+  for (const memory_layout* x : {&q, &k, &v, &out})  // also those of no elements, whose other extents are counted
+    if (checked_product(x->extents) < 0) check.fail("extents that memory can hold", list_text(x->extents, 4));
   return s;
 }
 

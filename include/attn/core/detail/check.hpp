@@ -41,16 +41,19 @@ struct word {
   return all;
 }
 
-/// The product of non-negative sizes, or -1 where it is more than memory can hold.
-inline index checked_product(std::initializer_list<index> sizes) {
+/// What no process can address, in bytes; and where counting ends, which leaves room for sums of products.
+inline constexpr index beyond_memory = index(1) << 47, beyond_count = index(1) << 60;
+
+/// The product of non-negative sizes, or -1 where it is `limit` or more. Sizes of 0 count as 1 for this: products of
+/// some of the sizes do not overflow either, and a state of nothing has lists of its items all the same.
+[[gnu::noinline]] inline index checked_product(std::span<const index> sizes, index limit = beyond_memory) {
   index product = 1;
-  for (index size : sizes)
-    if (size == 0) return 0;
-  for (index size : sizes)
-    if (size < 0 || __builtin_mul_overflow(product, size, &product) ||
-        product > std::numeric_limits<index>::max() / index(sizeof(double)))
-      return -1;
-  return product;
+  bool nothing = false;
+  for (index size : sizes) {
+    nothing |= size == 0;
+    if (size < 0 || __builtin_mul_overflow(product, std::max<index>(size, 1), &product) || product >= limit) return -1;
+  }
+  return nothing ? 0 : product;
 }
 
 /// A view without its element type.
@@ -76,6 +79,13 @@ struct memory_layout {
     return data || std::any_of(extents, extents + rank, [](index n) { return n != 0; });
   }
 };
+
+/// Adds the bytes that an axis of a view spans to `bytes`; whether that is a number.
+inline bool add_span(index stride, index extent, index item, index& bytes) {
+  index step = 0, span = 0;
+  return !__builtin_mul_overflow(stride, item, &step) && !__builtin_mul_overflow(step, extent - 1, &span) &&
+         span > -beyond_count && span < beyond_count && (bytes += std::abs(span)) < beyond_count;
+}
 
 /// Whether two views are the same memory in the same layout.
 inline bool same_memory(const memory_layout& x, const memory_layout& y) {
@@ -121,7 +131,7 @@ class validator {
 
   /// Checks that memory can hold the product of the sizes; returns it.
   [[gnu::noinline]] index fits(const char* what, std::initializer_list<index> sizes) const {
-    const index product = checked_product(sizes);
+    const index product = checked_product({sizes.begin(), sizes.size()});
     if (product < 0) fail({what, " that memory can hold"}, "a size beyond it");
     return product;
   }
@@ -142,6 +152,10 @@ class validator {
       fail({what, " with extents >= 0"}, list_text(x.extents, x.rank));
     if (!x.data && !x.empty())
       fail({what, " with memory behind its extents"}, "a null view of shape " + list_text(x.extents, x.rank));
+    index bytes = 0;
+    for (int n = 0; n < x.rank && !x.empty(); ++n)
+      if (x.extents[n] > 1 && !add_span(x.strides[n], x.extents[n], x.item, bytes))
+        fail({what, " with strides * extents that memory can hold"}, "strides " + list_text(x.strides, x.rank));
   }
 
   /// A view that can be written: readable, and no two of its elements share memory.
@@ -197,11 +211,17 @@ struct moving_axes {
   int count = 0;
   index item;
   std::uintptr_t origin;
+  bool endless = false;  // more bytes than there are numbers
 
   explicit moving_axes(const memory_layout& x) : item(x.item) {
     const char* lowest = x.data;
+    index all = item;
     for (int n = 0; n < x.rank; ++n) {
       if (x.extents[n] < 2) continue;
+      if (!add_span(x.strides[n], x.extents[n], x.item, all)) {
+        endless = true;
+        break;
+      }
       const index step = x.strides[n] * x.item;
       if (step < 0) lowest += step * (x.extents[n] - 1);
       axes[count++] = {std::abs(step), x.extents[n]};
@@ -227,6 +247,7 @@ struct moving_axes {
 inline bool elements_overlap(const memory_layout& x) {
   if (x.empty()) return false;
   const moving_axes m(x);
+  if (m.endless) return true;
   for (int n = 0; n < m.count; ++n) {
     if (m.axes[n].stride < m.span(m.axes[n].stride)) return true;
     for (int other = 0; other < n; ++other)
@@ -243,6 +264,7 @@ inline bool may_share(const memory_layout& x, const memory_layout& y) {
   if (x.empty() || y.empty()) return false;
   constexpr index all = std::numeric_limits<index>::max();
   const moving_axes a(x), b(y);
+  if (a.endless || b.endless) return true;
   if (a.origin + static_cast<std::uintptr_t>(a.span(all)) <= b.origin ||
       b.origin + static_cast<std::uintptr_t>(b.span(all)) <= a.origin)
     return false;

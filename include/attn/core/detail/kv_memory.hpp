@@ -123,7 +123,8 @@ class kv_memory {
   void grow(const validator& check, index rows, std::span<const index> lengths) {
     const index heads = extents_.heads;
     const auto grown = [&](const char* what, const memory_vector<S>& from, index elements) {
-      memory_vector<S> to(static_cast<std::size_t>(check.fits(what, {extents_.batch, heads, rows, elements})));
+      const index bytes = check.fits(what, {extents_.batch, heads, rows, elements, sizeof(S)});
+      memory_vector<S> to(static_cast<std::size_t>(bytes) / sizeof(S));
       for (std::size_t b = 0; b < lengths.size(); ++b)
         for (index h = index(b) * heads; h < index(b + 1) * heads && lengths[b] > 0; ++h)
           std::copy_n(from.data() + h * stored(rows_) * elements, stored(lengths[b]) * elements,

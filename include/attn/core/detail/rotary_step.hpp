@@ -33,9 +33,11 @@ struct rotary_step {
     } else if (std::abs(options->first_position) > furthest_position) {
       check.fail({"a first position from ", -furthest_position, " to ", furthest_position}, options->first_position);
     }
+    bool padding = count > 0;  // all of it: it needs no position, and a table may have none
     for (index b = 0; b < batch; ++b) {
       const auto item = static_cast<std::size_t>(b);
       const index taken = lengths.empty() ? count : lengths[item];
+      padding &= taken == 0;
       index position = 0;
       for (index t = 0; t < count; ++t) {
         if (t < taken)
@@ -43,14 +45,15 @@ struct rotary_step {
         positions[b * count + t] = position;
       }
     }
-    options->positions = {positions, {batch, count}};
-    const auto rotated = [&](const char* name, const tensor_view<const S>& x, S* memory) {
+    options->positions = {positions, {batch, padding ? 0 : count}};
+    const auto rotated = [&](const char* name, tensor_view<const S> x, S* memory) {
+      if (padding) x = x.slice(2, 0, 0);
       const tensor_view<S> to(memory, x.extents());
       run_rotary<S>(check, x, to, {name, "the rotated tokens"}, *options, false, false, exec);
       return to;
     };
-    q_new = rotated("q", q_new, q);
-    k_new = rotated("k", k_new, k);
+    const tensor_view<const S> q_rotated = rotated("q", q_new, q), k_rotated = rotated("k", k_new, k);
+    if (!padding) q_new = q_rotated, k_new = k_rotated;
   }
 };
 

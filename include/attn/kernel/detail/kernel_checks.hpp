@@ -46,10 +46,10 @@ struct state_step {
   void (*run)(const validator&, kernel_call<T>&, kernel_state<T>&, execution&) = nullptr;
 };
 
-/// Checks that memory can hold the sums of so many features for some thousand threads.
+/// Checks that memory can hold the sums of so many features.
 inline void check_feature_count(const validator& check, index features, const attention_shape& s) {
   check.at_least("features", 0, features);
-  check.fits("features", {features, std::max<index>(s.dim_v, 64), index(1) << 16});
+  check.fits("features", {features, std::max<index>(s.dim_v, 64), sizeof(double)});
 }
 
 /// Is a parameter there for every query head, or for every key head?

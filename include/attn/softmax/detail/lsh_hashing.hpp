@@ -9,6 +9,11 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
+inline void check_rounds(const validator& check, index rounds) {
+  constexpr index most = index(1) << 16;  // tables of a token for each round: no memory holds many more
+  check.at_least("rounds", 1, rounds);
+  if (rounds > most) check.fail({"rounds <= ", most}, rounds);
+}
 inline void check_buckets(const validator& check, index buckets) {
   check.at_least("buckets", 2, buckets);
   if (buckets % 2 != 0) check.fail("an even number of buckets", buckets);
