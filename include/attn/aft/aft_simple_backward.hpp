@@ -25,7 +25,7 @@ namespace attn::inline ATTN_ISA {
 /// The gradients aft_simple_backward computes: those given. S is the element type of the call.
 template <class S>
 struct aft_simple_gradients {
-  tensor_view<S> q{}, k{}, v{};
+  view_field<S> q{}, k{}, v{};
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };

@@ -32,7 +32,7 @@ struct rotary_options {
   /// Position of the first token.
   index first_position = 0;
   /// Positions of the tokens, in place of first_position + i: [B or 1, L].
-  tensor_view<const index, 2> positions{};
+  view_field<const index, 2> positions{};
   /// Whether dims 2 n and 2 n + 1 are rotated together, instead of n and n + dims / 2.
   bool interleaved = false;
   /// How many dims, the first ones, are rotated, an even number; the others are copied. All of them unless given.
@@ -44,13 +44,13 @@ struct rotary_options {
   /// Factor of the rotated dims, as in YaRN.
   double magnitude = 1;
   /// Tables of cosines and sines, [positions, dims / 2], in place of base, frequencies and magnitude.
-  tensor_view<const real, 2> cos{}, sin{};
+  view_field<const real, 2> cos{}, sin{};
 };
 
 /// The gradient rotary_backward computes.
 template <class S>
 struct rotary_gradients {
-  tensor_view<S> x{};
+  view_field<S> x{};
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };

@@ -214,29 +214,37 @@ inline constexpr bool has_view =
 template <class X>
 concept eigen_expression = std::derived_from<std::remove_cvref_t<X>, Eigen::EigenBase<std::remove_cvref_t<X>>>;
 
+/// What is wrong with an argument of which no view can be made.
+enum class not_viewable { no, expression, list, other };
 template <class X>
-concept is_viewable = has_view<X>;
-
-/// Says in one sentence why an argument is not viewable.
-template <class X>
-constexpr bool check_viewable() {
-  if constexpr (has_view<X>) return true;
-  else if constexpr (eigen_expression<X>)
-    static_assert(has_view<X>, "attn: an Eigen expression such as x * w has no memory of its own: evaluate it first");
-  else if constexpr (std::ranges::range<X>)
-    static_assert(has_view<X>,
-                  "attn: a list of numbers has no shape: pass attn::tensor_view<float>(list.data(), {batch, heads, "
-                  "length, dim})");
-  else
-    static_assert(has_view<X>, "attn: expected a tensor_view, an Eigen matrix or something else a view can be made of");
-  return true;
+constexpr not_viewable why_not_viewable() {
+  if constexpr (has_view<X>) return not_viewable::no;
+  else if constexpr (eigen_expression<X>) return not_viewable::expression;
+  else if constexpr (std::ranges::range<X>) return not_viewable::list;
+  else return not_viewable::other;
 }
+
+/// A sentence that compilers print where `right`, part of a constraint, is not so.
+template <std::size_t N>
+struct sentence {
+  char text[N];
+  consteval sentence(const char (&literal)[N]) { std::copy_n(literal, N, text); }
+};
+template <sentence, bool right>
+inline constexpr bool says_unless = right;
 
 }  // namespace detail
 
-/// What every operator takes: a view or anything a view can be made of. Other types are rejected by a static_assert.
+/// What every operator takes: a view or anything a view can be made of.
 template <class X>
-concept viewable = detail::check_viewable<X>();
+concept viewable =
+    detail::says_unless<"attn: an Eigen expression such as x * w has no memory of its own: evaluate it first",
+                        detail::why_not_viewable<X>() != detail::not_viewable::expression> &&
+    detail::says_unless<"attn: a list of numbers has no shape: pass attn::tensor_view<float>(list.data(), {batch, "
+                        "heads, length, dim})",
+                        detail::why_not_viewable<X>() != detail::not_viewable::list> &&
+    detail::says_unless<"attn: expected a tensor_view, an Eigen matrix or something else a view can be made of",
+                        detail::why_not_viewable<X>() != detail::not_viewable::other>;
 
 /// The view of a viewable argument; its element type is const where the argument is.
 template <viewable X>
@@ -253,9 +261,22 @@ constexpr auto as_view(X&& x) {
   }
 }
 
+namespace detail {
+
+/// The view of an argument; any view of one that is not viewable, so that it is the concept which says so.
+template <class X>
+constexpr auto view_or_any() {
+  if constexpr (has_view<X>) return decltype(as_view(std::declval<X>()))();
+  else return tensor_view<float>();
+}
+template <class X>
+using element_type_of = typename decltype(view_or_any<X>())::element_type;
+
+}  // namespace detail
+
 /// The element type of a viewable argument, without const.
 template <class X>
-using element_of = typename decltype(as_view(std::declval<X>()))::value_type;
+using element_of = typename decltype(detail::view_or_any<X>())::value_type;
 
 /// A list of numbers in the caller's memory, such as lengths, one for each batch item: std::vector<index>, std::array,
 /// an array or a std::span.

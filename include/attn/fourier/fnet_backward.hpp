@@ -23,7 +23,7 @@ namespace attn::inline ATTN_ISA {
 /// What fnet_backward writes. S is the element type of the call.
 template <class S>
 struct fnet_gradients {
-  tensor_view<S> x{};
+  view_field<S> x{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };

@@ -34,10 +34,10 @@ struct delta_rule_options {
   /// Factor of out; 1 / sqrt(D) unless given.
   std::optional<real> scale{};
   list_view<index> lengths{};                // true lengths, one per batch item; rows of padding are 0 in out
-  tensor_view<const real, 3> beta{};         // how much of the difference is written, [B, Hv, L]; 1 unless given
-  tensor_view<const real> log_decay{};       // g <= 0, -infinity included: per token [B, Hv, L, 1] or channel [.., D]
-  tensor_view<const real> initial_state{};   // S_0 [B, Hv, D, Dv]; 0 unless given
-  tensor_view<real> final_state{};           // written if given: the state after the true length
+  view_field<const real, 3> beta{};          // how much of the difference is written, [B, Hv, L]; 1 unless given
+  view_field<const real> log_decay{};        // g <= 0, -infinity included: per token [B, Hv, L, 1] or channel [.., D]
+  view_field<const real> initial_state{};    // S_0 [B, Hv, D, Dv]; 0 unless given
+  view_field<real> final_state{};            // written if given: the state after the true length
   /// If given, q and k are first divided by sqrt(|row|^2 + unit_norm_eps); > 0.
   std::optional<real> unit_norm_eps{};
 };

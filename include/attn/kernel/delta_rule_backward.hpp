@@ -32,11 +32,11 @@ template <class S>
 struct delta_rule_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> q{}, k{}, v{};
-  tensor_view<real, 3> beta{};              // [B, Hv, L]
-  tensor_view<real> log_decay{};            // as log_decay: [B, Hv, L, 1 or D]
-  tensor_view<real> initial_state{};        // [B, Hv, D, Dv]
-  tensor_view<const real> d_final_state{};  // an input, as final_state; 0 unless given
+  view_field<S> q{}, k{}, v{};
+  view_field<real, 3> beta{};               // [B, Hv, L]
+  view_field<real> log_decay{};             // as log_decay: [B, Hv, L, 1 or D]
+  view_field<real> initial_state{};         // [B, Hv, D, Dv]
+  view_field<const real> d_final_state{};   // an input, as final_state; 0 unless given
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };

@@ -46,8 +46,8 @@ struct delta_rule_step_options {
   std::optional<real> scale{};
   /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
   list_view<index> lengths{};
-  tensor_view<const real, 3> beta{};    // [B, Hv, n]
-  tensor_view<const real> log_decay{};  // [B, Hv, n, 1 or D]
+  view_field<const real, 3> beta{};     // [B, Hv, n]
+  view_field<const real> log_decay{};   // [B, Hv, n, 1 or D]
   std::optional<real> unit_norm_eps{};
 };
 

@@ -41,18 +41,18 @@ struct linear_options {
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   real eps = real(1e-6);  // added to the denominator
   bool normalise = true;  // whether to divide by phi(q).z + eps
-  tensor_view<const real, 3> decay{};  // decay of the sums before a token, from 0 to 1: [B, H or Hkv, Lk]; causal only
+  view_field<const real, 3> decay{};   // decay of the sums before a token, from 0 to 1: [B, H or Hkv, Lk]; causal only
   real scale = real(1);                // factor of phi(q)
   /// In place of decay its logarithm, <= 0, -infinity included: per token [B, H or Hkv, Lk, 1], or per feature [.., D].
-  tensor_view<const real> log_decay{};
-  tensor_view<const real, 2> bonus{};  // u [H, D]; causal only
+  view_field<const real> log_decay{};
+  view_field<const real, 2> bonus{};   // u [H, D]; causal only
   /// S [B, H or Hkv, D, Dv] and z [B, H or Hkv, D] before the first key (0 unless given) and after the last one
   /// (written if given, to separate memory). Where decays or one of these are per query head, so are the sums: the
   /// final ones must then be per query head, and initial ones per key head apply to all query heads of their group.
-  tensor_view<const real> initial_state{};
-  tensor_view<const real, 3> initial_weights{};
-  tensor_view<real> final_state{};
-  tensor_view<real, 3> final_weights{};
+  view_field<const real> initial_state{};
+  view_field<const real, 3> initial_weights{};
+  view_field<real> final_state{};
+  view_field<real, 3> final_weights{};
 };
 
 namespace detail {

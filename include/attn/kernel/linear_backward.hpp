@@ -41,15 +41,15 @@ template <class S>
 struct linear_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> q{}, k{}, v{};
-  tensor_view<real, 3> decay{};      // as decay: [B, H or Hkv, Lk]
-  tensor_view<real> log_decay{};     // as log_decay: [B, H or Hkv, Lk, 1 or D]
-  tensor_view<real, 2> bonus{};      // [H, D], the sum over the batch
-  tensor_view<real> initial_state{};
-  tensor_view<real, 3> initial_weights{};
+  view_field<S> q{}, k{}, v{};
+  view_field<real, 3> decay{};       // as decay: [B, H or Hkv, Lk]
+  view_field<real> log_decay{};      // as log_decay: [B, H or Hkv, Lk, 1 or D]
+  view_field<real, 2> bonus{};       // [H, D], the sum over the batch
+  view_field<real> initial_state{};
+  view_field<real, 3> initial_weights{};
   /// Inputs, as final_state and final_weights: 0 unless given.
-  tensor_view<const real> d_final_state{};
-  tensor_view<const real, 3> d_final_weights{};
+  view_field<const real> d_final_state{};
+  view_field<const real, 3> d_final_weights{};
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };

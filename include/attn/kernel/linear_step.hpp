@@ -23,10 +23,10 @@ struct linear_step_options {
   list_view<index> lengths{};
   real eps = real(1e-6);
   bool normalise = true;
-  tensor_view<const real, 3> decay{};  // [B, H or Hkv, n]
+  view_field<const real, 3> decay{};   // [B, H or Hkv, n]
   real scale = real(1);
-  tensor_view<const real> log_decay{};  // [B, H or Hkv, n, 1 or D]
-  tensor_view<const real, 2> bonus{};   // [H, D]
+  view_field<const real> log_decay{};   // [B, H or Hkv, n, 1 or D]
+  view_field<const real, 2> bonus{};    // [H, D]
 };
 
 namespace detail {

@@ -32,8 +32,8 @@ namespace attn::inline ATTN_ISA {
 /// The gradients performer_backward computes: those given. S is the element type of the call.
 template <class S>
 struct performer_gradients {
-  tensor_view<S> q{}, k{}, v{};
-  tensor_view<S, 3> features{};  // as features, summed over what shares them
+  view_field<S> q{}, k{}, v{};
+  view_field<S, 3> features{};   // as features, summed over what shares them
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };

@@ -38,7 +38,7 @@ struct rfa_options {
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   real eps = real(0);  // added to the denominator
   real norm_eps = real(0);  // added to the norm of a token before dividing by it; the original uses 0.001
-  tensor_view<const real, 3> gate{};  // per token, from 0 to 1: [B, H or Hkv, Lk]; causal only
+  view_field<const real, 3> gate{};   // per token, from 0 to 1: [B, H or Hkv, Lk]; causal only
 };
 
 namespace detail {

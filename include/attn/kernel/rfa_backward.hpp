@@ -31,9 +31,9 @@ template <class S>
 struct rfa_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> q{}, k{}, v{};
-  tensor_view<S, 3> features{};  // as features, summed over what shares them
-  tensor_view<real, 3> gate{};   // as gate: [B, H or Hkv, Lk]
+  view_field<S> q{}, k{}, v{};
+  view_field<S, 3> features{};   // as features, summed over what shares them
+  view_field<real, 3> gate{};    // as gate: [B, H or Hkv, Lk]
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };

@@ -21,7 +21,7 @@ struct rfa_step_options {
   /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
   list_view<index> lengths{};
   real eps = real(0), norm_eps = real(0);
-  tensor_view<const real, 3> gate{};  // [B, H or Hkv, n]
+  view_field<const real, 3> gate{};   // [B, H or Hkv, n]
 };
 
 namespace detail {

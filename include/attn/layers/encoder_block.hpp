@@ -41,7 +41,7 @@ struct encoder_block_options {
   compute_type<S> eps = compute_type<S>(1e-5);
   /// Written if given: the result of the mixer, [B, L, D]. encoder_block_backward reads it; without it, it calls the
   /// mixer once more.
-  tensor_view<S, 3> mixed{};
+  view_field<S, 3> mixed{};
 };
 
 namespace detail {

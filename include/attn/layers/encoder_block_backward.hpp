@@ -37,7 +37,7 @@ namespace attn::inline ATTN_ISA {
 /// The gradients encoder_block_backward writes: those given. S is the element type of the call.
 template <class S>
 struct encoder_block_gradients {
-  tensor_view<S, 3> x{};
+  view_field<S, 3> x{};
   layer_norm_weight_gradients<S> norm_1{}, norm_2{};
   feed_forward_weight_gradients<S> feed_forward{};
   /// Add to what is there, instead of writing it over.

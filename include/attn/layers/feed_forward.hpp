@@ -25,8 +25,8 @@ namespace attn::inline ATTN_ISA {
 
 template <class S>
 struct feed_forward_weights {
-  tensor_view<const S, 2> up{}, down{}, gate{};
-  tensor_view<const S, 1> up_bias{}, down_bias{}, gate_bias{};
+  view_field<const S, 2> up{}, down{}, gate{};
+  view_field<const S, 1> up_bias{}, down_bias{}, gate_bias{};
 };
 
 struct feed_forward_options {

@@ -29,16 +29,16 @@ namespace attn::inline ATTN_ISA {
 /// The gradients of feed_forward_weights.
 template <class S>
 struct feed_forward_weight_gradients {
-  tensor_view<S, 2> up{}, down{}, gate{};
-  tensor_view<S, 1> up_bias{}, down_bias{}, gate_bias{};
+  view_field<S, 2> up{}, down{}, gate{};
+  view_field<S, 1> up_bias{}, down_bias{}, gate_bias{};
 };
 
 /// The gradients feed_forward_backward writes: those given. S is the element type of the call.
 template <class S>
 struct feed_forward_gradients {
-  tensor_view<S, 3> x{};
-  tensor_view<S, 2> up{}, down{}, gate{};
-  tensor_view<S, 1> up_bias{}, down_bias{}, gate_bias{};
+  view_field<S, 3> x{};
+  view_field<S, 2> up{}, down{}, gate{};
+  view_field<S, 1> up_bias{}, down_bias{}, gate_bias{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };

@@ -17,7 +17,7 @@ namespace attn::inline ATTN_ISA {
 
 template <class S>
 struct layer_norm_weights {
-  tensor_view<const S, 1> gamma{}, beta{};  // 1 and 0 unless given
+  view_field<const S, 1> gamma{}, beta{};   // 1 and 0 unless given
 };
 
 /// Options of layer_norm for elements of type S.

@@ -25,14 +25,14 @@ namespace attn::inline ATTN_ISA {
 /// The gradients of layer_norm_weights.
 template <class S>
 struct layer_norm_weight_gradients {
-  tensor_view<S, 1> gamma{}, beta{};
+  view_field<S, 1> gamma{}, beta{};
 };
 
 /// The gradients layer_norm_backward writes: those given. S is the element type of the call.
 template <class S>
 struct layer_norm_gradients {
-  tensor_view<S, 3> x{};
-  tensor_view<S, 1> gamma{}, beta{};
+  view_field<S, 3> x{};
+  view_field<S, 1> gamma{}, beta{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };

@@ -31,8 +31,8 @@ namespace attn::inline ATTN_ISA {
 /// Weights of multi_head: one row for every projected number.
 template <class S>
 struct multi_head_weights {
-  tensor_view<const S, 2> query{}, key{}, value{}, output{};
-  tensor_view<const S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
+  view_field<const S, 2> query{}, key{}, value{}, output{};
+  view_field<const S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
 };
 
 /// Options of multi_head for elements of type S.
@@ -42,10 +42,10 @@ struct multi_head_options {
   /// Heads of keys and values; as many as `heads` unless given, and a divisor of it (grouped queries).
   std::optional<index> kv_heads{};
   /// The sequence y that keys and values are projected from, [B, Lk, m]; x unless given.
-  tensor_view<const S, 3> context{};
+  view_field<const S, 3> context{};
   /// Written if given, where there is an output weight: the heads' output, [B, Lq, heads Dv]. multi_head_backward reads
   /// it; without it, it calls the operator once more.
-  tensor_view<S, 3> attended{};
+  view_field<S, 3> attended{};
 };
 
 namespace detail {

@@ -41,9 +41,9 @@ namespace attn::inline ATTN_ISA {
 /// The gradients multi_head_backward writes: those given. S is the element type of the call.
 template <class S>
 struct multi_head_gradients {
-  tensor_view<S, 3> x{}, context{};
-  tensor_view<S, 2> query{}, key{}, value{}, output{};
-  tensor_view<S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
+  view_field<S, 3> x{}, context{};
+  view_field<S, 2> query{}, key{}, value{}, output{};
+  view_field<S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };

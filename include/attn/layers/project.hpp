@@ -24,8 +24,8 @@ namespace attn::inline ATTN_ISA {
 
 template <class S>
 struct project_weights {
-  tensor_view<const S, 2> weight{};
-  tensor_view<const S, 1> bias{};
+  view_field<const S, 2> weight{};
+  view_field<const S, 1> bias{};
 };
 
 namespace detail {

@@ -25,9 +25,9 @@ namespace attn::inline ATTN_ISA {
 /// The gradients project_backward writes: those given. S is the element type of the call.
 template <class S>
 struct project_gradients {
-  tensor_view<S, 3> x{};
-  tensor_view<S, 2> weight{};
-  tensor_view<S, 1> bias{};
+  view_field<S, 3> x{};
+  view_field<S, 2> weight{};
+  view_field<S, 1> bias{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };

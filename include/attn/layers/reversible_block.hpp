@@ -34,7 +34,7 @@ template <class S>
 struct reversible_block_options {
   /// The rounding errors of all sums so far, [B, L, 2 D]: zeros before the first block, changed by every block and
   /// every inverse.
-  tensor_view<S, 3> remainder{};
+  view_field<S, 3> remainder{};
 };
 
 namespace detail {

@@ -32,7 +32,7 @@ namespace attn::inline ATTN_ISA {
 /// What reversible_block_backward writes beside x. S is the element type of the call.
 template <class S>
 struct reversible_block_gradients {
-  tensor_view<S, 3> x{};
+  view_field<S, 3> x{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };

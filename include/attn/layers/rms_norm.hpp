@@ -17,7 +17,7 @@ namespace attn::inline ATTN_ISA {
 
 template <class S>
 struct rms_norm_weights {
-  tensor_view<const S, 1> gamma{};  // 1 unless given
+  view_field<const S, 1> gamma{};   // 1 unless given
 };
 
 /// Options of rms_norm for elements of type S.

@@ -25,8 +25,8 @@ namespace attn::inline ATTN_ISA {
 /// The gradients rms_norm_backward writes: those given. S is the element type of the call.
 template <class S>
 struct rms_norm_gradients {
-  tensor_view<S, 3> x{};
-  tensor_view<S, 1> gamma{};
+  view_field<S, 3> x{};
+  view_field<S, 1> gamma{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };

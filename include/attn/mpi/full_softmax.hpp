@@ -37,7 +37,7 @@ struct full_softmax_options {
   list_view<real> alibi_slopes{};
   list_view<real> sinks{};
   /// Written if given, for the queries of this process: [B, H, Lq].
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
   /// Whether tokens are in zigzag order.
   bool zigzag = false;
 };

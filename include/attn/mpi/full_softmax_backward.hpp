@@ -33,11 +33,11 @@ template <class S>
 struct full_softmax_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> q{}, k{}, v{};
+  view_field<S> q{}, k{}, v{};
   /// [H]: summed over all processes.
-  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  view_field<real, 1> alibi_slopes{}, sinks{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
-  tensor_view<const real, 3> d_lse{};
+  view_field<const real, 3> d_lse{};
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };

@@ -40,11 +40,11 @@ struct sliding_window_options {
   /// Of the whole sequence.
   list_view<index> global_positions{};
   /// All three, or none, on every process.
-  tensor_view<const S> q_global{}, k_global{}, v_global{};
+  view_field<const S> q_global{}, k_global{}, v_global{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   /// Written if given, for the queries of this process: [B, H, Lq].
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 /// See the top of the file. Options, a score function score(s, batch, head, i, j), i and j positions in the whole

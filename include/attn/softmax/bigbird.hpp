@@ -24,7 +24,7 @@ namespace attn::inline ATTN_ISA {
 /// Which query sees which keys in BigBird attention.
 struct bigbird_pattern {
   index size = 64, window_blocks = 3, global_blocks = 1;
-  tensor_view<const index, 3> random{};
+  view_field<const index, 3> random{};
 
   /// Query sets are blocks, taken alternately from both ends: the global ones, which see most keys, go first.
   index query_sets(const pattern_shape& s) const { return s.blocks(s.clamped(size)) - s.first_block(s.clamped(size)); }
@@ -139,12 +139,12 @@ struct bigbird_options {
   /// g, >= 0: the first g and the last g blocks are global.
   index global_blocks = 1;
   /// Random blocks of each query block, [H or 1, blocks, r], -1 for none; those that begin beyond the length are empty.
-  tensor_view<const index, 3> random{};
+  view_field<const index, 3> random{};
   /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 namespace detail {

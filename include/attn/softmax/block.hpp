@@ -20,7 +20,7 @@ namespace attn::inline ATTN_ISA {
 /// Which query sees which keys in block attention.
 struct block_pattern {
   index size = 128, neighbours = 1;
-  tensor_view<const index, 2> permutation{};
+  view_field<const index, 2> permutation{};
 
   /// Small blocks share a query set.
   index blocks_per_set(index b) const { return permutation ? 1 : std::max<index>(1, detail::max_rows / b); }
@@ -64,12 +64,12 @@ struct block_options {
   index neighbours = 1;
   /// In place of neighbours: the one key block that each query block sees, [H or 1, blocks], -1 for none. One that
   /// begins beyond the length is empty.
-  tensor_view<const index, 2> permutation{};
+  view_field<const index, 2> permutation{};
   /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 namespace detail {

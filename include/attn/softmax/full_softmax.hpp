@@ -45,7 +45,7 @@ struct full_softmax_options {
   /// (true lengths) unless given. merge_softmax() combines the results over several sets of keys.
   std::optional<index> first_position{};
   /// Added to the scores: [B or 1, H or 1, Lq or 1, Lk]; -infinity masks a key.
-  tensor_view<const real> bias{};
+  view_field<const real> bias{};
   /// Which keys a query sees, in addition to causal and lengths: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes
   /// (mask_view.hpp).
   mask_view mask{};
@@ -56,7 +56,7 @@ struct full_softmax_options {
   /// Attention sinks: a logit per head that joins the denominator and has no value. Finite, or -infinity for none.
   list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 namespace detail {

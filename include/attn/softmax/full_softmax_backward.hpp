@@ -33,13 +33,13 @@ template <class S>
 struct full_softmax_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> q{}, k{}, v{};
+  view_field<S> q{}, k{}, v{};
   /// As bias: [B or 1, H or 1, Lq or 1, Lk], summed over what it is broadcast over.
-  tensor_view<real> bias{};
+  view_field<real> bias{};
   /// [H]
-  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  view_field<real, 1> alibi_slopes{}, sinks{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
-  tensor_view<const real, 3> d_lse{};
+  view_field<const real, 3> d_lse{};
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };

@@ -39,11 +39,11 @@ struct full_softmax_step_options {
   /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
   /// As in full_softmax_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], lse [B, H, n].
-  tensor_view<const real> bias{};
+  view_field<const real> bias{};
   mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 /// Feeds n tokens and attends their queries; options, score and execution may each be left out. The cache is a kv_cache

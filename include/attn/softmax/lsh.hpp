@@ -79,10 +79,10 @@ struct lsh_options {
   real norm_eps = 0;
   /// Seed of the rotations, which are the same for all heads, unless rotations are given.
   std::uint64_t seed = 0;
-  tensor_view<const real, 4> rotations{};
+  view_field<const real, 4> rotations{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 namespace detail {

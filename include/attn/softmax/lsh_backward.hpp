@@ -30,11 +30,11 @@ template <class S>
 struct lsh_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> q{}, v{};
+  view_field<S> q{}, v{};
   /// [H]
-  tensor_view<real, 1> alibi_slopes{}, sinks{};
+  view_field<real, 1> alibi_slopes{}, sinks{};
   /// Read, not written: the gradient of lse, [B, H, L].
-  tensor_view<const real, 3> d_lse{};
+  view_field<const real, 3> d_lse{};
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };

@@ -20,6 +20,7 @@
 
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/gradients.hpp>
+#include <attn/core/view_field.hpp>
 
 #include <cmath>
 
@@ -30,12 +31,12 @@ template <class S>
 struct merge_softmax_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> out{};
-  tensor_view<real, 3> lse{};
-  tensor_view<S> other_out{};
-  tensor_view<real, 3> other_lse{};
+  view_field<S> out{};
+  view_field<real, 3> lse{};
+  view_field<S> other_out{};
+  view_field<real, 3> other_lse{};
   /// Read, not written: the gradient of the merged lse; 0 unless given.
-  tensor_view<const real, 3> d_lse{};
+  view_field<const real, 3> d_lse{};
   /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };

@@ -43,7 +43,7 @@ struct pattern_softmax_options {
   /// A logit per head that joins the denominator and has no value.
   list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 /// Attention by a pattern; score as in full_softmax.hpp.

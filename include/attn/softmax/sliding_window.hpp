@@ -47,12 +47,12 @@ struct sliding_window_options {
   /// positions beyond the length are ignored.
   list_view<index> global_positions{};
   /// Separate projections for the rows of global queries (all three, or none), of the shapes of q, k, v.
-  tensor_view<const S> q_global{}, k_global{}, v_global{};
+  view_field<const S> q_global{}, k_global{}, v_global{};
   /// As in full_softmax_options.
   mask_view mask{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 namespace detail {

@@ -38,7 +38,7 @@ struct sliding_window_step_options {
   std::optional<rotary_options<S>> rotary{};
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 /// The window of a stream. Steps are causal, so there is nothing to the right.

@@ -38,7 +38,7 @@ struct topk_blocks_options {
   index topk = 3;
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 namespace detail {

@@ -35,7 +35,7 @@ struct topk_blocks_step_options {
   index topk = 3;
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 /// Options that are the same in all steps.

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <attn/core/execution.hpp>
+#include <attn/core/view_field.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
 
