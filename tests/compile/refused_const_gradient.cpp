@@ -1,4 +1,4 @@
-// says: full_softmax_backward(
+// says: a gradient or result must be writable, but its elements are const
 #include <attn/softmax/full_softmax_backward.hpp>
 
 // A gradient is written: it cannot be a const matrix.

@@ -102,14 +102,14 @@ inline std::span<const index> check_offsets(const validator& check, const char* 
 /// body(packed_sequence, execution) for every sequence that is not empty. See the top of the file.
 template <class Body>
 void for_each_sequence(const packed_offsets& options, execution_ref threads, Body&& body) {
-  using namespace detail;
-  const validator check("for_each_sequence");
+  const detail::validator check("for_each_sequence");
   const bool both = options.query_offsets.empty() && options.key_offsets.empty();
   if (!both && !options.offsets.empty())
     check.fail("either offsets, or query_offsets and key_offsets", "both");
-  const auto queries = check_offsets(check, both ? "offsets" : "query_offsets",
-                                     both ? options.offsets : options.query_offsets);
-  const auto keys = check_offsets(check, both ? "offsets" : "key_offsets", both ? options.offsets : options.key_offsets);
+  const auto queries = detail::check_offsets(check, both ? "offsets" : "query_offsets",
+                                                     both ? options.offsets : options.query_offsets);
+  const auto keys = detail::check_offsets(check, both ? "offsets" : "key_offsets",
+                                                  both ? options.offsets : options.key_offsets);
   check.equal("entries of key_offsets = those of query_offsets", std::ssize(queries), std::ssize(keys));
   const index count = std::ssize(queries) - 1;
   const auto sequence = [&](index n) { return packed_sequence(n, queries, keys); };
@@ -123,7 +123,7 @@ void for_each_sequence(const packed_offsets& options, execution_ref threads, Bod
   }
   // The longest first. A sequence that is more than one thread's share of the remaining work, assuming that work grows
   // with the square of the length, is computed by all threads.
-  const auto order = exec.workspace([&](arena& memory) { return memory.allocate<index>(count); });
+  const auto order = exec.workspace([&](detail::arena& memory) { return memory.allocate<index>(count); });
   std::iota(*order, *order + count, index(0));
   std::sort(*order, *order + count,
             [&](index a, index b) { return tokens(a) != tokens(b) ? tokens(a) > tokens(b) : a < b; });

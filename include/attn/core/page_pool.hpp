@@ -63,7 +63,7 @@ class page_free_list : public page_allocator {
 
 template <class S>
 class page_pool {
-  static_assert(detail::cache_element<S>, ATTN_CACHE_ELEMENTS);
+  static_assert(detail::check_cache_element<S>());
 
  public:
   /// A pool with its own memory. The allocator, if given, must outlive the pool. Throws std::invalid_argument for

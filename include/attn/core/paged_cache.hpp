@@ -24,7 +24,7 @@ namespace attn::inline ATTN_ISA {
 /// Sequences in pages of a pool. A copy shares all pages. A moved-from cache may only be assigned to or destroyed.
 template <class S>
 class paged_cache : public detail::token_state {
-  static_assert(detail::cache_element<S>, ATTN_CACHE_ELEMENTS);
+  static_assert(detail::check_cache_element<S>());
 
  public:
   using value_type = S;
@@ -106,7 +106,7 @@ class paged_cache : public detail::token_state {
   template <viewable K, viewable V>
   void append(const K& k, const V& v, const append_options& options = {}) {
     using E = element_of<const K&>;
-    static_assert(detail::stores<S, E>, ATTN_CACHE_TYPES);
+    detail::check_stores<S, E>();
     const tensor_view<const E> keys = as_view(k), values = as_view(v);
     check_tokens(detail::validator(name_), keys, values, options.lengths);
     append_checked(keys, values, options.lengths);

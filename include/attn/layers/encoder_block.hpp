@@ -78,7 +78,7 @@ void run_encoder_block(const tensor_view<const S, 3>& x, const tensor_view<S, 3>
   };
   auto workspace = exec.workspace([&](arena& memory) {
     const auto allocated = [&] { return allocate_sequence<S>(memory, x.extent(0), x.extent(1), x.extent(2)); };
-    return pieces{options.mixed ? options.mixed : allocated(),
+    return pieces{options.mixed ? tensor_view<S, 3>(options.mixed) : allocated(),
                   options.norm_first ? allocated() : tensor_view<S, 3>(), row_norm<T>(memory, x.extent(2)),
                   row_norm<T>(memory, x.extent(2))};
   });

@@ -89,7 +89,7 @@ struct encoder_backward_call {
     const auto computed = [&] { return allocate_sequence<T>(memory, x.extent(0), x.extent(1), x.extent(2)); };
     const row_norm<T> norm_1(memory, x.extent(2)), norm_2(memory, x.extent(2));
     pieces p{.norm_1 = norm_1, .norm_2 = norm_2};
-    p.mixed = options.mixed ? options.mixed : stored();
+    p.mixed = options.mixed ? tensor_view<S, 3>(options.mixed) : stored();
     if (options.norm_first) p.normed = stored();
     if (converts) p.d_mixed = stored();
     p.d_mixer = stored();

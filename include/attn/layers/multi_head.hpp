@@ -142,7 +142,7 @@ void run_multi_head(const tensor_view<const S, 3>& x, const tensor_view<const S,
     const auto q = allocate(x, w.query.extent(0));
     return projected{q, w.key ? allocate(y, w.key.extent(0)) : q, allocate(y, w.value.extent(0)),
                      !w.output          ? out
-                     : options.attended ? options.attended
+                     : options.attended ? tensor_view<S, 3>(options.attended)
                                         : allocate(x, w.output.extent(1))};
   });
   const auto& [q, k, v, attended] = *workspace;

@@ -71,7 +71,7 @@ void run_multi_head_backward(const tensor_view<const S, 3>& x, const multi_head_
     p.q = allocate(x, w.query.extent(0));
     p.k = w.key ? allocate(y, w.key.extent(0)) : p.q;
     p.v = allocate(y, w.value.extent(0));
-    p.attended = options.attended ? options.attended : allocate(x, attended_dim);
+    p.attended = options.attended ? tensor_view<S, 3>(options.attended) : allocate(x, attended_dim);
     if (w.output) p.d_attended = allocate(x, attended_dim);
     p.dq = allocate(x, p.q.extent(2));
     p.dk = allocate(y, p.k.extent(2));

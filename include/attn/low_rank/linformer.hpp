@@ -34,7 +34,7 @@ struct linformer_options {
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<index> lengths{}, query_lengths{}, key_lengths{};
   /// Written if given: the natural logarithm of the denominator, [B, H, Lq].
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 namespace detail {
@@ -116,26 +116,26 @@ void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F&
                execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  using namespace detail;
-  const tensor_view<const S, 3> by_e = projection_view<S>(e), by_f = projection_view<S>(f);
-  const auto& given = options_or_default<linformer_options<S>>(options);
+  const tensor_view<const S, 3> by_e = detail::projection_view<S>(e), by_f = detail::projection_view<S>(f);
+  const auto& given = detail::options_or_default<linformer_options<S>>(options);
 
-  const validator check("linformer");
-  const auto views = check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
-  const attention_shape& s = views.shape;
-  check_lse<S>(check, s, given.lse, views.q, views.k, views.v, views.out);
-  check_projections(check, s, by_e, by_f, views.out, given.lse);
+  const detail::validator check("linformer");
+  const auto views = detail::check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
+  const detail::attention_shape& s = views.shape;
+  detail::check_lse<S>(check, s, given.lse, views.q, views.k, views.v, views.out);
+  detail::check_projections(check, s, by_e, by_f, views.out, given.lse);
   if (s.heads == 0) return;
 
-  execution& threads = execution_of(exec, options);
+  execution& threads = detail::execution_of(exec, options);
   const double pairs = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
   const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
   const bool shared = by_e.data() == by_f.data() && by_e.extents() == by_f.extents() && by_e.strides() == by_f.strides();
-  with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
-    linformer_call<S, P>{.views = views, .lse = given.lse, .terms = terms_of<compute_type<S>>(given, s.dim),
-                         .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
-                         .values = {.e = by_f, .x = views.v, .heads = heads(by_f)}, .shared = shared}
+  detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
+    detail::linformer_call<S, P>{.views = views, .lse = given.lse,
+                                 .terms = detail::terms_of<compute_type<S>>(given, s.dim),
+                                 .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
+                                 .values = {.e = by_f, .x = views.v, .heads = heads(by_f)}, .shared = shared}
         .run(threads);
   });
 }

@@ -6,7 +6,8 @@
 //
 // With K' = E K, V' = F V: q, K' and V' have the gradients of softmax attention over rank keys, and
 //   dk = E^T dK',  dE = dK' k^T,  dv = F^T dV',  dF = dV' v^T.
-// out and lse are not read: the softmax runs over few keys and is computed again. Where E and F are the same matrix,
+// Of out and lse only the shapes are read, since the softmax runs over few keys and is computed again; they are
+// arguments because they are those of every softmax operator. Where E and F are the same matrix,
 // its gradient is the sum of .e and .f.
 //
 // Shapes   as the forward call's, d_out as out, d_lse as lse. Gradients have the shapes of what they are of; dk and dv
@@ -29,11 +30,11 @@ template <class S>
 struct linformer_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> q{}, k{}, v{};
+  view_field<S> q{}, k{}, v{};
   /// [H or 1, rank, Lk], as the projections.
-  tensor_view<S, 3> e{}, f{};
+  view_field<S, 3> e{}, f{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
-  tensor_view<const real, 3> d_lse{};
+  view_field<const real, 3> d_lse{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };
@@ -46,16 +47,16 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
                         execution_ref exec = {}) {
   using S = element_of<const Q&>;
   using T = compute_type<S>;
-  using namespace detail;
-  require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
-  require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
-  const tensor_view<const S, 3> by_e = projection_view<S>(e), by_f = projection_view<S>(f);
+  detail::require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
+  detail::require_one_element_type<const Q&, const O&, const D&, tensor_view<S>>();
+  const tensor_view<const S, 3> by_e = detail::projection_view<S>(e), by_f = detail::projection_view<S>(f);
   const tensor_view<const S> result = as_view(out), d_result = as_view(d_out);
-  const auto& given = options_or_default<linformer_options<S>>(options);
+  const auto& given = detail::options_or_default<linformer_options<S>>(options);
 
-  const validator check("linformer_backward");
-  attention_views<S> views{.q = as_view(q), .k = as_view(k), .v = as_view(v), .out = {}, .shape = {}, .lengths = {}};
-  backward_views all;
+  const detail::validator check("linformer_backward");
+  detail::attention_views<S> views{
+      .q = as_view(q), .k = as_view(k), .v = as_view(v), .out = {}, .shape = {}, .lengths = {}};
+  detail::backward_views all;
   all.gradient("the gradient of q", gradients.q, "q", views.q);
   all.gradient("the gradient of k", gradients.k, "k", views.k);
   all.gradient("the gradient of v", gradients.v, "v", views.v);
@@ -66,33 +67,34 @@ void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const 
   all.read("lse", given.lse);
   all.read("d_lse", gradients.d_lse);
   all.check(check);
-  const attention_shape s = views.shape = check_attention_extents(check, views.q, views.k, views.v, result);
-  check_same_shape(check, "d_out", d_result, "out", result);
+  const detail::attention_shape s = views.shape =
+      detail::check_attention_extents(check, views.q, views.k, views.v, result);
+  detail::check_same_shape(check, "d_out", d_result, "out", result);
   const tensor_view<const T, 3> rows(nullptr, {s.batch, s.heads, s.queries});
-  if (given.lse) check_same_shape(check, "lse", given.lse, "the rows of out", rows);
-  if (gradients.d_lse) check_same_shape(check, "d_lse", gradients.d_lse, "the rows of out", rows);
-  views.lengths = check_lengths(check, s, given);
-  check_scale(check, given.scale);
-  check_projections(check, s, by_e, by_f, tensor_view<S>(), tensor_view<T, 3>());
+  if (given.lse) detail::check_same_shape(check, "lse", given.lse, "the rows of out", rows);
+  if (gradients.d_lse) detail::check_same_shape(check, "d_lse", gradients.d_lse, "the rows of out", rows);
+  views.lengths = detail::check_lengths(check, s, given);
+  detail::check_scale(check, given.scale);
+  detail::check_projections(check, s, by_e, by_f, tensor_view<S>(), tensor_view<T, 3>());
   if (s.heads == 0) {
     if (!gradients.accumulate)
       for (const tensor_view<S, 3>& x : {gradients.e, gradients.f})
-        clear_gradient(tensor_view<S>(x.data(), {1, x.extent(0), x.extent(1), x.extent(2)},
-                                      {0, x.stride(0), x.stride(1), x.stride(2)}));
+        detail::clear_gradient(tensor_view<S>(x.data(), {1, x.extent(0), x.extent(1), x.extent(2)},
+                                              {0, x.stride(0), x.stride(1), x.stride(2)}));
     return;
   }
 
-  execution& threads = execution_of(exec, options);
+  execution& threads = detail::execution_of(exec, options);
   const double pairs = static_cast<double>(by_e.extent(1)) * static_cast<double>(s.queries + s.keys);
   const auto limit = threads.limit_threads({.operations = 2.75 * pairs * s.operations_per_pair()});
   const auto heads = [&](const auto& projection) { return projection.extent(0) == 1 ? s.kv_heads : s.heads; };
-  linformer_backward_call<S>{
+  detail::linformer_backward_call<S>{
       .views = views,
       .d_out = d_result,
       .d_lse = gradients.d_lse,
       .dq = gradients.q,
       .accumulate = gradients.accumulate,
-      .terms = terms_of<T>(given, s.dim),
+      .terms = detail::terms_of<T>(given, s.dim),
       .keys = {.e = by_e, .x = views.k, .heads = heads(by_e)},
       .values = {.e = by_f, .x = views.v, .heads = heads(by_f)},
       .key_gradients = {.e = gradients.e, .x = gradients.k},

@@ -49,7 +49,7 @@ struct long_short_options {
   /// A logit per head that joins the denominator and has no value.
   list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 namespace detail {
@@ -128,18 +128,17 @@ void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Op
                 execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  using namespace detail;
   static_assert(std::same_as<element_of<const L&>, S>, "attn: logits must have the element type of q, k and v");
   const tensor_view<const S> weights = as_view(logits);
-  const auto& given = options_or_default<long_short_options<S>>(options);
+  const auto& given = detail::options_or_default<long_short_options<S>>(options);
 
-  const validator check("long_short");
-  const auto views = check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
-  const attention_shape& s = views.shape;
-  check_softmax_options(check, s, given, views.q, views.k, views.v, views.out);
-  execution& threads = execution_of(exec, options);
-  with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
-    long_short_call<S, P> call = checked_long_short<S, P>(check, views, weights, given, views.out);
+  const detail::validator check("long_short");
+  const auto views = detail::check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
+  const detail::attention_shape& s = views.shape;
+  detail::check_softmax_options(check, s, given, views.q, views.k, views.v, views.out);
+  execution& threads = detail::execution_of(exec, options);
+  detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
+    detail::long_short_call<S, P> call = detail::checked_long_short<S, P>(check, views, weights, given, views.out);
     call.lse = given.lse;
     const auto limit = threads.limit_threads({.operations = call.pairs() * s.operations_per_pair()});
     call.run(threads);

@@ -31,15 +31,15 @@ template <class S>
 struct long_short_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> q{}, k{}, v{};
+  view_field<S> q{}, k{}, v{};
   /// [B, H, Lk, r]
-  tensor_view<S> logits{};
+  view_field<S> logits{};
   /// [D]
-  tensor_view<real, 1> local_gamma{}, local_beta{}, global_gamma{}, global_beta{};
+  view_field<real, 1> local_gamma{}, local_beta{}, global_gamma{}, global_beta{};
   /// [H]
-  tensor_view<real, 1> sinks{};
+  view_field<real, 1> sinks{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
-  tensor_view<const real, 3> d_lse{};
+  view_field<const real, 3> d_lse{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };
@@ -80,48 +80,48 @@ void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const
                          const long_short_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                          execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using namespace detail;
   static_assert(std::same_as<element_of<const L&>, S>, "attn: logits must have the element type of q, k and v");
   const tensor_view<const S> weights = as_view(logits);
-  no_score none;
-  no_score_backward none_backward;
-  call_softmax_backward<long_short_options>(
+  detail::no_score none;
+  detail::no_score_backward none_backward;
+  detail::call_softmax_backward<long_short_options>(
       "long_short_backward", q, k, v, out, d_out, gradients, options, none, none_backward, exec,
       [&](auto& call, const auto& given) {
-        check_long_short_backward<S>(call, weights, gradients, given);
-        attention_views<S> views{
+        detail::check_long_short_backward<S>(call, weights, gradients, given);
+        detail::attention_views<S> views{
             .q = call.q, .k = call.k, .v = call.v, .out = {}, .shape = call.shape, .lengths = call.lengths()};
-        const auto compressed = checked_long_short<S>(call.forward.check, views, weights, given, tensor_view<S>());
+        const auto compressed =
+            detail::checked_long_short<S>(call.forward.check, views, weights, given, tensor_view<S>());
         const auto recompute = [&](const auto& forward) {
-          attention_views<S> without_values{.q = forward.q,
-                                            .k = forward.k,
-                                            .v = forward.v,
-                                            .out = forward.out,
-                                            .shape = forward.shape,
-                                            .lengths = forward.lengths};
-          long_short_call<S>{.views = without_values,
-                             .logits = weights,
-                             .sinks = given.sinks,
-                             .lse = forward.lse,
-                             .terms = compressed.terms,
-                             .local = compressed.local,
-                             .global = compressed.global,
-                             .causal = compressed.causal,
-                             .causal_segment = compressed.causal_segment,
-                             .left = compressed.left,
-                             .right = compressed.right,
-                             .block = compressed.block}
+          detail::attention_views<S> without_values{.q = forward.q,
+                                                    .k = forward.k,
+                                                    .v = forward.v,
+                                                    .out = forward.out,
+                                                    .shape = forward.shape,
+                                                    .lengths = forward.lengths};
+          detail::long_short_call<S>{.views = without_values,
+                                     .logits = weights,
+                                     .sinks = given.sinks,
+                                     .lse = forward.lse,
+                                     .terms = compressed.terms,
+                                     .local = compressed.local,
+                                     .global = compressed.global,
+                                     .causal = compressed.causal,
+                                     .causal_segment = compressed.causal_segment,
+                                     .left = compressed.left,
+                                     .right = compressed.right,
+                                     .block = compressed.block}
               .run(forward.exec);
         };
-        const long_short_wanted<S> wanted{.k = gradients.k,
-                                          .v = gradients.v,
-                                          .logits = gradients.logits,
-                                          .local_gamma = gradients.local_gamma,
-                                          .local_beta = gradients.local_beta,
-                                          .global_gamma = gradients.global_gamma,
-                                          .global_beta = gradients.global_beta};
+        const detail::long_short_wanted<S> wanted{.k = gradients.k,
+                                                  .v = gradients.v,
+                                                  .logits = gradients.logits,
+                                                  .local_gamma = gradients.local_gamma,
+                                                  .local_beta = gradients.local_beta,
+                                                  .global_gamma = gradients.global_gamma,
+                                                  .global_beta = gradients.global_beta};
         call.run(2.7 * compressed.pairs() * call.shape.operations_per_pair(), recompute, [&](const auto& in) {
-          long_short_backward_call<S, std::remove_cvref_t<decltype(in)>>{
+          detail::long_short_backward_call<S, std::remove_cvref_t<decltype(in)>>{
               .in = in, .forward = compressed, .wanted = wanted}
               .run(in.forward.exec);
         });

@@ -65,13 +65,13 @@ struct multipole_options {
   std::uint64_t seed = 0;
   /// In place of k-means: the cluster of every key, 0 ... clusters - 1, with causal within its segment, [B, Hkv, Lk].
   /// Padding is not read.
-  tensor_view<const index, 3> assignment{};
+  view_field<const index, 3> assignment{};
   /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
   /// A logit per head that joins the denominator and has no value.
   list_view<real> sinks{};
   /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 namespace detail {
@@ -142,13 +142,12 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = multip
 void multipole(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  using namespace detail;
-  const auto& given = options_or_default<multipole_options<S>>(options);
-  const validator check("multipole");
-  const auto views = check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
-  check_softmax_options(check, views.shape, given, views.q, views.k, views.v, views.out);
-  execution& threads = execution_of(exec, options);
-  multipole_call<S> call = checked_multipole<S>(check, views, given, views.out);
+  const auto& given = detail::options_or_default<multipole_options<S>>(options);
+  const detail::validator check("multipole");
+  const auto views = detail::check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
+  detail::check_softmax_options(check, views.shape, given, views.q, views.k, views.v, views.out);
+  execution& threads = detail::execution_of(exec, options);
+  detail::multipole_call<S> call = detail::checked_multipole<S>(check, views, given, views.out);
   call.lse = given.lse;
   const auto limit = threads.limit_threads({.operations = call.operations()});
   call.run(threads);

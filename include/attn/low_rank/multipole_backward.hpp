@@ -28,11 +28,11 @@ template <class S>
 struct multipole_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> q{}, k{}, v{};
+  view_field<S> q{}, k{}, v{};
   /// [H]
-  tensor_view<real, 1> sinks{};
+  view_field<real, 1> sinks{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
-  tensor_view<const real, 3> d_lse{};
+  view_field<const real, 3> d_lse{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };
@@ -59,34 +59,33 @@ void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const 
                         const multipole_gradients<element_of<const Q&>>& gradients, Options&& options = {},
                         execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  using namespace detail;
-  no_score none;
-  no_score_backward none_backward;
-  call_softmax_backward<multipole_options>(
+  detail::no_score none;
+  detail::no_score_backward none_backward;
+  detail::call_softmax_backward<multipole_options>(
       "multipole_backward", q, k, v, out, d_out, gradients, options, none, none_backward, exec,
       [&](auto& call, const auto& given) {
-        check_multipole_backward<S>(call.forward.check, gradients, given);
-        const attention_views<S> views{
+        detail::check_multipole_backward<S>(call.forward.check, gradients, given);
+        const detail::attention_views<S> views{
             .q = call.q, .k = call.k, .v = call.v, .out = {}, .shape = call.shape, .lengths = call.lengths()};
-        const auto again = checked_multipole<S>(call.forward.check, views, given, tensor_view<S>());
+        const auto again = detail::checked_multipole<S>(call.forward.check, views, given, tensor_view<S>());
         const auto recompute = [&](const auto& forward) {
-          const attention_views<S> without_values{.q = forward.q,
-                                                  .k = forward.k,
-                                                  .v = forward.v,
-                                                  .out = forward.out,
-                                                  .shape = forward.shape,
-                                                  .lengths = forward.lengths};
-          multipole_call<S>{.views = without_values,
-                            .o = again.o,
-                            .assignment = again.assignment,
-                            .sinks = given.sinks,
-                            .lse = forward.lse,
-                            .terms = again.terms}
+          const detail::attention_views<S> without_values{.q = forward.q,
+                                                          .k = forward.k,
+                                                          .v = forward.v,
+                                                          .out = forward.out,
+                                                          .shape = forward.shape,
+                                                          .lengths = forward.lengths};
+          detail::multipole_call<S>{.views = without_values,
+                                    .o = again.o,
+                                    .assignment = again.assignment,
+                                    .sinks = given.sinks,
+                                    .lse = forward.lse,
+                                    .terms = again.terms}
               .run(forward.exec);
         };
-        const standard_products standard(call.forward.exec);  // multipole always uses these
+        const detail::standard_products standard(call.forward.exec);  // multipole always uses these
         call.run(2.7 * again.operations(), recompute, [&](const auto& in) {
-          multipole_backward_call<S, std::remove_cvref_t<decltype(in)>>{.in = in, .forward = again}.run(
+          detail::multipole_backward_call<S, std::remove_cvref_t<decltype(in)>>{.in = in, .forward = again}.run(
               in.forward.exec);
         });
       });

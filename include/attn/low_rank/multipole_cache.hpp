@@ -34,7 +34,7 @@ struct multipole_cache_options {
 /// assigned to or destroyed.
 template <class S>
 class multipole_cache : public detail::token_state {
-  static_assert(element<S>, ATTN_CACHE_OWN_ELEMENTS);
+  static_assert(detail::check_cache_element<S, true>());
 
  public:
   using real = compute_type<S>;
@@ -233,29 +233,29 @@ class multipole_cache : public detail::token_state {
   }
 
   void cluster_segment(index item_head, index number, execution& exec, int worker) {
-    using namespace detail;
-    const multipole_settings& o = settings_;
+    const detail::multipole_settings& o = settings_;
     const index size = o.segment, m = o.clusters, keys = size + 1;  // one segment, and a query after it
     struct pieces {
-      multipole_clusters<real> clusters;
-      cluster_scratch<real> scratch;
-      cluster_number* next;  // [clusters]
+      detail::multipole_clusters<real> clusters;
+      detail::cluster_scratch<real> scratch;
+      detail::cluster_number* next;  // [clusters]
     };
-    const pieces p = exec.scratch(worker, [&](arena& memory) {
-      return pieces{multipole_clusters<real>::layout(memory, o, keys, dim(), value_dim()),
-                    cluster_scratch<real>::layout(memory, m, dim(), size), memory.allocate<cluster_number>(m)};
+    const pieces p = exec.scratch(worker, [&](detail::arena& memory) {
+      return pieces{detail::multipole_clusters<real>::layout(memory, o, keys, dim(), value_dim()),
+                    detail::cluster_scratch<real>::layout(memory, m, dim(), size),
+                    memory.allocate<detail::cluster_number>(m)};
     });
     const auto rows_of = [&](const tensor_view<const S>& x) {
-      return head_of(x.slice(2, number * size, size), item_head / heads(), item_head % heads());
+      return detail::head_of(x.slice(2, number * size, size), item_head / heads(), item_head % heads());
     };
-    const matrix_view<const S> k = rows_of(this->keys()), v = rows_of(values());
+    const detail::matrix_view<const S> k = rows_of(this->keys()), v = rows_of(values());
     p.clusters.cluster_one(o, k, v, keys, number, p.scratch);
 
-    const cluster_sums<real>& sums = p.clusters.sums;
+    const detail::cluster_sums<real>& sums = p.clusters.sums;
     const index row = (item_head * room_ + number) * m;
-    cluster_number* const order = order_.data() + (item_head * room_ + number) * size;
-    cluster_number* const begins = begins_.data() + row;
-    cluster_number at = 0;
+    detail::cluster_number* const order = order_.data() + (item_head * room_ + number) * size;
+    detail::cluster_number* const begins = begins_.data() + row;
+    detail::cluster_number at = 0;
     for (index c = 0; c < m; ++c) {
       const real count = sums.counts[c], factor = count > 0 ? 1 / count : real(0);
       for (index d = 0; d < stride(); ++d)
@@ -268,10 +268,10 @@ class multipole_cache : public detail::token_state {
       counts_[static_cast<std::size_t>(counted + room_ * m)] =
           count > 0 ? std::log2(count) : -std::numeric_limits<real>::infinity();
       begins[c] = at;
-      at = static_cast<cluster_number>(at + static_cast<cluster_number>(count));
+      at = static_cast<detail::cluster_number>(at + static_cast<detail::cluster_number>(count));
     }
     std::copy_n(begins, m, p.next);
-    for (index j = 0; j < size; ++j) order[p.next[p.clusters.cluster[j]]++] = static_cast<cluster_number>(j);
+    for (index j = 0; j < size; ++j) order[p.next[p.clusters.cluster[j]]++] = static_cast<detail::cluster_number>(j);
   }
 
   kv_cache<S> keys_and_values_;

@@ -33,7 +33,7 @@ struct multipole_step_options {
   std::optional<rotary_options<S>> rotary{};
   std::optional<real> softcap{};
   list_view<real> sinks{};
-  tensor_view<real, 3> lse{};
+  view_field<real, 3> lse{};
 };
 
 /// Feeds n tokens and attends their queries; options and execution may each be left out. See the top of the file.

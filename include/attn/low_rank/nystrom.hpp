@@ -51,7 +51,7 @@ struct nystrom_options {
   /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel per head,
   /// [H, width], width odd. Weight p multiplies the value p - width / 2 tokens after the query's own; values outside
   /// the sequence are 0.
-  tensor_view<const real, 2> convolution{};
+  view_field<const real, 2> convolution{};
 };
 
 namespace detail {
@@ -76,27 +76,27 @@ template <viewable Q, viewable K, viewable V, viewable O, class Options = nystro
 void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   detail::require_one_element_type<const Q&, const K&, const V&, O>();
   using S = element_of<const Q&>;
-  using namespace detail;
-  const auto& given = options_or_default<nystrom_options<S>>(options);
+  const auto& given = detail::options_or_default<nystrom_options<S>>(options);
 
-  const validator check("nystrom");
-  const auto views = check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
-  const attention_shape& s = views.shape;
-  check_landmarks(check, given.landmarks, given.iterations, given.cutoff);
-  if (given.convolution) check_convolution(check, s.heads, given.convolution, views.out);
+  const detail::validator check("nystrom");
+  const auto views = detail::check_views<S>(check, as_view(q), as_view(k), as_view(v), as_view(out), given);
+  const detail::attention_shape& s = views.shape;
+  detail::check_landmarks(check, given.landmarks, given.iterations, given.cutoff);
+  if (given.convolution) detail::check_convolution(check, s.heads, given.convolution, views.out);
 
-  execution& threads = execution_of(exec, options);
+  execution& threads = detail::execution_of(exec, options);
   const double pairs =
       static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
   const auto limit = threads.limit_threads({.operations = pairs * s.operations_per_pair()});
-  with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
-    nystrom_call<S, P>{.views = views,
-                       .convolution = given.convolution,
-                       .plan = {s, views.lengths, given.landmarks},
-                       .terms = terms_of<compute_type<S>>(given, s.dim),
-                       .inverse = {.exact = given.inverse == pseudo_inverse::exact, .iterations = given.iterations,
-                                   .cutoff = static_cast<double>(given.cutoff)},
-                       .whole_batch = given.inverse == pseudo_inverse::whole_batch}
+  detail::with_products<S>(threads, [&]<class P>(std::type_identity<P>) {
+    detail::nystrom_call<S, P>{.views = views,
+                               .convolution = given.convolution,
+                               .plan = {s, views.lengths, given.landmarks},
+                               .terms = detail::terms_of<compute_type<S>>(given, s.dim),
+                               .inverse = {.exact = given.inverse == pseudo_inverse::exact,
+                                           .iterations = given.iterations,
+                                           .cutoff = static_cast<double>(given.cutoff)},
+                               .whole_batch = given.inverse == pseudo_inverse::whole_batch}
         .run(threads);
   });
 }

@@ -31,9 +31,9 @@ template <class S>
 struct nystrom_gradients {
   using real = compute_type<S>;
 
-  tensor_view<S> q{}, k{}, v{};
+  view_field<S> q{}, k{}, v{};
   /// [H, width]
-  tensor_view<real, 2> convolution{};
+  view_field<real, 2> convolution{};
   /// Add to what is there, instead of writing it over.
   bool accumulate = false;
 };
@@ -45,15 +45,15 @@ void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
                       execution_ref exec = {}) {
   using S = element_of<const Q&>;
   using T = compute_type<S>;
-  using namespace detail;
-  require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
-  require_one_element_type<const Q&, const Q&, const D&, tensor_view<S>>();
-  const auto& given = options_or_default<nystrom_options<S>>(options);
+  detail::require_one_element_type<const Q&, const K&, const V&, tensor_view<S>>();
+  detail::require_one_element_type<const Q&, const Q&, const D&, tensor_view<S>>();
+  const auto& given = detail::options_or_default<nystrom_options<S>>(options);
 
-  const validator check("nystrom_backward");
-  attention_views<S> views{.q = as_view(q), .k = as_view(k), .v = as_view(v), .out = {}, .shape = {}, .lengths = {}};
+  const detail::validator check("nystrom_backward");
+  detail::attention_views<S> views{
+      .q = as_view(q), .k = as_view(k), .v = as_view(v), .out = {}, .shape = {}, .lengths = {}};
   const tensor_view<const S> d_result = as_view(d_out);
-  backward_views all;
+  detail::backward_views all;
   all.gradient("the gradient of q", gradients.q, "q", views.q);
   all.gradient("the gradient of k", gradients.k, "k", views.k);
   all.gradient("the gradient of v", gradients.v, "v", views.v);
@@ -62,31 +62,32 @@ void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
   all.check(check);
   const tensor_view<const S> result(nullptr,
                                     {views.q.extent(0), views.q.extent(1), views.q.extent(2), views.v.extent(3)});
-  const attention_shape s = views.shape = check_attention_extents(check, views.q, views.k, views.v, result);
-  check_same_shape(check, "d_out", d_result, "the result", result);
-  views.lengths = check_lengths(check, s, given);
-  check_scale(check, given.scale);
-  check_landmarks(check, given.landmarks, given.iterations, given.cutoff);
-  if (given.convolution) check_convolution(check, s.heads, given.convolution, tensor_view<S>());
+  const detail::attention_shape s = views.shape =
+      detail::check_attention_extents(check, views.q, views.k, views.v, result);
+  detail::check_same_shape(check, "d_out", d_result, "the result", result);
+  views.lengths = detail::check_lengths(check, s, given);
+  detail::check_scale(check, given.scale);
+  detail::check_landmarks(check, given.landmarks, given.iterations, given.cutoff);
+  if (given.convolution) detail::check_convolution(check, s.heads, given.convolution, tensor_view<S>());
 
-  execution& threads = execution_of(exec, options);
+  execution& threads = detail::execution_of(exec, options);
   const double pairs = static_cast<double>(std::min(given.landmarks, s.keys)) * static_cast<double>(s.queries + s.keys);
   const auto limit = threads.limit_threads({.operations = 3 * pairs * s.operations_per_pair()});
-  const nystrom_call<S> forward{.views = views,
-                                .convolution = given.convolution,
-                                .plan = {s, views.lengths, given.landmarks},
-                                .terms = terms_of<T>(given, s.dim),
-                                .inverse = {.exact = given.inverse == pseudo_inverse::exact,
-                                            .iterations = given.iterations,
-                                            .cutoff = static_cast<double>(given.cutoff)},
-                                .whole_batch = given.inverse == pseudo_inverse::whole_batch};
-  nystrom_backward_call<S>{.forward = forward,
-                           .d_out = d_result,
-                           .dq = gradients.q,
-                           .dk = gradients.k,
-                           .dv = gradients.v,
-                           .d_convolution = gradients.convolution,
-                           .accumulate = gradients.accumulate}
+  const detail::nystrom_call<S> forward{.views = views,
+                                        .convolution = given.convolution,
+                                        .plan = {s, views.lengths, given.landmarks},
+                                        .terms = detail::terms_of<T>(given, s.dim),
+                                        .inverse = {.exact = given.inverse == pseudo_inverse::exact,
+                                                    .iterations = given.iterations,
+                                                    .cutoff = static_cast<double>(given.cutoff)},
+                                        .whole_batch = given.inverse == pseudo_inverse::whole_batch};
+  detail::nystrom_backward_call<S>{.forward = forward,
+                                   .d_out = d_result,
+                                   .dq = gradients.q,
+                                   .dk = gradients.k,
+                                   .dv = gradients.v,
+                                   .d_convolution = gradients.convolution,
+                                   .accumulate = gradients.accumulate}
       .run(threads);
 }
 

@@ -53,7 +53,7 @@ template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, vie
 void full_softmax_step(Cache& cache, const Q& q, const K& k, const V& v, O&& out, Options&& options = {},
                        Score&& score = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  static_assert(detail::stores<typename Cache::value_type, S>, ATTN_CACHE_TYPES);
+  detail::check_stores<typename Cache::value_type, S>();
   detail::call_softmax<full_softmax_step_options>(
       "full_softmax_step", q, k, v, out, options, score, exec, [&](auto& call, const auto& given) {
         cache.check_tokens(call.check, call.k, call.v, given.lengths);

@@ -56,7 +56,7 @@ struct sliding_window_cache_options {
 /// destroyed.
 template <class S>
 class sliding_window_cache : public detail::token_state {
-  static_assert(detail::cache_element<S>, ATTN_CACHE_ELEMENTS);
+  static_assert(detail::check_cache_element<S>());
 
  public:
   /// An empty stream; heads are key heads, and the lists of the options are copied. Throws std::invalid_argument for
@@ -104,7 +104,7 @@ class sliding_window_cache : public detail::token_state {
   template <viewable K, viewable V>
   void append(const K& k, const V& v, const append_options& options = {}) {
     using E = element_of<const K&>;
-    static_assert(detail::stores<S, E>, ATTN_CACHE_TYPES);
+    detail::check_stores<S, E>();
     const tensor_view<const E> keys = as_view(k), values = as_view(v);
     check_tokens(detail::validator(name_), keys, values, options.lengths);
     const index count = keys.extent(2);
@@ -223,7 +223,7 @@ template <detail::cache_element C, viewable Q, viewable K, viewable V, viewable 
 void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k, const V& v, O&& out,
                          Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  static_assert(detail::stores<C, S>, ATTN_CACHE_TYPES);
+  detail::check_stores<C, S>();
   detail::run_window_step<S>(
       cache, cache.window(), q, k, v, out, options, score, exec, [&](const auto& call, const auto& given) {
         try {
@@ -243,7 +243,7 @@ template <detail::key_value_cache Cache, viewable Q, viewable K, viewable V, vie
 void sliding_window_step(Cache& cache, const sliding_window_cache_options& window, const Q& q, const K& k, const V& v,
                          O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  static_assert(detail::stores<typename Cache::value_type, S>, ATTN_CACHE_TYPES);
+  detail::check_stores<typename Cache::value_type, S>();
   const detail::validator check("sliding_window_step");
   const detail::stream_window seen{std::min(window.left, detail::furthest_position), window.dilation,
                                    window.global_positions};

@@ -50,7 +50,7 @@ struct topk_blocks_cache_options {
 /// Memory   that of kv_cache, and batch * heads * dim sums of the compute type for every `block` tokens.
 template <class S>
 class topk_blocks_cache : kv_cache<S> {
-  static_assert(element<S>, ATTN_CACHE_OWN_ELEMENTS);
+  static_assert(detail::check_cache_element<S, true>());
 
   using base = kv_cache<S>;
   using T = compute_type<S>;
@@ -102,7 +102,7 @@ class topk_blocks_cache : kv_cache<S> {
   template <viewable K, viewable V>
   void append(const K& k, const V& v, const append_options& options = {}) {
     using E = element_of<const K&>;
-    static_assert(detail::stores<S, E>, ATTN_CACHE_TYPES);
+    detail::check_stores<S, E>();
     const tensor_view<const E> k_new = as_view(k), v_new = as_view(v);
     check_tokens(detail::validator(base::name_), k_new, v_new, options.lengths);
     append_checked(k_new, v_new, options.lengths);

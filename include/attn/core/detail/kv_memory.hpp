@@ -13,19 +13,27 @@ namespace attn::inline ATTN_ISA::detail {
 template <class C>
 concept cache_element = element<C> || std::same_as<C, std::int8_t>;
 
-#define ATTN_CACHE_ELEMENTS \
-  "attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16 or std::int8_t"
-#define ATTN_CACHE_OWN_ELEMENTS \
-  "attn: the elements of this cache must be float, double, Eigen::half or Eigen::bfloat16"
+/// Says in one sentence that a cache has no elements of type C; `own` where those of eight bits are not among them.
+template <class C, bool own = false>
+constexpr bool check_cache_element() {
+  static_assert(cache_element<C>,
+                "attn: the elements of this cache must be float, double, Eigen::half, Eigen::bfloat16 or std::int8_t");
+  static_assert(element<C> || !own,
+                "attn: the elements of this cache must be float, double, Eigen::half or Eigen::bfloat16");
+  return true;
+}
 
 /// Whether a cache with elements C takes tokens and queries of type S: it stores them as they are, or, where sums are
 /// in float, in fewer bits.
 template <class C, class S>
 concept stores = std::same_as<C, S> || (std::same_as<S, float> && sizeof(C) == 2) ||
                  (std::same_as<C, std::int8_t> && std::same_as<compute_type<S>, float>);
-#define ATTN_CACHE_TYPES                                                                                 \
-  "attn: the elements of a cache must be of the type of q, k and v; for float ones also Eigen::half or " \
-  "Eigen::bfloat16; for all but double also std::int8_t"
+template <class C, class S>
+constexpr void check_stores() {
+  static_assert(stores<C, S>,
+                "attn: the elements of a cache must be of the type of q, k and v; for float ones also Eigen::half or "
+                "Eigen::bfloat16; for all but double also std::int8_t");
+}
 
 /// How memory holds rows of numbers: `rows` of them together in as many elements.
 template <class C>
