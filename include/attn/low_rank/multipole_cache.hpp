@@ -66,6 +66,8 @@ class multipole_cache : public detail::token_state {
   /// Room for `tokens` tokens; never shrinks. What views point to may move. Throws std::invalid_argument for sizes no
   /// memory can hold, std::bad_alloc.
   void reserve(index tokens) {
+    detail::validator(name_).fits("tokens", {batch(), heads(), std::max(tokens, index(0)), std::max(dim(), value_dim()),
+                                             sizeof(S)});  // keys_and_values_ has another name
     keys_and_values_.reserve(tokens);
     reserve_segments(tokens / settings_.segment);
   }

@@ -32,11 +32,15 @@ struct stream_window {
   }
 };
 
-/// Source describes where the tokens of the stream are stored, with elements C: using element_type = C; stream_window
-///   window() const; index before(index b) const; tokens before the chunk's index ring() const; position p lies in row
-///   p % ring() index global_row(index g) const; the row of a global position, static constexpr bool adjacent_globals;
-///   whether these rows are adjacent cache_rows<const C> keys(index b, index kv) const; values likewise void put(index
-///   b, index kv, index t) const; stores token t of the chunk
+/// Source describes where the tokens of the stream are stored:
+///   using element_type = C;
+///   stream_window window() const;
+///   index before(index b) const;                         tokens before the chunk's
+///   index ring() const;                                  position p lies in row p % ring()
+///   index global_row(index g) const;                     the row of a global position
+///   static constexpr bool adjacent_globals;              whether these rows are adjacent
+///   cache_rows<const C> keys(index b, index kv) const;   values likewise
+///   void put(index b, index kv, index t) const;          stores token t of the chunk
 template <class S, class Score, class Source>
 struct window_step {
   using T = compute_type<S>;
