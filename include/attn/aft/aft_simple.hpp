@@ -11,7 +11,7 @@
 //
 // Shapes   q, k, v, out [B, H, L, D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for
-//          every 512 tokens.
+//          every 256 tokens.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 
@@ -88,7 +88,7 @@ void simple_rows(const aft_head& head, bool gate, index begin, index end, index 
 
 template <class T>
 struct aft_simple_call {
-  static constexpr index chunk = 512;  // tokens of a task
+  static constexpr index chunk = 256;  // tokens of a task
 
   const aft_tensors<T>& x;
   add_rows_function<T> add_rows;
@@ -98,13 +98,12 @@ struct aft_simple_call {
     run(exec, [](arena&) {}, [&](const sums_array<T>& sums, index chunks) {
       exec.for_each(x.batch * x.heads, [&](index head, int) {
         const index first = head * chunks, end = first + chunks;
+        sums.accumulate(first, chunks);
         if (x.causal) {
-          for (index n = first + 1; n < end; ++n) sums.merge(n, sums.at(n - 1));
           for (index n = end - 1; n > first; --n) std::copy_n(sums.at(n - 1), x.parts(), sums.at(n));
           if (chunks > 0) sums.clear(first);
         } else {
-          for (index n = first + 1; n < end; ++n) sums.merge(first, sums.at(n));
-          for (index n = first + 1; n < end; ++n) std::copy_n(sums.at(first), x.parts(), sums.at(n));
+          for (index n = first; n + 1 < end; ++n) std::copy_n(sums.at(end - 1), x.parts(), sums.at(n));
         }
       });
     });

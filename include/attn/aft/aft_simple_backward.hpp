@@ -12,7 +12,7 @@
 //
 // Shapes   q, k, v, the options: as the forward call's; d_out as out. Gradients have the shapes of what they are of.
 // Cost     Two passes over memory: k, v, q and d_out, then k, v and the gradients (causal: k and v, then all).
-//          Scratch: 4 D numbers for every 512 tokens (causal: 9 D); causal, up to 131072 numbers a thread.
+//          Scratch: 4 D numbers for every 256 tokens (causal: 9 D); causal, up to 65536 numbers a thread.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
 //          or one another, before anything is written.
 #pragma once
@@ -198,7 +198,7 @@ inline constexpr simple_backward_functions<T> simple_backward_of = {
 
 template <class T>
 struct aft_simple_backward_call {
-  static constexpr index chunk = 512;  // tokens of a task
+  static constexpr index chunk = 256;  // tokens of a task
 
   const aft_backward_tensors<T>& x;
   add_rows_function<T> add_rows;
@@ -225,15 +225,18 @@ struct aft_simple_backward_call {
   /// Every chunk gets the sum of the chunks before it; not causal, the first chunk gets the sum of all.
   void combine(index head) const {
     const index first = head * chunks, end = first + chunks;
+    keys.accumulate(first, chunks);
     if (x.causal) {
-      for (index n = first + 1; n < end; ++n) keys.merge(n, keys.at(n - 1));
       for (index n = end - 1; n > first; --n) std::copy_n(keys.at(n - 1), parts, keys.at(n));
       if (chunks > 0) keys.clear(first);
       return;
     }
-    for (index n = first + 1; n < end; ++n) {
-      keys.merge(first, keys.at(n));
-      for (index p = 0; p < parts; ++p) gated[first * parts + p] = add(gated[first * parts + p], gated[n * parts + p]);
+    if (chunks == 0) return;
+    std::copy_n(keys.at(end - 1), parts, keys.at(first));
+    for (index p = 0; p < parts; ++p) {
+      packet<T> sum = zero<T>(), error = zero<T>();
+      for (index n = first; n < end; ++n) add_compensated(sum, error, gated[n * parts + p]);
+      gated[first * parts + p] = compensated_sum<T>(sum, error);
     }
   }
   /// Causal: what lies after chunk n, whose own sums are rows.at(n), is added to what chunk n - 1 gets.

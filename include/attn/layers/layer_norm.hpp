@@ -13,6 +13,8 @@
 
 #include <attn/layers/detail/sequence.hpp>
 
+#include <cmath>
+
 namespace attn::inline ATTN_ISA {
 
 template <class S>
@@ -28,6 +30,31 @@ struct layer_norm_options {
 };
 
 namespace detail {
+
+/// Where squares of numbers, and their sums, neither overflow nor lose digits by underflow.
+template <class T>
+struct norm_range {
+  static constexpr bool wide = std::same_as<T, double>;
+  static constexpr T largest = T(wide ? 0x1p480 : 0x1p48);  // of the numbers of a row
+  static bool lost(T variance) {
+    return !(variance < std::numeric_limits<T>::infinity() && variance >= T(wide ? 0x1p-900 : 0x1p-90));
+  }
+};
+
+/// Scales a row to numbers up to 1 by a power of two, which it returns; rows of zeros, or with an infinity,
+/// stay.
+template <class T>
+[[gnu::noinline]] T scale_row(T* row, index dim) {
+  T size = 0;
+  for (index d = 0; d < dim; ++d) size = std::max(size, std::abs(row[d]));  // NaN is no maximum
+  int exponent = 0;
+  if (!(size > 0 && size < std::numeric_limits<T>::infinity())) return T(1);
+  std::frexp(size, &exponent);
+  constexpr int most = std::numeric_limits<T>::max_exponent - 2;
+  const T power = std::ldexp(T(1), std::clamp(-exponent, -most, most));
+  for (index d = 0; d < dim; ++d) row[d] *= power;
+  return power;
+}
 
 /// Gamma and beta as plain numbers.
 template <class T>
@@ -50,16 +77,30 @@ struct row_norm {
     for (T* list : {gamma, beta}) std::fill(list + dim, list + round_up(dim, width<T>), T(0));
   }
 
-  /// Subtracts the mean from a row that is not empty; returns 1 / sqrt(variance + eps), or without means of the
-  /// squares.
-  T centre(T* row) const {
+  /// What normalises a row whose mean was subtracted: the row times `factor`. `slope` is 1 / sqrt(variance + eps), the
+  /// same unless the row was scaled.
+  struct row_scale {
+    T factor, slope;
+  };
+
+  /// Subtracts the mean from a row that is not empty, without means nothing. Rows so large or small that squares would
+  /// leave the range of T are scaled by a power of two.
+  row_scale centre(T* row) const {
     const index whole = dim / width<T> * width<T>;
-    T mean = 0;
+    T mean = 0, power = 1;
     if (centred) {
-      packet<T> sums = zero<T>();
-      for (index d = 0; d < whole; d += width<T>) sums = add(sums, load<T>(row + d));
-      T sum = sum_lanes(sums);
-      for (index d = whole; d < dim; ++d) sum += row[d];
+      packet<T> sums = zero<T>(), sizes = zero<T>();
+      for (index d = 0; d < whole; d += width<T>) {
+        sums = add(sums, load<T>(row + d));
+        sizes = max(sizes, abs(load<T>(row + d)));
+      }
+      T sum = sum_lanes(sums), size = max_lanes(sizes);
+      for (index d = whole; d < dim; ++d) sum += row[d], size = std::max(size, std::abs(row[d]));
+      if (size > norm_range<T>::largest) {
+        power = scale_row(row, dim);
+        sum = T(0);
+        for (index d = 0; d < dim; ++d) sum += row[d];
+      }
       mean = sum / static_cast<T>(dim);
     }
 
@@ -74,13 +115,24 @@ struct row_norm {
       row[d] -= mean;
       square += row[d] * row[d];
     }
-    return T(1) / std::sqrt(square / static_cast<T>(dim) + eps);
+    const T variance = square / static_cast<T>(dim) + eps * power * power;
+    if (norm_range<T>::lost(variance)) return scaled(row, power);
+    const T factor = T(1) / std::sqrt(variance);
+    return {factor, factor * power};
+  }
+  /// The same for a row already centred, and scaled by `power`.
+  [[gnu::noinline]] row_scale scaled(T* row, T power) const {
+    const T more = scale_row(row, dim);
+    T square = 0;
+    for (index d = 0; d < dim; ++d) square += row[d] * row[d];
+    const T factor = T(1) / std::hypot(std::sqrt(square / static_cast<T>(dim)), std::sqrt(eps) * power * more);
+    return {factor, factor * power * more};
   }
 
   /// Normalises one row in place.
   void apply(T* row) const {
     if (dim == 0) return;
-    const T factor = centre(row);
+    const T factor = centre(row).factor;
     for (index d = 0; d < dim; ++d) row[d] = row[d] * factor * gamma[d] + beta[d];
   }
 };

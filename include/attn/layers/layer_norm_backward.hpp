@@ -64,7 +64,7 @@ struct norm_backward_call {
       }
       x.load(n, z, spare);
       std::fill(z + dim(), z + padded(), T(0));
-      const T factor = norm.centre(z);
+      const auto [factor, slope] = norm.centre(z);
       packet<T> sum = zero<T>(), sum_z = zero<T>();
       for (index i = 0; i < padded(); i += width<T>) {
         const packet<T> here = load<T>(g + i), scaled = mul(here, load<T>(norm.gamma + i));
@@ -80,7 +80,7 @@ struct norm_backward_call {
       const packet<T> mean_z = broadcast<T>(-sum_lanes(sum_z) / static_cast<T>(dim()));
       for (index i = 0; i < padded(); i += width<T>) {
         const packet<T> away = fma(mean_z, load<T>(z + i), sub(load<T>(g + i), mean));
-        store<T>(z + i, mul(away, broadcast<T>(factor)));
+        store<T>(z + i, mul(away, broadcast<T>(slope)));
       }
       store_token(n, z, spare);
       std::fill(g + dim(), g + padded(), T(0));

@@ -103,6 +103,7 @@ void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const
                                      .logits = weights,
                                      .sinks = given.sinks,
                                      .lse = forward.lse,
+                                     .maximum = forward.maximum,
                                      .terms = compressed.terms,
                                      .local = compressed.local,
                                      .global = compressed.global,

@@ -80,6 +80,7 @@ void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const 
                                     .assignment = again.assignment,
                                     .sinks = given.sinks,
                                     .lse = forward.lse,
+                                    .maximum = forward.maximum,
                                     .terms = again.terms}
               .run(forward.exec);
         };

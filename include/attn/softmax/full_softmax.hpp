@@ -73,7 +73,7 @@ struct full_call {
   const attention_shape& shape = in.shape;
   const sequence_lengths& lengths = in.lengths;
 
-  bool few(index b) const { return lengths.queries(b) <= few_queries; }
+  bool few(index b) const { return lengths.queries(b) <= few_queries && !in.maximum; }
   cache_rows<const C> keys_of(index b, index kv) const { return {in.k, b, kv, shape.dim, true, in.pages}; }
   cache_rows<const C> values_of(index b, index kv) const {
     return {in.v, b, kv, shape.dim_v, in.v.data() == in.k.data(), in.pages};

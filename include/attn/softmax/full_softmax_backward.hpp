@@ -49,7 +49,7 @@ namespace detail {
 /// Keys of a segment, which has a separate sum of dq: an eighth of the keys, at least 512. It depends on the shape
 /// only, so that threads do not change the sums.
 inline index backward_segment(index keys) {
-  return round_up(std::max<index>(512, ceil_div(keys, 8)), backward_key_block);
+  return round_up(std::clamp<index>(ceil_div(keys, 8), 512, 32768), backward_key_block);
 }
 
 /// The driver. Waves of key heads; for each: 1. keys and values are packed once 2. for every query head of the group:
@@ -80,7 +80,8 @@ struct full_backward {
   index row_blocks() const { return ceil_div(shape.queries, max_rows); }
 
   head_scratch layout(arena& memory, index parts) const {
-    return {.keys = backward_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v, bool(in.dk), bool(in.dv)),
+    return {.keys = backward_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v, bool(in.dk), bool(in.dv),
+                                           many_queries(shape.queries)),
             .rows = backward_rows<P>::layout(memory, shape.queries, shape.dim, shape.dim_v),
             .dq = in.dq ? memory.allocate<T>((parts + 1) * dq_size()) : nullptr,
             .slopes = memory.allocate<T>(segments())};
@@ -104,7 +105,7 @@ struct full_backward {
                        std::min(from + backward_key_block, end), head_terms, scratch,
                        dq ? dq + i0 * dq_stride() : nullptr, dq_stride(), back);
       }
-    s.slopes[number] = back.d_slope;
+    s.slopes[number] = back.d_slope();
   }
 
   /// Query head `member` of the group of every key head.

@@ -196,15 +196,19 @@ struct window_call : window_sets {
     const matrix_view<const S> value = own ? head_of(options.v_global, b, h / shape.group()) : in.value(b, h);
     s.block.begin(own ? head_of(options.q_global, b, h) : in.query(b, h), {0, 1, s.row_list}, rows,
                   in.terms.query_factor());
-    const index stop = in.causal ? std::min(s.row_list[rows - 1] + shift + 1, n) : n, step = s.keys.capacity;
+    const index stop = in.causal ? std::min(s.row_list[rows - 1] + shift + 1, n) : n;
+    const index step = std::min(s.keys.capacity, long_piece);
+    long_sums sums(s.block.state, s.block.total, rows, long_piece);
     for (index at = 0; at < stop; at += step) {
       const index count = std::min(step, stop - at);
+      sums.next(count);
       s.keys.positions = {at, 1, nullptr};
       s.keys.pack(key, value, 0, count);
       for (index row = 0; row < rows; ++row)
         s.block.ranges[row] = {0, in.causal ? std::clamp(s.row_list[row] + shift + 1 - at, index(0), count) : count};
       attend(s.block, s.keys, head_terms);
     }
+    sums.finish();
     in.finish(s.block, b, h);
   }
 

@@ -192,11 +192,12 @@ struct topk_step {
     block_chooser<T> chooser;
     stream_queries<T, S> query;
     online_softmax<T> state;
+    long_softmax<T> total;
   };
   scratch layout(arena& memory) const {
     return {block_chooser<T>::layout(memory, shape.dim, blocks.rounds),
             stream_queries<T, S>::layout(memory, 1, shape.dim, shape.dim_v),
-            online_softmax<T>::layout(memory, 1, shape.dim_v)};
+            online_softmax<T>::layout(memory, 1, shape.dim_v), long_softmax<T>::layout(memory, 1, shape.dim_v)};
   }
 
   void attend_query(index b, index h, index i, scratch& s) const {
@@ -206,13 +207,19 @@ struct topk_step {
     if (blocks.rounds > 0) s.chooser.choose(in.query(b, h), i, 1, position, blocks, sums);
     s.query.begin(in.q.slice(2, i, 1), b, h, 1, 1, in.terms.query_factor());
     s.state.clear();
+    long_sums all(s.state, s.total, 1, stream_chunk);
     const auto attend_keys = [&](index begin, index end) {
-      attend_stream(s.query, in.key(b, h), in.value(b, h), {}, begin, end, in.terms.for_head(b, h, position),
-                    stream_limit{end, 0}, s.state);
+      for (index count; begin < end; begin += count) {
+        count = std::min(stream_chunk, end - begin);
+        all.next(count);
+        attend_stream(s.query, in.key(b, h), in.value(b, h), {}, begin, begin + count,
+                      in.terms.for_head(b, h, position), stream_limit{begin + count, 0}, s.state);
+      }
     };
     for (index r = 0; r < blocks.choices(position); ++r)
       attend_keys(s.chooser.chosen[r] * blocks.block, (s.chooser.chosen[r] + 1) * blocks.block);
     attend_keys(own, position + 1);
+    all.finish();
     in.finish_row(s.state, 0, b, h, i);
   }
 

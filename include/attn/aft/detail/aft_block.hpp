@@ -72,6 +72,8 @@ struct aft_block {
 
   T* weights = nullptr;                // [block_rows][weight_stride]
   T* sums = nullptr;                   // per packet [block_rows][num | den]
+  T* long_sums = nullptr;              // the same of keys before the last long_piece
+  packet<T>* long_exponent = nullptr;  // per packet: their exponent
   packed_channels<T>* seen = nullptr;  // per packet: K, the exponent of its sums beside that of the row, and min |v|
   T* row_exponent = nullptr;           // [block_rows]: W
   key_sums<T>* totals = nullptr;       // [together][block_rows]: the sums of some packets over all keys
@@ -79,10 +81,15 @@ struct aft_block {
   key_sums<T>* keys = nullptr;         // [key_piece]
   split_biases<T> biases, diagonal;
   index packets = 0, rows = 0;
+  index taken = 0;     // keys since sums were moved to long_sums
+  bool moved = false;
+  static constexpr index long_piece = 32 * product_keys;
 
   static aft_block layout(arena& memory, index packets, bool causal) {
     return {.weights = memory.allocate<T>(block_rows * weight_stride),
             .sums = memory.allocate<T>(packets * block_rows * panel_width<T>),
+            .long_sums = memory.allocate<T>(packets * block_rows * panel_width<T>),
+            .long_exponent = memory.allocate<packet<T>>(packets),
             .seen = memory.allocate<packed_channels<T>>(packets), .row_exponent = memory.allocate<T>(block_rows),
             .totals = memory.allocate<key_sums<T>>(together * block_rows),
             .exact = memory.allocate<bool>(together * block_rows), .keys = memory.allocate<key_sums<T>>(key_piece),
@@ -91,12 +98,34 @@ struct aft_block {
   }
 
   void begin(index count) {
-    rows = count;
+    rows = count, taken = 0, moved = false;
     const index padded = round_up(rows, tile_rows);
     for (index p = 0; p < packets; ++p)
       std::fill_n(sums + p * block_rows * panel_width<T>, padded * panel_width<T>, T(0));
     std::fill_n(seen, packets, packed_channels<T>{});
     std::fill_n(weights + rows * weight_stride, (padded - rows) * weight_stride, T(0));
+  }
+
+  /// Moves the sums to long_sums, so that they take long_piece keys from zero.
+  [[gnu::noinline]] void move_sums() {
+    constexpr index size = block_rows * panel_width<T>;
+    for (index p = 0; p < packets; ++p) {
+      const packet<T> scale = moved ? power_of_two<T>(sub(long_exponent[p], key_sums<T>::finite(seen[p].exponent)))
+                                    : zero<T>();
+      T *const from = sums + p * size, *const to = long_sums + p * size;
+      for (index x = 0; x < rows * panel_width<T>; x += width<T>) {
+        const packet<T> all = moved ? fma(load<T>(to + x), scale, load<T>(from + x)) : load<T>(from + x);
+        store<T>(to + x, all), store<T>(from + x, zero<T>());
+      }
+      long_exponent[p] = seen[p].exponent;
+    }
+    taken = 0, moved = true;
+  }
+  /// After the last key: the sums become those of all.
+  void join_sums() {
+    if (!moved) return;
+    move_sums();
+    std::swap(sums, long_sums);
   }
 };
 
@@ -179,6 +208,8 @@ struct aft_rows {
 
   /// Steps 2 and 3 for keys [begin, begin + count), which `piece` holds.
   void add_piece(const packed_piece<T>& piece, index begin, index count) const {
+    if (block.taken > 0 && block.taken + count > block.long_piece) block.move_sums();
+    block.taken += count;
     for (index r = 0; r < block.rows; ++r) {
       T* const row = block.weights + r * weight_stride;
       bias.fill(r, begin, count, row);
@@ -237,6 +268,7 @@ struct aft_rows {
   /// The same; write(p, totals) takes the sums of packet p in every row.
   template <class Write>
   index finish(index keys, Write&& write) const {
+    block.join_sums();
     for (index r = 0; bias.has_diagonal() && r < block.rows; ++r) {
       const auto row = block.diagonal.row(r);
       bias.fill(r, bias.diagonal(), r + 1, row.factor);

@@ -181,7 +181,8 @@ void for_columns(index packets, F&& f) {
 /// Adds rows [begin, end) of k and v, channels from c on, without biases, to the sums of C packets in memory.
 template <class T, class S, int C>
 void add_plain_keys(const aft_head& head, index c, index begin, index end, key_sums<T>* total) {
-  constexpr index step = 16;  // rows that share a maximum; they come from the cache the second time
+  // Rows that share a maximum and are summed up from zero; they come from the cache the second time.
+  constexpr index step = 16;
   read_channels<T, S, C>(head, c, [&](const auto& key, const auto& value) {
     key_sums<T> sums[C];
     unroll<C>([&](auto n) { sums[n] = total[n]; });
@@ -196,12 +197,15 @@ void add_plain_keys(const aft_head& head, index c, index begin, index end, key_s
         sums[n].den = fma(largest.factor, zero<T>(), sums[n].den);  // an infinite key makes it NaN
         reference[n] = sub(zero<T>(), key_sums<T>::finite(sums[n].exponent));
       });
+      packet<T> num[C], den[C];
+      unroll<C>([&](auto n) { num[n] = den[n] = zero<T>(); });
       for (index j = j0; j < j1; ++j)
         unroll<C>([&](auto n) {
           const packet<T> weight = weight_beside(key(j, n), reference[n]);
-          sums[n].num = fma(weight, if_less(zero<T>(), weight, value(j, n), zero<T>()), sums[n].num);
-          sums[n].den = add(sums[n].den, weight);
+          num[n] = fma(weight, if_less(zero<T>(), weight, value(j, n), zero<T>()), num[n]);
+          den[n] = add(den[n], weight);
         });
+      unroll<C>([&](auto n) { sums[n].num = add(sums[n].num, num[n]), sums[n].den = add(sums[n].den, den[n]); });
     }
     unroll<C>([&](auto n) { total[n] = sums[n]; });
   });

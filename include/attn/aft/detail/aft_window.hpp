@@ -114,8 +114,8 @@ struct aft_window_sums {
     });
     exec.for_each(heads * grid.lines, [&](index task, int) {
       const index first = task * blocks;
-      for (index i = 1; i < blocks; ++i) beside.merge(first + i, beside.at(first + i - 1));
-      for (index i = blocks - 2; i >= 0; --i) after.merge(first + i, after.at(first + i + 1));
+      beside.accumulate(first, blocks);
+      after.accumulate(first + blocks - 1, blocks, -1);
       for (index i = 0; i < blocks; ++i) beside.merge(first + i, after.at(first + i));
       if (grid.lines == 1) return;
       const index head = task / grid.lines, r = task % grid.lines, at = r * grid.columns;

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <attn/core/execution.hpp>
+#include <attn/core/detail/compensated.hpp>
 #include <attn/core/detail/exp.hpp>
 #include <attn/core/detail/tile_product.hpp>
 
@@ -56,6 +57,21 @@ struct sums_array {
   void merge(index to, const key_sums<T>* from) const {
     for (index p = 0; p < parts; ++p) at(to)[p].merge(from[p]);
   }
+  /// Of `count` sums from `first` on, `step` apart, each becomes the sum of those up to it. Some are added up before they
+  /// meet the sum of all before them: no sum has so many terms that one large one swallows small ones.
+  [[gnu::noinline]] void accumulate(index first, index count, index step = 1) const {
+    constexpr index together = 64;
+    for (index p = 0; p < parts; ++p) {
+      key_sums<T> before, some;
+      for (index n = 0; n < count; ++n) {
+        key_sums<T>& sum = at(first + n * step)[p];
+        some.merge(sum);
+        sum = before;
+        sum.merge(some);
+        if ((n + 1) % together == 0) before = sum, some = {};
+      }
+    }
+  }
 };
 
 inline constexpr index key_piece = 96;  // keys that are split at a time
@@ -82,14 +98,14 @@ struct split_biases {
   }
 };
 
-/// Adds `count` keys with their biases.
+/// Adds `count` keys with their biases, summed up from zero.
 template <class T>
 void add_keys(key_sums<T>& sums, const key_sums<T>* keys, const split_biases<T>& bias, index count) {
   packet<T> highest = sums.exponent;
   for (index j = 0; j < count; ++j) highest = max(highest, add(keys[j].exponent, broadcast<T>(bias.exponent[j])));
   sums.raise(highest);
   const packet<T> reference = key_sums<T>::finite(highest);
-  packet<T> num = sums.num, den = sums.den;
+  packet<T> num = zero<T>(), den = zero<T>();
   for (index j = 0; j < count; ++j) {
     if (bias.factor[j] == T(0)) continue;
     const packet<T> exponent = add(keys[j].exponent, broadcast<T>(bias.exponent[j]));
@@ -97,7 +113,7 @@ void add_keys(key_sums<T>& sums, const key_sums<T>* keys, const split_biases<T>&
     num = fma(weight, keys[j].num, num);
     den = fma(weight, keys[j].den, den);
   }
-  sums.num = num, sums.den = den;
+  sums.num = add(sums.num, num), sums.den = add(sums.den, den);
 }
 
 /// The size from which exponents may be no multiples of 1.

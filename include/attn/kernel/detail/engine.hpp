@@ -14,7 +14,13 @@
 
 namespace attn::inline ATTN_ISA::detail {
 
-inline constexpr index kernel_segment = 16 * kernel_chunk;
+inline constexpr index kernel_segment = 16 * kernel_chunk;  // tokens of a segment, at least
+
+/// Tokens of a segment of so many: about as many chunks as there are segments, so that no sum has many terms.
+inline index segment_of(index tokens) {
+  const double chunks = std::sqrt(static_cast<double>(tokens) / kernel_chunk);
+  return std::max(kernel_segment, static_cast<index>(std::ceil(chunks)) * kernel_chunk);
+}
 
 template <class T>
 struct kernel_call;
@@ -247,7 +253,9 @@ struct kernel_call {
     return {one(with_total), one(true), one(causal), T(1)};
   }
 
-  index segments(index b) const { return (lengths.keys(b) + kernel_segment - 1) / kernel_segment; }
+  /// Tokens of a segment of keys, and the number of segments.
+  index segment(index b) const { return segment_of(lengths.keys(b)); }
+  index segments(index b) const { return ceil_div(lengths.keys(b), segment(b)); }
   index blocks(index b) const { return (lengths.queries(b) + kernel_chunk - 1) / kernel_chunk; }
 
   void attend_queries(index b, index h, index block, const kernel_scratch<T>& s, const kernel_sums<T>& total) const {
@@ -271,7 +279,7 @@ struct kernel_call {
     kernel_sums<T> kept = state ? state_sums(b, h) : kernel_sums<T>{};
     sums.empty = true;
     for (index n = 0; n < all; ++n) {
-      const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, keys);
+      const index begin = n * segment(b), end = std::min(begin + segment(b), keys);
       const bool last = n == all - 1 && !state;
       const T decay = causal ? attend_segment(b, h, begin, end, last, s, state ? kept : sums, x.own, x.total)
                              : sum_up(b, h, begin, end, s, x.own);
@@ -305,8 +313,8 @@ struct kernel_call {
     for (index first = 0; first < all; first += most) {
       const wave<segment_sums> segments_now{exec, first, std::min(most, all - first), list};
       segments_now.for_each(1, [&](index n, segment_sums& x, index, int worker) {
-        const index begin = n * kernel_segment;
-        x.decay = sum_up(b, h, begin, std::min(begin + kernel_segment, keys), scratch(exec, worker), x.own);
+        const index begin = n * segment(b);
+        x.decay = sum_up(b, h, begin, std::min(begin + segment(b), keys), scratch(exec, worker), x.own);
       });
       const auto s = scratch(exec, 0);
       for (index n = 0; n < segments_now.count; ++n) {
@@ -315,8 +323,8 @@ struct kernel_call {
       }
       if (!causal) continue;
       segments_now.for_each(1, [&](index n, segment_sums& x, index, int worker) {
-        const index begin = n * kernel_segment;
-        attend_segment(b, h, begin, std::min(begin + kernel_segment, keys), true, scratch(exec, worker), x.before,
+        const index begin = n * segment(b);
+        attend_segment(b, h, begin, std::min(begin + segment(b), keys), true, scratch(exec, worker), x.before,
                        x.own, x.total);
       });
     }

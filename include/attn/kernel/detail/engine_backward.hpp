@@ -29,8 +29,6 @@ struct backward_engine {
     T* decays = nullptr;                                            // causal [segments]
   } shared{};
 
-  static constexpr index chunks = kernel_segment / kernel_chunk;
-
   struct worker_scratch {
     kernel_backward_scratch<T> x;
     sums_type own, own_queries, after, later;  // a segment's own; those after it; both
@@ -40,7 +38,7 @@ struct backward_engine {
     sums_type turned;  // R^T
   };
 
-  index segments(index keys) const { return ceil_div(keys, kernel_segment); }
+  index segments(index tokens) const { return ceil_div(tokens, segment_of(tokens)); }
   index sums_per_key_head() const { return shape.kv_heads > 0 ? call.heads / shape.kv_heads : 1; }
   bool keep_dk() const { return in.dk && (sums_per_key_head() > 1 || in.map.finishes_keys); }
   bool keep_dv() const { return in.dv && sums_per_key_head() > 1; }
@@ -58,7 +56,7 @@ struct backward_engine {
     w.x = kernel_backward_scratch<T>::layout(memory, forward, shape, m, log_scaled, call.gated(), paired);
     w.own = sums(), w.own_queries = sums(), w.after = sums(), w.later = sums();
     w.before = list(call.causal && !shared.before ? segments(shape.keys) : 0);
-    w.seen = list(call.causal ? std::min(chunks, ceil_div(shape.keys, kernel_chunk)) : 0);
+    w.seen = list(call.causal ? ceil_div(std::min(segment_of(shape.keys), shape.keys), kernel_chunk) : 0);
     w.dk = memory.allocate<T>(keep_dk() ? shape.keys * shape.dim : 0);
     w.dv = memory.allocate<T>(keep_dv() ? shape.keys * shape.dim_v : 0);
     w.gates = memory.allocate<T>(in.of_gates() ? shape.keys : 0);
@@ -121,15 +119,15 @@ struct backward_engine {
 
   void run_both(index b, index h, worker_scratch& w, const item_head_target& to) const {
     const auto& s = w.x.forward;
-    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b);
+    const index keys = call.lengths.keys(b), queries = call.lengths.queries(b), step = segment_of(queries);
     sums_type &sums = w.later, &after = w.after;
     sums.empty = after.empty = true;
-    for (index begin = 0; begin < keys; begin += kernel_segment) {
-      call.sum_up(b, h, begin, std::min(begin + kernel_segment, keys), s, w.own);
+    for (index begin = 0; begin < keys; begin += call.segment(b)) {
+      call.sum_up(b, h, begin, std::min(begin + call.segment(b), keys), s, w.own);
       add_segment(sums, T(1), w.own, s);
     }
-    for (index begin = 0; begin < queries; begin += kernel_segment) {
-      attend_rows(b, h, begin, std::min(begin + kernel_segment, queries), sums, w.own_queries, w.x, to.features);
+    for (index begin = 0; begin < queries; begin += step) {
+      attend_rows(b, h, begin, std::min(begin + step, queries), sums, w.own_queries, w.x, to.features);
       if (in.reverse()) add_segment(after, T(1), w.own_queries, s);
     }
     if (key_rows()) transpose_sums(after, w.turned);
@@ -151,8 +149,8 @@ struct backward_engine {
       for (index first = 0; first < segments(tokens); first += shared.most) {
         const index count = std::min(shared.most, segments(tokens) - first);
         exec.for_each(count, [&](index n, int worker) {
-          const index begin = (first + n) * kernel_segment;
-          body(begin, std::min(begin + kernel_segment, tokens), shared.own[n], scratch(exec, worker).x);
+          const index begin = (first + n) * segment_of(tokens);
+          body(begin, std::min(begin + segment_of(tokens), tokens), shared.own[n], scratch(exec, worker).x);
         });
         const auto w = scratch(exec, 0);
         for (index n = 0; n < count; ++n)
@@ -179,7 +177,7 @@ struct backward_engine {
     const index keys = call.lengths.keys(b), all = segments(keys);
     const item_head_target to{in.dk.head(b, h), in.dv.head(b, h), nullptr};
     exec.for_each(all - 1, [&](index n, int worker) {
-      shared.decays[n] = call.sum_up(b, h, n * kernel_segment, (n + 1) * kernel_segment,
+      shared.decays[n] = call.sum_up(b, h, n * call.segment(b), (n + 1) * call.segment(b),
                                      scratch(exec, worker).x.forward, shared.before[n + 1]);
     });
     const kernel_scratch<T> s = scratch(exec, 0).x.forward;
@@ -213,7 +211,7 @@ struct backward_engine {
     const index keys = call.lengths.keys(b), all = segments(keys);
     w.before[0].empty = w.after.empty = true;
     for (index n = 0; n + 1 < all; ++n) {
-      const T decay = call.sum_up(b, h, n * kernel_segment, (n + 1) * kernel_segment, s, w.own);
+      const T decay = call.sum_up(b, h, n * call.segment(b), (n + 1) * call.segment(b), s, w.own);
       join(w.before[n], decay, w.own, w.before[n + 1], s.factors);
     }
     for (index n = all - 1; n >= 0; --n) {
@@ -234,7 +232,7 @@ struct backward_engine {
   /// else is computed.
   T attend_segment(index b, index h, index n, const sums_type& before, worker_scratch& w, const item_head_target& to,
                    bool sums_only = false) const {
-    const index begin = n * kernel_segment, end = std::min<index>(begin + kernel_segment, call.lengths.keys(b));
+    const index begin = n * call.segment(b), end = std::min<index>(begin + call.segment(b), call.lengths.keys(b));
     sum_before(b, h, begin, end, before, w);
     T decay = T(1);
     w.own_queries.clear();

@@ -67,7 +67,7 @@ struct performer_features final : projected_features<T> {
           return memory.allocate<T>(dim);
         });
         std::fill_n(sums, dim, 0.0);
-        for (index n = 0; n < call.segments(item_head / call.heads); ++n) {
+        for (index n = 0; n * kernel_segment < call.lengths.keys(item_head / call.heads); ++n) {
           sum_segment(item_head, n, own, row);
           for (index d = 0; d < dim; ++d) sums[d] += own[d];
         }

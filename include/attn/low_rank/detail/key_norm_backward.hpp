@@ -24,13 +24,20 @@ struct norm_sums {
 template <class T>
 [[gnu::noinline]] void norm_back(const key_norm<T>& norm, const T* x, index dim, T* dy, const norm_sums<T>& sums) {
   const T share = T(1) / static_cast<T>(dim);
-  T sum = 0, squares = 0, by = 0, by_x = 0;
-  for (index d = 0; d < dim; ++d) sum += x[d];
-  const T mean = sum * share;
-  for (index d = 0; d < dim; ++d) squares += (x[d] - mean) * (x[d] - mean);
-  const T factor = T(1) / std::sqrt(squares * share + norm.eps);
+  T mean = 0, variance = 0, power = 1, by = 0, by_x = 0;
+  const auto measure = [&] {
+    T sum = 0, squares = 0;
+    for (index d = 0; d < dim; ++d) sum += x[d] * power;
+    mean = sum * share;
+    for (index d = 0; d < dim; ++d) squares += (x[d] * power - mean) * (x[d] * power - mean);
+    variance = squares * share + norm.eps * power * power;
+  };
+  measure();
+  power = norm.power_for(x, dim, variance);
+  if (power != T(1)) measure();
+  const T factor = T(1) / std::sqrt(variance);
   for (index d = 0; d < dim; ++d) {
-    const T normed = (x[d] - mean) * factor;
+    const T normed = (x[d] * power - mean) * factor;
     sums.gamma[d] += dy[d] * normed;
     sums.beta()[d] += dy[d];
     dy[d] *= norm.gamma[d];
@@ -38,7 +45,8 @@ template <class T>
     by_x += dy[d] * normed;
   }
   by *= share, by_x *= share;
-  for (index d = 0; d < dim; ++d) dy[d] = factor * (dy[d] - by - (x[d] - mean) * factor * by_x);
+  for (index d = 0; d < dim; ++d)
+    dy[d] = factor * power * (dy[d] - by - (x[d] * power - mean) * factor * by_x);
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

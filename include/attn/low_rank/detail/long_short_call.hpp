@@ -21,8 +21,23 @@ struct key_norm {
     for (index d = 0; d < dim; ++d) sum += x[d];
     const T mean = sum / static_cast<T>(dim);
     for (index d = 0; d < dim; ++d) squares += (x[d] - mean) * (x[d] - mean);
-    const T factor = T(1) / std::sqrt(squares / static_cast<T>(dim) + eps);
+    const T variance = squares / static_cast<T>(dim) + eps, power = power_for(x, dim, variance);
+    if (power != T(1)) {
+      for (index d = 0; d < dim; ++d) x[d] *= power;
+      return key_norm{gamma, beta, eps * power * power}.apply(x, dim);
+    }
+    const T factor = T(1) / std::sqrt(variance);
     for (index d = 0; d < dim; ++d) x[d] = (x[d] - mean) * factor * gamma[d] + (beta ? beta[d] : T(0));
+  }
+  /// A power of two by which x must be scaled for its variance to be a number, else 1.
+  static T power_for(const T* x, index dim, T variance) {
+    if (variance < std::numeric_limits<T>::infinity()) return T(1);
+    T size = 0;
+    for (index d = 0; d < dim; ++d) size = std::max(size, std::abs(x[d]));  // NaN is no maximum
+    int exponent = 0;
+    if (!(size > T(1) && size < std::numeric_limits<T>::infinity())) return T(1);
+    std::frexp(size, &exponent);
+    return std::ldexp(T(1), std::max(-exponent, std::numeric_limits<T>::min_exponent));
   }
   /// The norms of the rows of x, as contiguous rows.
   template <class S>
@@ -68,7 +83,7 @@ struct long_short_call {
   const attention_views<S>& views;
   const tensor_view<const S>& logits;
   std::span<const T> sinks;
-  tensor_view<T, 3> lse;
+  tensor_view<T, 3> lse, maximum{};  // as in softmax_inputs; of the same strides
   score_terms<T, no_score> terms;
   key_norm<T> local, global;
   bool causal;
@@ -149,7 +164,8 @@ struct long_short_call {
       attend(s.block, s.window, terms);
       for (index r = 0; r < rows; ++r) s.block.ranges[r] = {0, rank() * finished(n, causal ? i + r + shift + 1 : n)};
       attend(s.block, head.compressed, terms);
-      finish(s.block, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2));
+      finish(s.block, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2),
+             row_of(maximum, b, h));
     }
   }
 

@@ -150,7 +150,7 @@ struct multipole_call {
   multipole_settings o;
   tensor_view<const index, 3> assignment;
   std::span<const T> sinks;
-  tensor_view<T, 3> lse;
+  tensor_view<T, 3> lse, maximum{};  // as in softmax_inputs; of the same strides
   score_terms<T, no_score> terms;
 
   const attention_shape& shape() const { return views.shape; }
@@ -211,7 +211,8 @@ struct multipole_call {
         for (index r = 0; r < count; ++r) s.rows.ranges[r] = {0, i + r + shift + 1 - one.past};
         attend(s.rows, s.own, terms);
       }
-      finish(s.rows, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2));
+      finish(s.rows, head_of(views.out, b, h), per_head(sinks, h), row_of(lse, b, h), lse.stride(2),
+             row_of(maximum, b, h));
     }
   }
 

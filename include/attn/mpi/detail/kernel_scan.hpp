@@ -36,7 +36,7 @@ struct kernel_scan {
   const kernel_call<T>& call;
   execution& exec;
   index item_heads = call.shape.batch * call.heads;  // heads of sums of all items, item by item
-  index segments = (call.shape.keys + kernel_segment - 1) / kernel_segment;
+  index segments = ceil_div(call.shape.keys, segment_of(call.shape.keys));
   index unit = 0, units = 0;  // heads that are computed together, and how many such units there are
   index twice = 0;            // units whose keys are summed up before they are attended to
   kernel_sums<T>* running = nullptr;  // of every head of every item: what came before, then that with what is here
@@ -78,9 +78,9 @@ struct kernel_scan {
   void for_each_segment(index u, const Body& body) {
     const index first = u * unit;
     exec.for_each(std::min(unit, item_heads - first) * segments, [&](index task, int worker) {
-      const index item_head = first + task / segments, n = task % segments, begin = n * kernel_segment;
-      if (n < segments_of(item_head))
-        body(item_head, n, begin, std::min(begin + kernel_segment, call.lengths.keys(batch_of(item_head))), worker);
+      const index item_head = first + task / segments, n = task % segments, b = batch_of(item_head);
+      if (const index begin = n * call.segment(b); n < segments_of(item_head))
+        body(item_head, n, begin, std::min(begin + call.segment(b), call.lengths.keys(b)), worker);
       progress(worker);
     });
   }
@@ -129,7 +129,7 @@ struct kernel_scan {
       const index b = batch_of(item_head), keys = call.lengths.keys(b), all = segments_of(item_head);
       const auto s = scratch(worker);
       for (index n = 0; n < all; ++n) {
-        const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, keys);
+        const index begin = n * call.segment(b), end = std::min(begin + call.segment(b), keys);
         const bool last = holders.last() && n == all - 1;
         const T decay =
             call.attend_segment(b, item_head % call.heads, begin, end, last, s, running[item_head], x.own, x.total);

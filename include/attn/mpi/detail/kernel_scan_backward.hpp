@@ -30,8 +30,8 @@ struct kernel_scan_backward {
   const kernel_call<T>& call = in.call;
   const attention_shape& shape = call.shape;
   index item_heads = shape.batch * call.heads, heads = shape.batch * shape.kv_heads;  // of sums, of keys
-  index segments = (shape.keys + kernel_segment - 1) / kernel_segment;
-  index query_segments = (shape.queries + kernel_segment - 1) / kernel_segment;
+  index segments = ceil_div(shape.keys, segment_of(shape.keys));
+  index query_segments = ceil_div(shape.queries, segment_of(shape.queries));
   index unit = 0, units = 0, twice = 0;  // of key heads, as in kernel_scan
   /// Of every head of every item: the sums of keys that came before, with those that are here; and of queries, from the
   /// other end.
@@ -82,9 +82,9 @@ struct kernel_scan_backward {
 
   void sum_up_keys() {
     for_each_segment(0, item_heads, [&](index item_head, index n, int worker) {
-      const index b = batch_of(item_head), begin = n * kernel_segment;
+      const index b = batch_of(item_head), begin = n * call.segment(b);
       stored_sums& x = before[item_head * segments + n];
-      x.decay = call.sum_up(b, head_of(item_head), begin, std::min(begin + kernel_segment, call.lengths.keys(b)),
+      x.decay = call.sum_up(b, head_of(item_head), begin, std::min(begin + call.segment(b), call.lengths.keys(b)),
                             scratch(worker).x.forward, x.sums);
     });
     auto messages = sequence.key_holders().chain(sequence.group());
@@ -126,8 +126,8 @@ struct kernel_scan_backward {
       const index b = batch_of(item_head), all = call.lengths.queries(b);
       if (sees_nothing(b)) return;
       const auto w = scratch(worker);
-      for (index n = 0; n * kernel_segment < all; ++n) {
-        const index begin = n * kernel_segment, end = std::min(begin + kernel_segment, all);
+      for (index n = 0, step = segment_of(all); n * step < all; ++n) {
+        const index begin = n * step, end = std::min(begin + step, all);
         one.attend_rows(b, head_of(item_head), begin, end, keys[item_head], after[item_head * query_segments + n].sums,
                         w.x, in.d_features ? one.feature_sums + item_head : nullptr);
       }
@@ -143,7 +143,7 @@ struct kernel_scan_backward {
       for (index item_head = 0; item_head < item_heads && sequence.query_holders().holds(); ++item_head) {
         messages.receive(item_head);
         const index b = batch_of(item_head);
-        for (index n = 0; !sees_nothing(b) && n * kernel_segment < call.lengths.queries(b); ++n)
+        for (index n = 0; !sees_nothing(b) && n * segment_of(call.lengths.queries(b)) < call.lengths.queries(b); ++n)
           call.add_segment(queries[item_head], T(1), after[item_head * query_segments + n].sums, s);
         messages.send(queries[item_head].values, state_bytes());
       }

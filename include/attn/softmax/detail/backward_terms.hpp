@@ -8,17 +8,18 @@ namespace attn::inline ATTN_ISA::detail {
 /// Stands for the derivative where there is no score function.
 struct no_score_backward {};
 
-/// The terms of one head with the gradients of their parameters. One for each task: `d_slope` is the sum of that task.
+/// The terms of one head with the gradients of their parameters. One for each task: `d_slope()` is the sum of that task.
 template <class T, class Score, class ScoreBackward>
 struct backward_terms {
   const score_terms<T, Score>& terms;
   ScoreBackward* score_backward = nullptr;
   tensor_view<T> d_bias{};    // its entries belong to this task
   bool sum_slope = false;
-  T d_slope = 0;
+  double slope_sum = 0;  // over all pairs of queries and keys
 
   /// Whether the gradients need the scores as they were before the terms.
   bool need_raw() const { return terms.scored || terms.softcap; }
+  T d_slope() const { return static_cast<T>(slope_sum); }
   bool any() const { return need_raw() || d_bias || sum_slope; }
 
   /// Row of query i: raw[n], the scores before the terms, and d[n], the gradients of the final ones, of the keys at slots
@@ -44,7 +45,7 @@ struct backward_terms {
         if (d[n] == T(0)) continue;
         const index j = positions[slot + n];
         if (d_bias) entry(d_bias, i, j) += d[n];
-        if (sum_slope) d_slope -= d[n] * distance(p, j);
+        if (sum_slope) slope_sum -= static_cast<double>(d[n]) * static_cast<double>(distance(p, j));
       }
     if (terms.softcap)
       for (index n = 0; n < count; n += width<T>) {

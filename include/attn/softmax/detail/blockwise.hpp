@@ -38,6 +38,7 @@ struct row_block {
   index dim = 0, rows = 0;
   T factor = T(1);        // of scores, where it was not applied to the queries
   index_map positions{};  // the query of each row
+  long_softmax<T, width<T>> total{};  // of rows that see more than long_piece keys in one attend()
 
   static row_block layout(arena& memory, index dim, index dim_v) {
     constexpr bool paired = numbers_of<P> > 1;
@@ -46,7 +47,8 @@ struct row_block {
             .weights = memory.allocate<P>(paired ? 2 * tile_rows * operands<P>(score_stride) : 0),
             .state = online_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>),
             .ranges = memory.allocate<key_range>(max_rows),
-            .dim = dim};
+            .dim = dim,
+            .total = long_softmax<T, width<T>>::layout(memory, max_rows, dim_v, panel_width<T>)};
   }
 
   /// Begins with `count` queries, rows which[...] of q, that have seen no key yet.
@@ -116,9 +118,10 @@ ATTN_INLINE T row_maximum(const T* row, index count, T factor, T& maximum, T& re
 }
 
 /// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. Forward and
-/// backward passes thus visit the same tiles in the same order.
-template <class T, index Step = key_block, class Visit>
-void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
+/// backward passes thus visit the same tiles in the same order. next(n) is called before the
+/// tiles of up to n more keys.
+template <class T, index Step = key_block, class Visit, class Next>
+void visit_tiles(const key_range* ranges, index rows, Visit&& visit, Next&& next) {
   index begin = std::numeric_limits<index>::max(), end = 0;
   for (index r = 0; r < rows; ++r) {
     if (ranges[r].begin >= ranges[r].end) continue;
@@ -126,6 +129,7 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
     end = std::max(end, ranges[r].end);
   }
   for (index from = begin / panel_width<T> * panel_width<T>; from < end; from += Step) {
+    next(Step);
     const index to = std::min(from + Step, end);
     for (index row = 0; row < rows; row += tile_rows) {
       tile t{.row = row, .rows = std::min<index>(tile_rows, rows - row), .low = to, .high = from};
@@ -144,6 +148,11 @@ void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
       visit(t);
     }
   }
+}
+
+template <class T, index Step = key_block, class Visit>
+void visit_tiles(const key_range* ranges, index rows, Visit&& visit) {
+  visit_tiles<T, Step>(ranges, rows, visit, [](index) {});
 }
 
 /// Which keys of a tile the mask leaves visible: all, some or none.
@@ -198,9 +207,10 @@ bool masked_scores(const P* queries, const key_range* ranges, const index_map& p
 }
 
 /// Step 3, second half, for one row: scores times `factor` become weights, stored in `pairs` if given; those of slots
-/// beyond the last become 0.
+/// beyond the last become 0. Returns their sums, lane by lane.
 template <class T>
-ATTN_INLINE packet<T> row_weights(T* row, index count, T factor, T reference, packet<T> sum, T* = nullptr) {
+ATTN_INLINE packet<T> row_weights(T* row, index count, T factor, T reference, T* = nullptr) {
+  packet<T> sum = zero<T>();
   for (index n = 0; n < count; n += width<T>) {
     const packet<T> weight = exp2_weight<T>(fma(load<T>(row + n), broadcast<T>(factor), broadcast<T>(-reference)));
     store<T>(row + n, weight);
@@ -208,8 +218,8 @@ ATTN_INLINE packet<T> row_weights(T* row, index count, T factor, T reference, pa
   }
   return sum;
 }
-ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, float reference, packet<float> sum,
-                                      bf16_pair* pairs) {
+ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, float reference, bf16_pair* pairs) {
+  packet<float> sum = zero<float>();
   for (index n = 0; n < count; n += width<float>) {
     const packet<float> weight =
         exp2_rounded(fma(load<float>(row + n), broadcast<float>(factor), broadcast<float>(-reference)));
@@ -221,9 +231,8 @@ ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, flo
 }
 
 #if ATTN_HAS_AMX
-ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, float reference, packet<float> sum,
-                                      split_pair* parts) {
-  const packet<float> total = row_weights(row, count, factor, reference, sum);
+ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, float reference, split_pair* parts) {
+  const packet<float> total = row_weights(row, count, factor, reference);
   split_lanes(row, count, parts);
   return total;
 }
@@ -251,9 +260,9 @@ template <class P, class Score>
   for (index m = 0; m < t.rows; m += width<T>) store<T>(rescale + m, exp2_weight<T>(load<T>(rescale + m)));
   for (index m = 0; m < t.rows; ++m) {
     T* const total = state.sum + (t.row + m) * width<T>;
-    const packet<T> sum = mul(load<T>(total), broadcast<T>(rescale[m]));
-    store<T>(total, row_weights(s + m * score_stride, t.count, factor, reference[m], sum,
-                                weights + m * operands<P>(score_stride)));
+    const packet<T> sum = row_weights(s + m * score_stride, t.count, factor, reference[m],
+                                      weights + m * operands<P>(score_stride));
+    store<T>(total, fma(load<T>(total), broadcast<T>(rescale[m]), sum));
     last.go_on();
   }
   last.finish();
@@ -272,23 +281,33 @@ void attend(const row_block<P>& block, const packed_keys<P>& keys, const score_t
             const Prefetch& prefetch = {}) {
   index asked = 0;
   tile_output<P> last{block.state, keys};
-  visit_tiles<sum_type<P>, tile_keys<P>>(block.ranges, block.rows, [&](const tile& t) {
-    if (const index end = t.row + t.rows; end > asked) {
-      const index begin = std::exchange(asked, end);
-      prefetch(begin, end - begin);
-    }
-    attend_tile(block, keys, t, terms, last);
-  });
+  long_sums sums(block.state, block.total, block.rows, long_piece);
+  visit_tiles<sum_type<P>, tile_keys<P>>(
+      block.ranges, block.rows,
+      [&](const tile& t) {
+        if (const index end = t.row + t.rows; end > asked) {
+          const index begin = std::exchange(asked, end);
+          prefetch(begin, end - begin);
+        }
+        attend_tile(block, keys, t, terms, last);
+      },
+      [&](index count) {
+        if (sums.full(count)) last.finish();
+        sums.next(count);
+      });
   last.finish();
+  sums.finish();
 }
 
-/// Ends the block: stores its rows in out.row(which[r]) and lse[which[r] * lse_stride].
+/// Ends the block: stores its rows in out.row(which[r]) and lse[which[r] * lse_stride], and where `top` is given the
+/// maxima beside it (finish_row).
 template <class P, class S>
 void finish(const row_block<P>& block, const matrix_view<S>& out, const sum_type<P>* sink, sum_type<P>* lse,
-            index lse_stride) {
+            index lse_stride, sum_type<P>* top = nullptr) {
   for (index r = 0; r < block.rows; ++r) {
     const index i = block.positions[r];
-    block.state.finish_row(r, sink, out.row(i), out.col_stride, lse ? lse + i * lse_stride : nullptr);
+    block.state.finish_row(r, sink, out.row(i), out.col_stride, lse ? lse + i * lse_stride : nullptr,
+                           top ? top + i * lse_stride : nullptr);
   }
 }
 

@@ -25,163 +25,9 @@
 // pairs of rows.
 #pragma once
 
-#include <attn/core/detail/gradients.hpp>
-#include <attn/softmax/detail/blockwise.hpp>
+#include <attn/softmax/detail/backward_memory.hpp>
 
 namespace attn::inline ATTN_ISA::detail {
-
-inline constexpr index backward_key_block = 256;  // keys of a block, at most score_stride
-
-/// The queries of one head with all that their gradients need, packed in blocks of max_rows.
-template <class P>
-struct backward_rows {
-  using T = sum_type<P>;
-  static constexpr bool paired = numbers_of<P> > 1;
-
-  P *queries = nullptr, *d_out = nullptr;              // per block, panels [max_rows][panel_width]
-  P *query_tiles = nullptr, *d_out_tiles = nullptr;    // of pairs: per tile [dim][tile_rows]
-  T *lse = nullptr, *delta = nullptr;                  // per row: lse in base 2, 0 where no key is seen; D
-  bool* finite = nullptr;                              // per block: whether all queries and gradients are finite
-  index dim = 0, dim_v = 0;
-
-  static backward_rows layout(arena& memory, index rows, index dim, index dim_v) {
-    const index padded = round_up(rows, max_rows);
-    const auto tiles = [&](index depth) {
-      return paired ? memory.allocate<P>(padded * row_operands<P>(depth)) : nullptr;
-    };
-    return {.queries = memory.allocate<P>(operands<P>(padded) * round_up(dim, panel_width<T>)),
-            .d_out = memory.allocate<P>(operands<P>(padded) * round_up(dim_v, panel_width<T>)),
-            .query_tiles = tiles(dim),
-            .d_out_tiles = tiles(dim_v),
-            .lse = memory.allocate<T>(padded),
-            .delta = memory.allocate<T>(padded),
-            .finite = memory.allocate<bool>(padded / max_rows),
-            .dim = dim,
-            .dim_v = dim_v};
-  }
-
-  /// The rows from row `first` on, a multiple of max_rows.
-  backward_rows from(index first) const {
-    backward_rows rest = *this;
-    rest.queries += first / numbers_of<P> * round_up(dim, panel_width<T>);
-    rest.d_out += first / numbers_of<P> * round_up(dim_v, panel_width<T>);
-    if constexpr (paired)
-      rest.query_tiles += first * row_operands<P>(dim), rest.d_out_tiles += first * row_operands<P>(dim_v);
-    rest.lse += first, rest.delta += first, rest.finite += first / max_rows;
-    return rest;
-  }
-
-  /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out. The caller fills in lse and delta.
-  template <class S>
-  void pack(const matrix_view<const S>& q, const matrix_view<const S>& d, const index_map& positions,
-            index rows) const {
-    const auto pack_one = [&](const matrix_view<const S>& x, index depth, P* panels, P* tiles) {
-      for (index r = 0; paired && r < rows; r += tile_rows)
-        pack_rows<P>([&](index i) { return x.row(positions[r + i]); }, std::min<index>(tile_rows, rows - r), depth,
-                     x.col_stride, T(1), tiles + r * row_operands<P>(depth));
-      return pack_panels<P>([&](index i) { return x.row(positions[i]); }, 0, rows, depth, x.col_stride, panels,
-                            max_rows);
-    };
-    const bool finite_q = pack_one(q, dim, queries, query_tiles);
-    *finite = pack_one(d, dim_v, d_out, d_out_tiles) && finite_q;
-  }
-};
-
-/// Rows [first, first + rows) of the panels of a block, times `factor`, as a tile [dim][tile_rows]. Cheaper than a second
-/// packed form of all rows, which would have to come from the third-level cache for every block of keys.
-template <class T>
-void tile_of_panels(const T* panels, index first, index rows, index dim, T factor, T* tile) {
-  constexpr index wide = panel_width<T>;
-  for (index col = 0; col < dim; col += wide)
-    pack_rows<T>([&](index i) { return panels + col * max_rows + (first + i) * wide; }, rows, std::min(wide, dim - col),
-                 1, factor, tile + col * tile_rows);
-}
-
-/// Keys and values of one head packed for the products of the backward pass, and the sums of the gradients that are
-/// wanted.
-template <class P>
-struct backward_keys {
-  using T = sum_type<P>;
-
-  packed_keys<P> keys;    // as columns for S; as rows, in the place of values, for dQ
-  packed_keys<P> values;  // as columns for d_out V^T
-  T *d_keys = nullptr, *d_values = nullptr;  // [slots][round_up(dim, panel_width)]; null: not wanted
-
-  static index stride(index dim) { return round_up(dim, panel_width<T>); }
-
-  static backward_keys layout(arena& memory, index slots, index dim, index dim_v, bool want_keys = true,
-                              bool want_values = true) {
-    backward_keys k{.keys = packed_keys<P>::layout(memory, slots, dim, dim),
-                    .values = packed_keys<P>::layout(memory, slots, dim_v, 0)};
-    if (want_keys) k.d_keys = memory.allocate<T>(k.keys.capacity * stride(dim));
-    if (want_values) k.d_values = memory.allocate<T>(k.keys.capacity * stride(dim_v));
-    return k;
-  }
-
-  /// Fills slots [begin, end) and clears their gradients; begin is a multiple of the panel width.
-  template <class S>
-  void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
-    fill(k, v, begin, end);
-    clear(begin, end);
-  }
-  template <class S>
-  void fill(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
-    keys.pack(k, k, begin, end);
-    values.pack_keys([&](index slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
-  }
-  void clear(index begin, index end) const {
-    const index padded = round_up(end, panel_width<T>) - begin;
-    if (d_keys) std::fill_n(d_keys + begin * stride(keys.dim), padded * stride(keys.dim), T(0));
-    if (d_values) std::fill_n(d_values + begin * stride(values.dim), padded * stride(values.dim), T(0));
-  }
-
-  /// The slots from `slot` on, a multiple of the panel width, with a map of their own. The caller sets their sums.
-  backward_keys from(index slot, const index_map& map) const {
-    return {.keys = keys.from(slot, map), .values = values.from(slot, map)};
-  }
-
-  /// Stores slots [begin, end) as the rows of the same numbers of the gradients of k, times `scale`, and of v, each of
-  /// which may be null; rows from `real` on are padding.
-  template <class S>
-  void store(const tensor_view<S>& dk, const tensor_view<S>& dv, index b, index h, index begin, index end, index real,
-             T scale, bool accumulate) const {
-    if (dk) store_gradient_rows(d_keys, stride(keys.dim), scale, head_of(dk, b, h), begin, end, real, accumulate);
-    if (dv) store_gradient_rows(d_values, stride(values.dim), T(1), head_of(dv, b, h), begin, end, real, accumulate);
-  }
-};
-
-/// sums[x] += sums[offset + x] for x in [begin, end), of whole packets; null: none.
-template <class T>
-void add_sums(T* sums, index offset, index begin, index end) {
-  for (index x = begin; sums && x < end; x += width<T>)
-    store<T>(sums + x, add(load<T>(sums + x), load<T>(sums + offset + x)));
-}
-
-/// Scratch of one worker.
-template <class P>
-struct backward_scratch {
-  using T = sum_type<P>;
-
-  P *weights = nullptr, *d_scores = nullptr;       // [max_rows][score_stride], rows in pairs
-  T *tile_weights = nullptr, *tile_d = nullptr;    // with pairs: a tile of these as numbers, [tile_rows][score_stride],
-  P* tile_pairs = nullptr;                         // and of dS with its slots in pairs
-  T* raw = nullptr;                                // [tile_rows][score_stride], where the terms of the scores need them
-  P *queries = nullptr, *d_out = nullptr;          // not of pairs: one tile [dim][tile_rows]
-  key_range* ranges = nullptr;                     // [max_rows]: slots a row sees of this block of keys
-
-  static backward_scratch layout(arena& memory, index dim, index dim_v, bool with_raw) {
-    constexpr index paired = numbers_of<P> > 1, tile = tile_rows * score_stride;
-    return {.weights = memory.allocate<P>(operands<P>(max_rows) * score_stride),
-            .d_scores = memory.allocate<P>(operands<P>(max_rows) * score_stride),
-            .tile_weights = memory.allocate<T>(paired * tile),
-            .tile_d = memory.allocate<T>(paired * tile),
-            .tile_pairs = memory.allocate<P>(paired * operands<P>(tile)),
-            .raw = with_raw ? memory.allocate<T>(tile) : nullptr,
-            .queries = memory.allocate<P>((1 - paired) * tile_rows * dim),
-            .d_out = memory.allocate<P>((1 - paired) * tile_rows * dim_v),
-            .ranges = memory.allocate<key_range>(max_rows)};
-  }
-};
 
 /// Step 5 for `keys` <= M keys: sums[m] += sum over rows r < depth of weights[r][m] times row r of the panels; of pairs
 /// of rows depth counts those.
@@ -232,11 +78,12 @@ template <class P>
 
 /// Steps 1 to 3, second half, for one row of a tile: weights from scores, dS from d_out V^T.
 template <class P>
-ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, index count, sum_type<P> row_lse,
-                               sum_type<P> row_delta) {
+ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, index count, sum_type<P> row_maximum,
+                               sum_type<P> row_log_sum, sum_type<P> row_delta) {
   using T = sum_type<P>;
   const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
-  const packet<T> lse = broadcast<T>(row_lse), delta = broadcast<T>(row_delta);
+  const packet<T> maximum = broadcast<T>(row_maximum), log_sum = broadcast<T>(row_log_sum);
+  const packet<T> delta = broadcast<T>(row_delta);
   const auto power = [](const packet<T>& x) {
     if constexpr (numbers_of<P> > 1)
       return exp2_rounded(x);
@@ -245,7 +92,7 @@ ATTN_INLINE void row_gradients(sum_type<P>* weight, sum_type<P>* d, index count,
   };
   for (index n = 0; n < count; n += width<T>) {
     const packet<T> x = load<T>(weight + n);  // -infinity where the key is not seen, also by a row whose lse is NaN
-    const packet<T> w = if_less(x, lowest, zero<T>(), power(sub(x, lse)));
+    const packet<T> w = if_less(x, lowest, zero<T>(), power(sub(sub(x, maximum), log_sum)));
     store<T>(weight + n, w);
     // 0 where the weight is 0, whatever the value; a weight of NaN stays NaN.
     store<T>(d + n, if_less(zero<T>(), w, mul(w, sub(load<T>(d + n), delta)), w));
@@ -284,7 +131,8 @@ template <class P, class Score, class Terms>
   with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(d_out, k.values, t.first, t.count, ds); });
   for (index m = 0; m < t.rows; ++m) {
     T* const d = ds + m * score_stride;
-    row_gradients<P>(p + m * score_stride, d, t.count, rows.lse[t.row + m], rows.delta[t.row + m]);
+    row_gradients<P>(p + m * score_stride, d, t.count, rows.maximum[t.row + m], rows.log_sum[t.row + m],
+                     rows.delta[t.row + m]);
     if (back.any())
       back(s.raw ? s.raw + m * score_stride : nullptr, d, t.count, positions[t.row + m], k.keys.positions, t.first);
   }
@@ -358,17 +206,20 @@ void backward_block(const backward_rows<P>& rows, index count, const key_range* 
     const P *const p = s.weights + offset, *const ds = s.d_scores + offset;
     const P *const queries = rows.queries + begin * panel_width<T>,
                    *const d_out = rows.d_out + begin * panel_width<T>;
-    T *const d_values = k.d_values ? k.d_values + j * stride_v : nullptr,
-             *const d_keys = k.d_keys ? k.d_keys + j * stride_k : nullptr;
-    if (*rows.finite) [[likely]] {
-      with_tile_height(keys, [&](auto M) {
-        if (d_values) transposed_output<P, M.value>(p, d_out, depth, keys, rows.dim_v, d_values, stride_v);
-        if (d_keys) transposed_output<P, M.value>(ds, queries, depth, keys, rows.dim, d_keys, stride_k);
-      });
-    } else {
-      if (d_values) transposed_output_checked(p, d_out, depth, keys, rows.dim_v, d_values, stride_v);
-      if (d_keys) transposed_output_checked(ds, queries, depth, keys, rows.dim, d_keys, stride_k);
-    }
+    const auto add_to = [&](const P* weights, const P* panels, index dim, T* all, T* errors, index stride) {
+      if (!all) return;
+      T* const sum = errors ? s.part : all + j * stride;
+      if (errors) std::fill_n(sum, tile_rows * stride, T(0));
+      if (*rows.finite) [[likely]]
+        with_tile_height(keys, [&](auto M) {
+          transposed_output<P, M.value>(weights, panels, depth, keys, dim, sum, stride);
+        });
+      else
+        transposed_output_checked(weights, panels, depth, keys, dim, sum, stride);
+      if (errors) move_compensated(sum, keys * stride, T(1), all + j * stride, errors + j * stride);
+    };
+    add_to(p, d_out, rows.dim_v, k.d_values, k.value_errors, stride_v);
+    add_to(ds, queries, rows.dim, k.d_keys, k.key_errors, stride_k);
   }
 }
 
@@ -383,9 +234,24 @@ void differentiate(const backward_rows<P>& rows, index count, const key_range* r
     begin = std::min(begin, ranges[r].begin);
     end = std::max(end, ranges[r].end);
   }
-  for (index from = begin / panel_width<P> * panel_width<P>; from < end; from += backward_key_block)
+  using T = sum_type<P>;
+  const index size = dq ? round_up(count, tile_rows) * dq_stride : 0;
+  index taken = 0;  // keys since the sums were moved
+  bool moved = false;
+  const auto move = [&] {
+    if (!std::exchange(moved, true))
+      for (T* x : {s.long_dq, s.long_errors}) std::fill_n(x, size, T(0));
+    move_compensated(dq, size, T(1), s.long_dq, s.long_errors);
+  };
+  for (index from = begin / panel_width<P> * panel_width<P>; from < end; from += backward_key_block) {
+    if (taken >= long_piece) move(), taken = 0;
+    taken += backward_key_block;
     backward_block(rows, count, ranges, positions, k, from, std::min(from + backward_key_block, end), terms, s, dq,
                    dq_stride, back);
+  }
+  if (!moved) return;
+  move();
+  settle_compensated(s.long_dq, s.long_errors, size, dq);
 }
 
 }  // namespace attn::inline ATTN_ISA::detail

@@ -134,7 +134,7 @@ struct lsh_backward_driver {
     }
     add_rows(keys.d_keys, stride_k(), s.token, slots.end - slots.begin, p.d_key);
     add_rows(keys.d_values, stride_v(), s.token, slots.end - slots.begin, p.d_value);
-    return back.d_slope;
+    return back.d_slope();
   }
 
   /// Whether token i has seen another one, in any round.
@@ -158,15 +158,15 @@ struct lsh_backward_driver {
 
   /// Token i, which has attended itself. Returns its part of the gradient of the slope.
   [[gnu::noinline]] T differentiate_self(const lsh_head<S>& h, const head_scratch& p, index i) const {
-    const T lse = in.lse(h.batch, h.head, i);
-    if (lse == -std::numeric_limits<T>::infinity()) return T(0);
+    const auto lse = in.lse_of(h.batch, h.head, i);
+    if (!lse.sees()) return T(0);
     const auto o = head_of(in.out, h.batch, h.head), d_o = head_of(in.d_out, h.batch, h.head);
     const auto head_terms = in.terms().for_head(h.batch, h.head, 0);
     auto back = in.back(head_terms);
     alignas(64) T raw[width<T>] = {}, d_score[width<T>] = {};
     T score = raw[0] = tokens.plain_score(h, i, i, head_terms.query_factor());
     if (head_terms.any()) head_terms.apply(&score, 1, i, {i, 1, nullptr}, 0);
-    const T weight = std::exp2(score - lse * log2_e<T>);
+    const T weight = std::exp2(score - lse.maximum - lse.log_sum);
     const T d_weight = row_dot<T>(d_o.row(i), d_o.col_stride, h.value.row(i), h.value.col_stride, shape.dim_v);
     d_score[0] = weight * (d_weight - in.delta(o, d_o, h.batch, h.head, i));
     if (back.any()) back(raw, d_score, width<T>, i, {i, 1, nullptr}, 0);
@@ -178,7 +178,7 @@ struct lsh_backward_driver {
     }
     for (index d = 0; p.d_value && d < shape.dim_v; ++d)
       p.d_value[i * stride_v() + d] += weight * static_cast<T>(d_o.row(i)[d * d_o.col_stride]);
-    return back.d_slope;
+    return back.d_slope();
   }
 
   /// The gradient of token i as a query, and through its key k = f q: scale (dq + f (dk - k (k . dk))).

@@ -7,16 +7,17 @@
 // Milakov, Gimelshein 2018, "Online normalizer calculation for softmax".
 #pragma once
 
+#include <attn/core/detail/compensated.hpp>
 #include <attn/core/detail/exp.hpp>
 #include <attn/core/detail/tile_product.hpp>
 #include <attn/core/execution.hpp>
+#include <attn/softmax/detail/score_loops.hpp>
 
 #include <cmath>
+#include <utility>
 
 namespace attn::inline ATTN_ISA::detail {
 
-template <class T>
-inline constexpr T log2_e = T(1.442695040888963407359924681001892137L);
 template <class T>
 inline constexpr T ln_2 = T(0.693147180559945309417232121458176568L);
 
@@ -81,18 +82,20 @@ struct online_softmax {
   }
 
   /// Ends row r: the output and the natural log-sum-exp, `sink` (a logit without a value, base e) included; one of
-  /// -infinity is none. A row that has seen no key becomes 0 and its lse -infinity, sink or not.
+  /// -infinity is none. A row that has seen no key becomes 0 and its lse -infinity, sink or not. Where `top` is given, it
+  /// becomes the maximum, and lse the logarithm of the sum beside it, both in base 2.
   template <class S>
-  void finish_row(index r, const T* sink, S* to, index to_stride, T* lse) const {
+  void finish_row(index r, const T* sink, S* to, index to_stride, T* lse, T* top = nullptr) const {
     const T* const o = row(r);
     T total = row_sum(r), highest = maximum[r], factor = T(1);
     if (sink && highest != -std::numeric_limits<T>::infinity()) {
-      const T logit = *sink * log2_e<T>, higher = std::max(highest, logit);
+      const T logit = to_base_2(*sink), higher = std::max(highest, logit);
       factor = std::exp2(highest - higher);
       total = total * factor + std::exp2(logit - higher);
       highest = higher;
     }
-    if (lse) *lse = (highest + std::log2(total)) * ln_2<T>;
+    if (lse) *lse = top ? std::log2(total) : (highest + std::log2(total)) * ln_2<T>;
+    if (top) *top = highest == -std::numeric_limits<T>::infinity() ? T(0) : highest;
     const T normal = total == T(0) ? T(0) : factor / total;
     if (to_stride == 1)
       for (index d = 0; d < cols; ++d) to[d] = static_cast<S>(o[d] * normal);
@@ -100,5 +103,78 @@ struct online_softmax {
       for (index d = 0; d < cols; ++d) to[d * to_stride] = static_cast<S>(o[d] * normal);
   }
 };
+
+/// The sums of rows so long that one large weight would swallow small ones: a state takes some keys, then add() moves its
+/// sums here, with compensation. Its maximum stays. A row that was moved once keeps its sums to the last bit.
+template <class T, int Lanes = 1>
+struct long_softmax {
+  online_softmax<T, Lanes> sums, errors;
+
+  static long_softmax layout(arena& memory, index rows, index cols, index step = width<T>) {
+    using state = online_softmax<T, Lanes>;
+    return {state::layout(memory, rows, cols, step), state::layout(memory, rows, cols, step)};
+  }
+  void clear(index rows) const { sums.clear(rows), errors.clear(rows); }
+
+  [[gnu::noinline]] void add(const online_softmax<T, Lanes>& state, index rows) const {
+    for (index r = 0; r < rows; ++r) {
+      const T highest = state.maximum[r], before = std::exchange(sums.maximum[r], highest);
+      const T factor = before < highest ? std::exp2(before - highest) : T(1);
+      if constexpr (Lanes == 1) {
+        sums.sum[r] *= factor, errors.sum[r] *= factor;
+        add_compensated(sums.sum[r], errors.sum[r], std::exchange(state.sum[r], T(0)));
+      } else {
+        move_compensated(state.sum + r * Lanes, Lanes, factor, sums.sum + r * Lanes, errors.sum + r * Lanes);
+      }
+      move_compensated(state.row(r), round_up(sums.cols, width<T>), factor, sums.row(r), errors.row(r));
+    }
+  }
+  /// The sums become those of `state`, which has none.
+  [[gnu::noinline]] void settle(const online_softmax<T, Lanes>& state, index rows) const {
+    for (index r = 0; r < rows; ++r) {
+      if constexpr (Lanes == 1)
+        state.sum[r] = std::abs(errors.sum[r]) < std::numeric_limits<T>::infinity() ? sums.sum[r] + errors.sum[r]
+                                                                                    : sums.sum[r];
+      else
+        settle_compensated(sums.sum + r * Lanes, errors.sum + r * Lanes, Lanes, state.sum + r * Lanes);
+      settle_compensated(sums.row(r), errors.row(r), round_up(sums.cols, width<T>), state.row(r));
+    }
+  }
+};
+
+/// Moves the sums of some rows of a state before they have taken more than `most` keys since.
+template <class T, int Lanes = 1>
+class long_sums {
+ public:
+  long_sums(const online_softmax<T, Lanes>& state, const long_softmax<T, Lanes>& total, index rows, index most)
+      : state_(state), total_(total), rows_(rows), most_(most) {}
+
+  /// Call before the state takes `keys` more keys.
+  void next(index keys) {
+    if (full(keys)) {
+      if (!std::exchange(moved_, true)) total_.clear(rows_);
+      total_.add(state_, rows_);
+      taken_ = 0;
+    }
+    taken_ += keys;
+  }
+  /// Whether that moves the sums.
+  bool full(index keys) const { return taken_ > 0 && taken_ + keys > most_; }
+  /// Call after the last one.
+  void finish() const {
+    if (!moved_) return;
+    total_.add(state_, rows_);
+    total_.settle(state_, rows_);
+  }
+
+ private:
+  const online_softmax<T, Lanes>& state_;
+  const long_softmax<T, Lanes>& total_;
+  index rows_, most_, taken_ = 0;
+  bool moved_ = false;
+};
+
+/// Keys that a state of the blockwise kernel takes: 32 of its tiles.
+inline constexpr index long_piece = 12288;
 
 }  // namespace attn::inline ATTN_ISA::detail

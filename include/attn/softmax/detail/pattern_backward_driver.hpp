@@ -54,6 +54,7 @@ struct pattern_backward_driver {
     backward_keys<P> keys;  // where keys are packed once for all query sets
     bool* needed;           // per pack_step keys
     T *d_keys, *d_values;   // [parts][slots][stride]: sums of each part; null: not wanted
+    T *key_errors, *value_errors;  // of these, with many queries
     bool* begun;            // [parts][pack_steps]: whether sums of these keys were begun; else they are 0
     T* dq;                  // [Lq][stride_k], for joined patterns: sums of the patterns that are done
     T* slopes;              // [parts]: their sums of the gradient of the slope
@@ -67,6 +68,8 @@ struct pattern_backward_driver {
     }
     if (in.dk) shared.d_keys = memory.allocate<T>(parts * slots() * stride_k());
     if (in.dv) shared.d_values = memory.allocate<T>(parts * slots() * stride_v());
+    if (in.dk && many_queries(shape.queries)) shared.key_errors = memory.allocate<T>(parts * slots() * stride_k());
+    if (in.dv && many_queries(shape.queries)) shared.value_errors = memory.allocate<T>(parts * slots() * stride_v());
     if (in.dq && joined()) shared.dq = memory.allocate<T>(shape.queries * stride_k());
     shared.begun = memory.allocate<bool>(parts * pack_steps());
     shared.slopes = memory.allocate<T>(parts);
@@ -134,6 +137,8 @@ struct pattern_backward_driver {
         const index from = given.contiguous() ? positions.first : summed;
         if (sums.d_keys) packed.keys.d_keys = sums.d_keys + from * stride_k();
         if (sums.d_values) packed.keys.d_values = sums.d_values + from * stride_v();
+        if (sums.key_errors) packed.keys.key_errors = sums.key_errors + from * stride_k();
+        if (sums.value_errors) packed.keys.value_errors = sums.value_errors + from * stride_v();
         const index slots = round_up(packed.gathered, panel_width<T>);
         used += slots;
         if (!given.contiguous()) summed += slots;
@@ -153,10 +158,13 @@ struct pattern_backward_driver {
   }
 
   /// Adds gathered sums to those of all keys.
-  void scatter(const T* sums, index stride, const key_set& keys, T* to) const {
+  void scatter(T* sums, index stride, const key_set& keys, T* to, T* errors) const {
     for (index n = 0; sums && n < keys.count; ++n) {
-      T* const row = to + keys.positions[n] * stride;
-      for (index d = 0; d < stride; d += width<T>)
+      const index at = keys.positions[n] * stride;
+      T* const row = to + at;
+      if (errors)
+        move_compensated(sums + n * stride, stride, T(1), row, errors + at);
+      else for (index d = 0; d < stride; d += width<T>)
         store<T>(row + d, add(load<T>(row + d), load<T>(sums + n * stride + d)));
     }
   }
@@ -194,8 +202,8 @@ struct pattern_backward_driver {
       if (keys.given.contiguous()) return;
       for (index n = 0; n < keys.given.count; ++n)
         begin_sums(set, keys.given.positions[n], keys.given.positions[n] + 1);
-      scatter(keys.keys.d_keys, stride_k(), keys.given, set.shared.d_keys);
-      scatter(keys.keys.d_values, stride_v(), keys.given, set.shared.d_values);
+      scatter(keys.keys.d_keys, stride_k(), keys.given, set.shared.d_keys, set.shared.key_errors);
+      scatter(keys.keys.d_values, stride_v(), keys.given, set.shared.d_values, set.shared.value_errors);
     });
   }
 
@@ -223,6 +231,8 @@ struct pattern_backward_driver {
     keys.keys.dim = shape.dim, keys.values.dim = shape.dim_v;
     if (in.dk) keys.d_keys = shared.d_keys + part * slots() * stride_k();
     if (in.dv) keys.d_values = shared.d_values + part * slots() * stride_v();
+    if (shared.key_errors) keys.key_errors = shared.key_errors + part * slots() * stride_k();
+    if (shared.value_errors) keys.value_errors = shared.value_errors + part * slots() * stride_v();
     bool* const begun = shared.begun + part * pack_steps();
     if (first && s.head % shape.group() == 0) std::fill_n(begun, pack_steps(), false);
     if (first) shared.slopes[part] = T(0);
@@ -234,7 +244,7 @@ struct pattern_backward_driver {
     for (index from = part * turn; from < sets; from += parts * turn)
       for (index n = from; n < std::min(from + turn, sets); ++n)
         differentiate_set({pattern, first, last, s, n, keys, begun, shared.dq}, own, head_terms, back);
-    shared.slopes[part] += back.d_slope;
+    shared.slopes[part] += back.d_slope();
   }
 
   /// Stores step `step` of the keys' gradients, from the sums of all parts.
@@ -242,10 +252,12 @@ struct pattern_backward_driver {
     const index keys = plan.lengths.keys(b), begin = step * plan.pack_step,
                 end = std::min(begin + plan.pack_step, shape.keys), real = std::min(end, keys);
     const backward_keys<P> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
-                                .d_keys = shared.d_keys, .d_values = shared.d_values};
+                                .d_keys = shared.d_keys, .d_values = shared.d_values,
+                                .key_errors = shared.key_errors, .value_errors = shared.value_errors};
     if (!shared.begun[step]) clear_step(sums, step);
     for (index part = 1; part < backward_parts(plan.lengths.queries(b)); ++part) {
       if (!shared.begun[part * pack_steps() + step]) continue;
+      sums.settle(part * slots() + begin, part * slots() + real);
       add_sums(sums.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
       add_sums(sums.d_values, part * slots() * stride_v(), begin * stride_v(), real * stride_v());
     }

@@ -10,6 +10,7 @@
 #include <attn/core/mask_view.hpp>
 #include <attn/softmax/detail/online_softmax.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
+#include <attn/softmax/detail/score_loops.hpp>
 
 #include <cstring>
 #include <optional>
@@ -159,8 +160,7 @@ struct score_terms {
     const unsigned char* const row = mask_row(i);
     const index stride = mask.stride(3);
     if (stride == 1 && !positions.list && positions.step == 1) {
-      const unsigned char* const m = row + positions[slot];
-      for (index n = 0; n < count; ++n) s[n] = m[n] ? s[n] : hidden;
+      hide_scores(s, count, row + positions[slot]);
     } else {
       for (index n = 0; n < count; ++n) s[n] = row[positions[slot + n] * stride] ? s[n] : hidden;
     }
@@ -185,36 +185,35 @@ struct score_terms {
     }
   }
 
+  /// Terms that need scores in base e; the result is in base 2. Finite terms leave scores finite, if need be at the end
+  /// of the range of T.
   void change(T* s, index count, index i, const index_map& positions, index slot) const {
-    if (softcap) {
-      const auto cap = broadcast<T>(*softcap), uncap = broadcast<T>(T(1) / *softcap);
-      map_packets(s, s, count, [&](const auto& x) { return mul(cap, tanh<T>(mul(x, uncap))); });
-    }
-    if (bias) {
-      const index stride = bias.stride(3);
-      const T* row = bias.data() + (bias.extent(0) == 1 ? 0 : batch) * bias.stride(0) +
-                     (bias.extent(1) == 1 ? 0 : head) * bias.stride(1) + (bias.extent(2) == 1 ? 0 : i) * bias.stride(2);
-      // A masked key is not seen, even if its score is NaN.
-      const auto masked = [](T x, T y) { return y == -std::numeric_limits<T>::infinity() ? y : x + y; };
-      if (stride == 1 && !positions.list && positions.step == 1) {
-        const T* b = row + positions[slot];
-        for (index n = 0; n < count; ++n) s[n] = masked(s[n], b[n]);
-      } else {
-        for (index n = 0; n < count; ++n) s[n] = masked(s[n], row[positions[slot + n] * stride]);
+    if (softcap) cap_scores(s, count, *softcap);
+    const T slope = slopes.empty() ? T(0) : slopes[static_cast<std::size_t>(head)];
+    const T* const row =
+        !bias ? nullptr
+              : bias.data() + (bias.extent(0) == 1 ? 0 : batch) * bias.stride(0) +
+                    (bias.extent(1) == 1 ? 0 : head) * bias.stride(1) + (bias.extent(2) == 1 ? 0 : i) * bias.stride(2);
+    const index position = i + query_shift;
+    const bool plain = !positions.list && (!row || (bias.stride(3) == 1 && positions.step == 1));
+    if (plain && (row || slope != T(0)))
+      add_linear_terms(s, count, row ? row + positions[slot] : nullptr, slope, position - positions[slot],
+                       positions.step, scored ? T(1) : log2_e<T>);
+    else if (row || slope != T(0))
+      for (index n = 0; n < count; ++n) {
+        const index j = positions[slot + n];
+        const T b = row ? row[j * bias.stride(3)] : T(0), x = s[n] + b - slope * static_cast<T>(std::abs(position - j));
+        s[n] = b == -std::numeric_limits<T>::infinity() ? b : std::clamp(x, -most, most);
       }
-    }
-    if (!slopes.empty()) {
-      const T slope = slopes[static_cast<std::size_t>(head)];
-      for (index n = 0; n < count; ++n) s[n] -= slope * static_cast<T>(std::abs(i + query_shift - positions[slot + n]));
-    }
     if constexpr (scored) {
       if (positions.list)
         ask_caller(s, count, i, [list = positions.list + slot](index n) { return list[n]; });
       else
         ask_caller(s, count, i, [first = positions[slot], step = positions.step](index n) { return first + step * n; });
     }
-    for (index n = 0; n < count; ++n) s[n] *= log2_e<T>;
+    if (scored || !plain || (!row && slope == T(0))) scores_to_base_2(s, count);
   }
+  static constexpr T most = std::numeric_limits<T>::max();
 };
 
 /// 1 / sqrt(dim) unless given.

@@ -52,7 +52,7 @@ struct softmax_backward_call {
   bool accumulate;
   ScoreBackward* score_backward;
 
-  tensor_view<const T, 3> lse{};
+  tensor_view<const T, 3> lse{}, maximum{};  // as in softmax_inputs
   T* slope_sums = nullptr;  // [batch * heads]: the gradients of each head's slope, where they are asked for
 
   const sequence_lengths& lengths() const { return forward.lengths; }
@@ -76,12 +76,26 @@ struct softmax_backward_call {
     to.pack(query, d, which, count);
     for (index r = 0; r < count; ++r) {
       const index i = which[r];
-      const T log_sum = lse(b, h, i);
-      const bool sees = log_sum != -std::numeric_limits<T>::infinity();
-      to.lse[r] = sees ? log_sum * log2_e<T> : T(0);
+      const row_lse of = lse_of(b, h, i);
+      const bool sees = of.sees();
+      to.maximum[r] = sees ? of.maximum : T(0);
+      to.log_sum[r] = sees ? of.log_sum : T(0);
       to.delta[r] = sees ? delta(o, d, b, h, i) : T(0);
     }
-    for (T* x : {to.lse, to.delta}) std::fill(x + count, x + max_rows, T(0));
+    for (T* x : {to.maximum, to.log_sum, to.delta}) std::fill(x + count, x + max_rows, T(0));
+  }
+  /// lse in base 2, in two parts: one number loses the digits of the sum where scores are large. Given as one number, it
+  /// counts as the maximum.
+  struct row_lse {
+    T maximum, log_sum;
+    bool sees() const {
+      constexpr T none = -std::numeric_limits<T>::infinity();
+      return log_sum != none && maximum != none;
+    }
+  };
+  row_lse lse_of(index b, index h, index i) const {
+    if (maximum) return {maximum(b, h, i), lse(b, h, i)};
+    return {lse(b, h, i) * log2_e<T>, T(0)};
   }
   T delta(const matrix_view<const S>& o, const matrix_view<const S>& d, index b, index h, index i) const {
     const T dot = row_dot<T>(o.row(i), o.col_stride, d.row(i), d.col_stride, shape.dim_v);
@@ -99,17 +113,19 @@ struct softmax_backward_call {
     const standard_products standard(exec);
     const index heads = shape.batch * shape.heads;
     struct kept {
-      T *lse, *slopes, *sinks;
+      T *lse, *maximum, *slopes, *sinks;
     };
     const auto memory = exec.workspace([&](arena& m) {
-      return kept{m.allocate<T>(forward.lse ? 0 : heads * shape.queries), m.allocate<T>(d_slopes ? heads : 0),
+      const index rows = forward.lse ? 0 : heads * shape.queries;
+      return kept{m.allocate<T>(rows), m.allocate<T>(rows), m.allocate<T>(d_slopes ? heads : 0),
                   m.allocate<T>(d_sinks ? heads : 0)};
     });
     if (!forward.lse) {
       forward.lse = {memory->lse, {shape.batch, shape.heads, shape.queries}};
+      forward.maximum = {memory->maximum, {shape.batch, shape.heads, shape.queries}};
       recompute(forward);
     }
-    lse = forward.lse;
+    lse = forward.lse, maximum = forward.maximum;
     slope_sums = memory->slopes;
     std::fill_n(slope_sums, d_slopes ? heads : 0, T(0));
     body(*this);
@@ -124,11 +140,11 @@ struct softmax_backward_call {
   T sink_gradient(index b, index h) const {
     const auto o = head_of(out, b, h), d = head_of(d_out, b, h);
     const T sink = forward.sinks[static_cast<std::size_t>(h)];
-    T sum = 0;
+    double sum = 0;
     for (index i = 0; i < lengths().queries(b); ++i)
-      if (const T log_sum = lse(b, h, i); log_sum != -std::numeric_limits<T>::infinity())
-        sum -= std::exp(sink - log_sum) * delta(o, d, b, h, i);
-    return sum;
+      if (const row_lse of = lse_of(b, h, i); of.sees())
+        sum -= static_cast<double>(std::exp2(to_base_2(sink) - of.maximum - of.log_sum) * delta(o, d, b, h, i));
+    return static_cast<T>(sum);
   }
   void store_per_head(const T* sums, const tensor_view<T, 1>& to) const {
     for (index h = 0; h < shape.heads; ++h) {

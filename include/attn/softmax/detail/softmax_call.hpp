@@ -29,6 +29,7 @@ struct softmax_inputs {
   std::optional<index> first_position{};
   list_view<T> sinks{};
   tensor_view<T, 3> lse{};
+  tensor_view<T, 3> maximum{};  // where given, lse and this are in base 2: the log of the sum beside the maximum
   page_tables pages{};    // in steps with pages, where k and v are [pages, Hkv, page rows, ..]
   tensor_view<T> sums{};  // receives the results in place of out, not rounded, where they are added up further
 
@@ -49,10 +50,13 @@ struct softmax_inputs {
   /// Stores row r of the state as the result of query i.
   template <int Lanes>
   void finish_row(const online_softmax<T, Lanes>& state, index r, index b, index h, index i) const {
-    T* const row = row_of(lse, b, h);
-    T* const log_sum = row ? row + i * lse.stride(2) : nullptr;
+    const auto at = [&](const tensor_view<T, 3>& x) {
+      T* const row = row_of(x, b, h);
+      return row ? row + i * x.stride(2) : nullptr;
+    };
+    T *const log_sum = at(lse), *const highest = at(maximum);
     const auto finish_in = [&](const auto& to) {
-      state.finish_row(r, per_head(sinks, h), to.row(i), to.col_stride, log_sum);
+      state.finish_row(r, per_head(sinks, h), to.row(i), to.col_stride, log_sum, highest);
     };
     if (sums) return finish_in(head_of(sums, b, h));
     finish_in(result(b, h));

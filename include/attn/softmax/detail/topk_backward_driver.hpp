@@ -33,6 +33,7 @@ struct topk_backward_driver {
     typename topk_choice<S>::head_scratch choice;  // of the query head in progress
     T* dq;                                          // [Lq][stride_k]: sums of that head; null: not wanted
     T *d_keys, *d_values;                           // [parts][slots][stride]
+    T *key_errors, *value_errors;                   // of these, with many queries
     bool* begun;                                    // [parts][all_blocks]: whether the sums of a block were begun
     T* slopes;                                      // [parts]: sums of the gradient of the slope
   };
@@ -41,6 +42,10 @@ struct topk_backward_driver {
             .dq = memory.allocate<T>(in.dq ? shape.queries * stride_k() : 0),
             .d_keys = in.dk ? memory.allocate<T>(parts() * slots() * stride_k()) : nullptr,
             .d_values = in.dv ? memory.allocate<T>(parts() * slots() * stride_v()) : nullptr,
+            .key_errors = in.dk && many_queries(shape.queries) ? memory.allocate<T>(parts() * slots() * stride_k())
+                                                               : nullptr,
+            .value_errors = in.dv && many_queries(shape.queries) ? memory.allocate<T>(parts() * slots() * stride_v())
+                                                                 : nullptr,
             .begun = memory.allocate<bool>(parts() * all_blocks()),
             .slopes = memory.allocate<T>(parts())};
   }
@@ -78,6 +83,8 @@ struct topk_backward_driver {
     keys.fill(head_of(in.k, h.batch, h.head / shape.group()), head_of(in.v, h.batch, h.head / shape.group()), 0, end);
     if (p.d_keys) keys.d_keys = p.d_keys + (part * slots() + begin) * stride_k();
     if (p.d_values) keys.d_values = p.d_values + (part * slots() + begin) * stride_v();
+    if (p.key_errors) keys.key_errors = p.key_errors + (part * slots() + begin) * stride_k();
+    if (p.value_errors) keys.value_errors = p.value_errors + (part * slots() + begin) * stride_v();
     if (!std::exchange(p.begun[part * all_blocks() + block], true)) clear_sums(p, part, block);
     const index step = rows_of_run(count);
     for (index n = first; n < first + count; n += step) {
@@ -102,8 +109,10 @@ struct topk_backward_driver {
   void clear_sums(const head_scratch& p, index part, index block) const {
     const index first = part * slots() + block * blocks.block,
                 count = std::min(blocks.block, shape.keys - block * blocks.block);
-    if (p.d_keys) std::fill_n(p.d_keys + first * stride_k(), count * stride_k(), T(0));
-    if (p.d_values) std::fill_n(p.d_values + first * stride_v(), count * stride_v(), T(0));
+    for (T* x : {p.d_keys, p.key_errors})
+      if (x) std::fill_n(x + first * stride_k(), count * stride_k(), T(0));
+    for (T* x : {p.d_values, p.value_errors})
+      if (x) std::fill_n(x + first * stride_v(), count * stride_v(), T(0));
   }
 
   /// One part of a round of one query head.
@@ -120,7 +129,7 @@ struct topk_backward_driver {
     h.for_each_run(round, count * part / parts, count * (part + 1) / parts, [&](index block, index n, index some) {
       differentiate_run(h, p, part, round, block, n, some, s, head_terms, back);
     });
-    p.slopes[part] += back.d_slope;
+    p.slopes[part] += back.d_slope();
   }
 
   /// Stores the gradients of the keys of a block, from the sums of all parts; beyond the last block, zeros for padding.
@@ -128,10 +137,12 @@ struct topk_backward_driver {
     const index b = key_head / shape.kv_heads, keys = in.lengths().keys(b), begin = block * blocks.block,
                 end = std::min(begin + blocks.block, shape.keys), real = std::min(end, keys);
     const backward_keys<P> sums{.keys = {.dim = shape.dim}, .values = {.dim = shape.dim_v},
-                                .d_keys = p.d_keys, .d_values = p.d_values};
+                                .d_keys = p.d_keys, .d_values = p.d_values,
+                                .key_errors = p.key_errors, .value_errors = p.value_errors};
     if (!p.begun[block]) clear_sums(p, 0, block);
     for (index part = 1; part < parts(); ++part) {
       if (!p.begun[part * all_blocks() + block]) continue;
+      sums.settle(part * slots() + begin, part * slots() + real);
       add_sums(p.d_keys, part * slots() * stride_k(), begin * stride_k(), real * stride_k());
       add_sums(p.d_values, part * slots() * stride_v(), begin * stride_v(), real * stride_v());
     }

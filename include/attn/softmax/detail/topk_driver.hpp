@@ -32,7 +32,9 @@ struct topk_driver {
   head_scratch layout(arena& memory) const {
     return {.choice = choice.layout(memory, shape.group()),
             .states = memory.allocate_list(blocks.rounds > 0 ? shape.group() : 0,
-                                           [&](arena& m) { return row_states<T>::layout(m, in.out); })};
+                                           [&](arena& m) {
+                                             return row_states<T>::layout(m, in.out, blocks.rounds > 32);
+                                           })};
   }
 
   /// Scratch of one thread: a block of rows, and the keys they see.
@@ -64,9 +66,13 @@ struct topk_driver {
     for (index n = first; n < first + count; n += step) {
       rows.begin(in.query(h.batch, h.head), h.rows(round, n), std::min(step, first + count - n),
                  in.terms.query_factor());
-      if (resumes) aside.resume(rows);
+      if (resumes) aside.resume_maxima(rows);
       for (index r = 0; r < rows.rows; ++r) rows.ranges[r] = h.seen(round, n + r);
       attend(rows, keys, head_terms);
+      if (resumes)
+        aside.resume_sums(rows, last);
+      else if (!last)
+        aside.clear_errors(rows);
       if (last)
         in.finish(rows, h.batch, h.head);
       else

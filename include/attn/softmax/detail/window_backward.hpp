@@ -99,13 +99,13 @@ struct window_backward : window_sets {
   };
   part_scratch layout(arena& memory) const {
     const index slots = std::min(part_length() + left + right, shape.keys), n = global_count();
-    const auto keys = [&](index count, bool k, bool v) {
-      return backward_keys<P>::layout(memory, count, shape.dim, shape.dim_v, k, v);
+    const auto keys = [&](index count, bool k, bool v, bool errors = false) {
+      return backward_keys<P>::layout(memory, count, shape.dim, shape.dim_v, k, v, errors);
     };
     return {.block = in.layout_scratch(memory),
             .rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v),
             .dq = memory.allocate<T>(max_rows * query_stride()),
-            .keys = keys(slots, bool(in.dk), bool(in.dv)),
+            .keys = keys(slots, bool(in.dk), bool(in.dv), many_queries(slots)),
             .global_keys = keys(n, true, true),
             .own_keys = keys(own() ? part_length() : 0, bool(gradients.k_global), bool(gradients.v_global)),
             .key_list = memory.allocate<index>(n ? slots : 0),
@@ -183,7 +183,7 @@ struct window_backward : window_sets {
         store_gradient_row(dq + row * query_stride(), in.terms().scale, head_of(in.dq, p.b, h), which[row],
                            in.accumulate);
     }
-    slope += back.d_slope;
+    slope += back.d_slope();
   }
 
   /// Rows of global queries of head h with the part's own keys, and with the global ones where `first`.
@@ -215,7 +215,7 @@ struct window_backward : window_sets {
       for (index row = 0; dq && row < rows; ++row)
         for (index d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
     }
-    slope += back.d_slope;
+    slope += back.d_slope();
   }
 
   /// One part. store(projected, row of k, sums of dK, sums of dV) is called for its own keys except global ones, then
@@ -251,6 +251,7 @@ struct window_backward : window_sets {
     const auto give = [&](bool projected, const backward_keys<P>& from, index slot, index row) {
       store(projected, row, row_of(from.d_keys, query_stride(), slot), row_of(from.d_values, value_stride(), slot));
     };
+    s.keys.settle(p.slot(p.k0), p.slot(p.k1));
     for (index slot = p.slot(p.k0); slot < p.slot(p.k1); ++slot)
       give(false, s.keys, slot, s.keys.keys.positions[slot]);
     for (index t = p.k0; own() && t < p.k1; ++t) give(true, s.own_keys, t - p.k0, p.r + p.d * t);

@@ -54,10 +54,12 @@ struct window_step {
   struct scratch {
     stream_queries<T, C> rows;
     online_softmax<T> state;
+    long_softmax<T> total;
   };
   scratch layout(arena& memory) const {
     return {stream_queries<T, C>::layout(memory, shape.group(), shape.dim, shape.dim_v),
-            online_softmax<T>::layout(memory, shape.group(), shape.dim_v)};
+            online_softmax<T>::layout(memory, shape.group(), shape.dim_v),
+            long_softmax<T>::layout(memory, shape.group(), shape.dim_v)};
   }
 
   /// Attends token t of the chunk, of the `count` query heads from `head` on, which share a dilation.
@@ -71,12 +73,14 @@ struct window_step {
     s.state.rows = count;
     s.state.clear();
     const auto keys = source.keys(b, kv), values = source.values(b, kv);
+    long_sums sums(s.state, s.total, count, stream_chunk);
     const auto token_terms = in.terms.for_head(b, head, p);
     // Every stride-th row from `row` on, in one or more pages.
     const auto take = [&](index row, index stride, index rows, index_map positions) {
       while (rows > 0) {
         const auto k = keys.from(row), v = values.from(row);
-        const index some = std::min(rows, (k.rows - 1) / stride + 1);
+        const index some = std::min({rows, (k.rows - 1) / stride + 1, stream_chunk});
+        sums.next(some);
         attend_stream(s.rows, every(k, stride, some), every(v, stride, some), positions, 0, some, token_terms,
                       stream_limit{some}, s.state);
         row += some * stride, rows -= some;
@@ -99,6 +103,7 @@ struct window_step {
       take(source.global_row(g), 1, end - g, {0, 1, window.globals.data() + g});
       g = end - 1;
     }
+    sums.finish();
     for (index r = 0; r < count; ++r) in.finish_row(s.state, r, b, head + r, t);
   }
 

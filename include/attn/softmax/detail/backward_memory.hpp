@@ -1,0 +1,187 @@
+// attn: the memory of the backward kernel of exact softmax attention: packed queries, keys and gradients, and the sums of
+// gradients (blockwise_backward.hpp).
+#pragma once
+
+#include <attn/core/detail/gradients.hpp>
+#include <attn/softmax/detail/blockwise.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+inline constexpr index backward_key_block = 256;  // keys of a block, at most score_stride
+
+/// The queries of one head with all that their gradients need, packed in blocks of max_rows.
+template <class P>
+struct backward_rows {
+  using T = sum_type<P>;
+  static constexpr bool paired = numbers_of<P> > 1;
+
+  P *queries = nullptr, *d_out = nullptr;              // per block, panels [max_rows][panel_width]
+  P *query_tiles = nullptr, *d_out_tiles = nullptr;    // of pairs: per tile [dim][tile_rows]
+  T *maximum = nullptr, *log_sum = nullptr;            // per row: lse in base 2 in two parts, 0 where no key is seen
+  T* delta = nullptr;                                  // per row: D
+  bool* finite = nullptr;                              // per block: whether all queries and gradients are finite
+  index dim = 0, dim_v = 0;
+
+  static backward_rows layout(arena& memory, index rows, index dim, index dim_v) {
+    const index padded = round_up(rows, max_rows);
+    const auto tiles = [&](index depth) {
+      return paired ? memory.allocate<P>(padded * row_operands<P>(depth)) : nullptr;
+    };
+    return {.queries = memory.allocate<P>(operands<P>(padded) * round_up(dim, panel_width<T>)),
+            .d_out = memory.allocate<P>(operands<P>(padded) * round_up(dim_v, panel_width<T>)),
+            .query_tiles = tiles(dim),
+            .d_out_tiles = tiles(dim_v),
+            .maximum = memory.allocate<T>(padded),
+            .log_sum = memory.allocate<T>(padded),
+            .delta = memory.allocate<T>(padded),
+            .finite = memory.allocate<bool>(padded / max_rows),
+            .dim = dim,
+            .dim_v = dim_v};
+  }
+
+  /// The rows from row `first` on, a multiple of max_rows.
+  backward_rows from(index first) const {
+    backward_rows rest = *this;
+    rest.queries += first / numbers_of<P> * round_up(dim, panel_width<T>);
+    rest.d_out += first / numbers_of<P> * round_up(dim_v, panel_width<T>);
+    if constexpr (paired)
+      rest.query_tiles += first * row_operands<P>(dim), rest.d_out_tiles += first * row_operands<P>(dim_v);
+    rest.maximum += first, rest.log_sum += first, rest.delta += first, rest.finite += first / max_rows;
+    return rest;
+  }
+
+  /// Packs one block: the `rows` <= max_rows rows positions[...] of q and d_out. The caller fills in the rest.
+  template <class S>
+  void pack(const matrix_view<const S>& q, const matrix_view<const S>& d, const index_map& positions,
+            index rows) const {
+    const auto pack_one = [&](const matrix_view<const S>& x, index depth, P* panels, P* tiles) {
+      for (index r = 0; paired && r < rows; r += tile_rows)
+        pack_rows<P>([&](index i) { return x.row(positions[r + i]); }, std::min<index>(tile_rows, rows - r), depth,
+                     x.col_stride, T(1), tiles + r * row_operands<P>(depth));
+      return pack_panels<P>([&](index i) { return x.row(positions[i]); }, 0, rows, depth, x.col_stride, panels,
+                            max_rows);
+    };
+    const bool finite_q = pack_one(q, dim, queries, query_tiles);
+    *finite = pack_one(d, dim_v, d_out, d_out_tiles) && finite_q;
+  }
+};
+
+/// Rows [first, first + rows) of the panels of a block, times `factor`, as a tile [dim][tile_rows]. Cheaper than a second
+/// packed form of all rows, which would have to come from the third-level cache for every block of keys.
+template <class T>
+void tile_of_panels(const T* panels, index first, index rows, index dim, T factor, T* tile) {
+  constexpr index wide = panel_width<T>;
+  for (index col = 0; col < dim; col += wide)
+    pack_rows<T>([&](index i) { return panels + col * max_rows + (first + i) * wide; }, rows, std::min(wide, dim - col),
+                 1, factor, tile + col * tile_rows);
+}
+
+/// Keys and values of one head packed for the products of the backward pass, and the sums of the gradients that are
+/// wanted.
+template <class P>
+struct backward_keys {
+  using T = sum_type<P>;
+
+  packed_keys<P> keys;    // as columns for S; as rows, in the place of values, for dQ
+  packed_keys<P> values;  // as columns for d_out V^T
+  T *d_keys = nullptr, *d_values = nullptr;  // [slots][round_up(dim, panel_width)]; null: not wanted
+  T *key_errors = nullptr, *value_errors = nullptr;  // the same, what these sums lost; null: not kept
+
+  static index stride(index dim) { return round_up(dim, panel_width<T>); }
+
+  static backward_keys layout(arena& memory, index slots, index dim, index dim_v, bool want_keys = true,
+                              bool want_values = true, bool errors = false) {
+    backward_keys k{.keys = packed_keys<P>::layout(memory, slots, dim, dim),
+                    .values = packed_keys<P>::layout(memory, slots, dim_v, 0)};
+    if (want_keys) k.d_keys = memory.allocate<T>(k.keys.capacity * stride(dim));
+    if (want_values) k.d_values = memory.allocate<T>(k.keys.capacity * stride(dim_v));
+    if (want_keys && errors) k.key_errors = memory.allocate<T>(k.keys.capacity * stride(dim));
+    if (want_values && errors) k.value_errors = memory.allocate<T>(k.keys.capacity * stride(dim_v));
+    return k;
+  }
+
+  /// Fills slots [begin, end) and clears their gradients; begin is a multiple of the panel width.
+  template <class S>
+  void pack(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
+    fill(k, v, begin, end);
+    clear(begin, end);
+  }
+  template <class S>
+  void fill(const matrix_view<const S>& k, const matrix_view<const S>& v, index begin, index end) {
+    keys.pack(k, k, begin, end);
+    values.pack_keys([&](index slot) { return v.row(keys.positions[begin + slot]); }, v.col_stride, begin, end);
+  }
+  void clear(index begin, index end) const {
+    const index padded = round_up(end, panel_width<T>) - begin;
+    for (T* x : {d_keys, key_errors})
+      if (x) std::fill_n(x + begin * stride(keys.dim), padded * stride(keys.dim), T(0));
+    for (T* x : {d_values, value_errors})
+      if (x) std::fill_n(x + begin * stride(values.dim), padded * stride(values.dim), T(0));
+  }
+  /// Adds what the sums of slots [begin, end) lost.
+  void settle(index begin, index end) const {
+    const auto one = [&](T* sums, const T* errors, index size) {
+      if (errors) settle_compensated(sums + begin * size, errors + begin * size, (end - begin) * size, sums + begin * size);
+    };
+    one(d_keys, key_errors, stride(keys.dim)), one(d_values, value_errors, stride(values.dim));
+  }
+
+  /// The slots from `slot` on, a multiple of the panel width, with a map of their own. The caller sets their sums.
+  backward_keys from(index slot, const index_map& map) const {
+    return {.keys = keys.from(slot, map), .values = values.from(slot, map)};
+  }
+
+  /// Stores slots [begin, end) as the rows of the same numbers of the gradients of k, times `scale`, and of v, each of
+  /// which may be null; rows from `real` on are padding.
+  template <class S>
+  void store(const tensor_view<S>& dk, const tensor_view<S>& dv, index b, index h, index begin, index end, index real,
+             T scale, bool accumulate) const {
+    settle(begin, std::min(end, real));
+    if (dk) store_gradient_rows(d_keys, stride(keys.dim), scale, head_of(dk, b, h), begin, end, real, accumulate);
+    if (dv) store_gradient_rows(d_values, stride(values.dim), T(1), head_of(dv, b, h), begin, end, real, accumulate);
+  }
+};
+
+/// sums[x] += sums[offset + x] for x in [begin, end), of whole packets; null: none.
+template <class T>
+void add_sums(T* sums, index offset, index begin, index end) {
+  for (index x = begin; sums && x < end; x += width<T>)
+    store<T>(sums + x, add(load<T>(sums + x), load<T>(sums + offset + x)));
+}
+
+/// Whether sums over so many queries keep their errors: beyond 350 blocks of rows, one large gradient could swallow too
+/// much of small ones.
+constexpr bool many_queries(index queries) { return queries > 32768; }
+
+/// Scratch of one worker.
+template <class P>
+struct backward_scratch {
+  using T = sum_type<P>;
+
+  P *weights = nullptr, *d_scores = nullptr;       // [max_rows][score_stride], rows in pairs
+  T *tile_weights = nullptr, *tile_d = nullptr;    // with pairs: a tile of these as numbers, [tile_rows][score_stride],
+  P* tile_pairs = nullptr;                         // and of dS with its slots in pairs
+  T* raw = nullptr;                                // [tile_rows][score_stride], where the terms of the scores need them
+  P *queries = nullptr, *d_out = nullptr;          // not of pairs: one tile [dim][tile_rows]
+  key_range* ranges = nullptr;                     // [max_rows]: slots a row sees of this block of keys
+  T* part = nullptr;                               // [tile_rows][stride]: what a block of rows adds to sums with errors
+  T *long_dq = nullptr, *long_errors = nullptr;    // [max_rows][stride]: dq of rows that see many keys
+
+  static backward_scratch layout(arena& memory, index dim, index dim_v, bool with_raw) {
+    constexpr index paired = numbers_of<P> > 1, tile = tile_rows * score_stride;
+    return {.weights = memory.allocate<P>(operands<P>(max_rows) * score_stride),
+            .d_scores = memory.allocate<P>(operands<P>(max_rows) * score_stride),
+            .tile_weights = memory.allocate<T>(paired * tile),
+            .tile_d = memory.allocate<T>(paired * tile),
+            .tile_pairs = memory.allocate<P>(paired * operands<P>(tile)),
+            .raw = with_raw ? memory.allocate<T>(tile) : nullptr,
+            .queries = memory.allocate<P>((1 - paired) * tile_rows * dim),
+            .d_out = memory.allocate<P>((1 - paired) * tile_rows * dim_v),
+            .ranges = memory.allocate<key_range>(max_rows),
+            .part = memory.allocate<T>(tile_rows * round_up(std::max(dim, dim_v), panel_width<T>)),
+            .long_dq = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>)),
+            .long_errors = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>))};
+  }
+};
+
+}  // namespace attn::inline ATTN_ISA::detail

@@ -1,0 +1,103 @@
+// attn: the loops over scores that their terms need, in packets: compilers vectorise them at -O3 only.
+#pragma once
+
+#include <attn/core/detail/exp.hpp>
+#include <attn/core/detail/packing.hpp>
+
+namespace attn::inline ATTN_ISA::detail {
+
+template <class T>
+inline constexpr T log2_e = T(1.442695040888963407359924681001892137L);
+
+/// s[n] = f(s[n], n, count of lanes in use) by whole packets; the last one through a buffer.
+template <class T, class F>
+ATTN_INLINE void map_scores(T* s, index count, F&& f) {
+  index n = 0;
+  for (; n + width<T> <= count; n += width<T>) store<T>(s + n, f(load<T>(s + n), n, index(width<T>)));
+  if (n == count) return;
+  alignas(64) T rest[width<T>] = {};
+  std::copy(s + n, s + count, rest);
+  store<T>(rest, f(load<T>(rest), n, count - n));
+  std::copy(rest, rest + (count - n), s + n);
+}
+
+/// A finite number, or the nearest to one that overflowed. NaN stays.
+template <class T>
+ATTN_INLINE packet<T> in_range(const packet<T>& x) {
+  return max(min(x, broadcast<T>(std::numeric_limits<T>::max())), broadcast<T>(std::numeric_limits<T>::lowest()));
+}
+
+/// Scores to base 2: -infinity stays, finite ones stay finite. NaN stays.
+template <class T>
+[[gnu::noinline]] void scores_to_base_2(T* s, index count) {
+  const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
+  map_scores(s, count, [&](const packet<T>& x, index, index) {
+    return if_less(x, lowest, x, in_range<T>(mul(x, broadcast<T>(log2_e<T>))));
+  });
+}
+/// A logit to base 2, in the same way.
+template <class T>
+T to_base_2(T x) {
+  constexpr T most = std::numeric_limits<T>::max();
+  return std::abs(x) <= most ? std::clamp(x * log2_e<T>, -most, most) : x;
+}
+
+/// c tanh(s / c)
+template <class T>
+[[gnu::noinline]] void cap_scores(T* s, index count, T softcap) {
+  const packet<T> cap = broadcast<T>(softcap), uncap = broadcast<T>(T(1) / softcap);
+  map_scores(s, count, [&](const packet<T>& x, index, index) { return mul(cap, tanh<T>(mul(x, uncap))); });
+}
+
+/// s[n] = (s[n] + bias[n] - slope |distance - step n|) factor, of a bias and a slope that are given. -infinity of the
+/// bias masks, whatever the score.
+template <class T>
+[[gnu::noinline]] void add_linear_terms(T* s, index count, const T* bias, T slope, index distance, index step,
+                                        T factor) {
+  const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest()), times = broadcast<T>(factor);
+  alignas(64) T ramp[width<T>];
+  for (int n = 0; n < width<T>; ++n) ramp[n] = static_cast<T>(step * n);
+  const packet<T> steps = load<T>(ramp), down = broadcast<T>(-slope);
+  const auto away = [&](const packet<T>& x, index n) {
+    return fma(down, abs(sub(broadcast<T>(static_cast<T>(distance - step * n)), steps)), x);
+  };
+  if (!bias)
+    return map_scores(s, count, [&](const packet<T>& x, index n, index) { return in_range<T>(mul(away(x, n), times)); });
+  const auto biased = [&](const packet<T>& x, index n, index lanes, const auto& more) {
+    const packet<T> b = lanes == width<T> ? load<T>(bias + n) : load_part<T>(bias + n, 1, lanes);
+    return if_less(b, lowest, b, in_range<T>(mul(more(add(x, b), n), times)));
+  };
+  if (slope != T(0))
+    map_scores(s, count, [&](const packet<T>& x, index n, index lanes) { return biased(x, n, lanes, away); });
+  else
+    map_scores(s, count, [&](const packet<T>& x, index n, index lanes) {
+      return biased(x, n, lanes, [](const packet<T>& y, index) { return y; });
+    });
+}
+
+/// x where bytes are not 0, else -infinity.
+template <class T>
+ATTN_INLINE packet<T> seen_or_hidden(const packet<T>& x, const unsigned char* bytes) {
+  constexpr T hidden = -std::numeric_limits<T>::infinity();
+  if constexpr (width<T> == 1) {
+    return *bytes ? x : hidden;
+  } else {
+    using integer = typename float_bits<T>::integer;
+    using lanes = typename lanes_of<integer, width<T>>::type;
+    typename lanes_of<std::uint8_t, width<T>>::type narrow;
+    std::memcpy(&narrow, bytes, sizeof narrow);
+    const lanes seen = __builtin_convertvector(narrow, lanes) != 0;
+    return (packet<T>)(((lanes)x & seen) | ((lanes)broadcast<T>(hidden) & ~seen));
+  }
+}
+template <class T>
+[[gnu::noinline]] void hide_scores(T* s, index count, const unsigned char* bytes) {
+  map_scores(s, count, [&](const packet<T>& x, index n, index lanes) {
+    if (lanes == width<T>) return seen_or_hidden<T>(x, bytes + n);
+    unsigned char rest[width<T>] = {};
+    std::copy_n(bytes + n, lanes, rest);
+    return seen_or_hidden<T>(x, rest);
+  });
+}
+
+}  // namespace attn::inline ATTN_ISA::detail
