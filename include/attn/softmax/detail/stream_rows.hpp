@@ -254,13 +254,13 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
   unroll<N>([&](auto n) {
     packet<float> scale;
     std::memcpy(&scale, k.block(block[n]) + lane[n] * sizeof(float), sizeof scale);
-    const whole_lanes without = (whole_lanes)scale >> 31;  // all bits where the sign is negative
-    scale = (packet<float>)((whole_lanes)scale & 0x7fffffff);
+    const whole_lanes without = bits_as<whole_lanes>(scale) >> 31;  // all bits where the sign is negative
+    scale = abs(scale);
     unroll<R>([&](auto r) {
       for (int chain = 1; chain < chains; ++chain) sums[r][n][0] += sums[r][n][chain];
       const packet<float> product = mul(whole_to_float(sums[r][n][0]), broadcast<float>(q.factors[r]));
-      const auto shift = (whole_lanes)broadcast<float>(shifts[r * stream_tile + block[n]]);
-      store<float>(scores + r * stride + first + n * w, fma(product, scale, (packet<float>)(shift & ~without)));
+      const auto shift = bits_as<whole_lanes>(broadcast<float>(shifts[r * stream_tile + block[n]])) & ~without;
+      store<float>(scores + r * stride + first + n * w, fma(product, scale, bits_as<packet<float>>(shift)));
     });
   });
 }
