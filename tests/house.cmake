@@ -40,6 +40,10 @@ attn_script_test(guard.cpp17 stopped -DFLAG=-std=c++17 "-DSAYS=attn needs C++20"
 attn_script_test(guard.fast_math stopped -DFLAG=-ffast-math "-DSAYS=attn must not be compiled with -ffast-math"
   -DWORK=${work}/fast_math)
 set_tests_properties(${prefix}guard.cpp17 ${prefix}guard.fast_math PROPERTIES COST 10)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # Clang has no macro that says so
+  attn_script_test(guard.associative_math stopped -DFLAG=-funsafe-math-optimizations -DHEADERS=attn/attn.hpp
+    "-DSAYS=attn must not be compiled with -ffast-math or -fassociative-math" -DWORK=${work}/associative_math)
+endif()
 
 # What must not compile does not, and says why.
 attn_script_test(does_not_compile.precompile precompile -DHEADER=attn/attn.hpp -DPRECOMPILED=${work}/attn.hpp)
@@ -52,15 +56,22 @@ foreach(source ${refused})
   set_tests_properties(${prefix}does_not_compile.${name} PROPERTIES FIXTURES_REQUIRED ${prefix}attn)
 endforeach()
 
-# Files of one program may be compiled for different vector instructions.
+# Files of one program may be compiled for different instructions, whose functions have names of their own. Of the sets
+# below every one differs from another by one macro that headers test.
 set(isa_units plain native)
 set(isa_flags_plain "")
 set(isa_flags_native $<TARGET_PROPERTY:attn::fast,INTERFACE_COMPILE_OPTIONS>)
+set(isa_sets)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND
     NOT "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_RELEASE}" MATCHES "-m(arch|avx)")
   list(APPEND isa_units avx2)
   set(isa_flags_avx2 -mavx2 -mfma)
+  set(isa_sets -march=nehalem -march=haswell "-march=haswell -mno-f16c" "-march=haswell -DEIGEN_DONT_VECTORIZE"
+    -march=skylake-avx512 -march=cascadelake)
 endif()
+list(JOIN isa_sets "\\;" isa_sets)  # one argument
+attn_script_test(house.isa_names isa_names -DWORK=${work}
+  "-DFLAGS=${isa_sets}\;-DEIGEN_DONT_VECTORIZE\;-DATTN_BF16_MODEL\;-DATTN_AMX_MODEL")
 add_executable(attn_test_isa compile/isa_main.cpp)
 target_compile_features(attn_test_isa PRIVATE cxx_std_20)
 foreach(unit ${isa_units})
@@ -76,9 +87,10 @@ set_tests_properties(${prefix}guard.isa PROPERTIES LABELS attn_test_isa)
 if(isa_flags_avx2)
   target_compile_definitions(attn_test_isa PRIVATE ATTN_TEST_AVX2)
   if(CMAKE_NM)
-    attn_script_test(guard.isa_symbols isa_symbols -DNM=${CMAKE_NM}
+    attn_script_test(house.isa_symbols isa_symbols -DNM=${CMAKE_NM} -DWORK=${work} "-DFLAGS=${isa_sets}"
+      -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/compile/isa_symbols.cpp
       "-DOBJECTS=$<TARGET_OBJECTS:attn_test_isa_plain>\;$<TARGET_OBJECTS:attn_test_isa_avx2>")
-    set_tests_properties(${prefix}guard.isa_symbols PROPERTIES LABELS attn_test_isa)
+    set_tests_properties(${prefix}house.isa_symbols PROPERTIES LABELS attn_test_isa COST 20)
   endif()
 endif()
 

@@ -1,5 +1,20 @@
-# No function of attn is defined in two of OBJECTS, files compiled for different vector instructions: the linker would
-# keep one of the two for both.
+# No function or object of attn is defined in two files compiled for different instructions, for the linker would keep one
+# of the two for both: OBJECTS, and SOURCE compiled with each of FLAGS, as far as the compiler knows them.
+include(${CMAKE_CURRENT_LIST_DIR}/compiler.cmake)
+get_filename_component(NAME ${SOURCE} NAME_WE)
+foreach(flag ${FLAGS})
+  string(MAKE_C_IDENTIFIER "${NAME}${flag}" object)
+  string(REPLACE " " ";" flags "${flag}")
+  set(object ${WORK}/${object}.o)
+  file(REMOVE ${object})
+  compile(result output ${flags} -O0 -c ${SOURCE} -o ${object})
+  if(result EQUAL 0)
+    list(APPEND OBJECTS ${object})
+  elseif(NOT output MATCHES "march|target CPU")
+    message(FATAL_ERROR "${SOURCE} does not compile with ${flag}:\n${output}")
+  endif()
+endforeach()
+
 set(before)
 foreach(object ${OBJECTS})
   execute_process(COMMAND ${NM} ${object} OUTPUT_VARIABLE text RESULT_VARIABLE result)

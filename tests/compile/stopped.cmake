@@ -1,8 +1,11 @@
-# Every public header, compiled with FLAG, stops at once with the sentence SAYS and tells of no other error.
+# Every public header, or each of HEADERS, compiled with FLAG, stops at once with the sentence SAYS and tells of no other
+# error.
 include(${CMAKE_CURRENT_LIST_DIR}/compiler.cmake)
 file(GLOB_RECURSE headers RELATIVE ${INCLUDE} ${INCLUDE}/*.hpp)
 if(COMPILER_ID MATCHES "Clang")  # it is silent after a missing include, but reads on
   set(headers attn/attn.hpp)
+elseif(HEADERS)
+  set(headers ${HEADERS})
 endif()
 foreach(header ${headers})
   set(source ${WORK}.cpp)

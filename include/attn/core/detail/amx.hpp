@@ -17,7 +17,8 @@
 
 #if defined(ATTN_AMX_MODEL)
 #define ATTN_HAS_AMX 1
-#elif defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#elif defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__) && \
+    !defined(EIGEN_DONT_VECTORIZE)
 #define ATTN_HAS_AMX 1
 #include <cpuid.h>
 #include <sys/syscall.h>

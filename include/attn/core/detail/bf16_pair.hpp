@@ -154,7 +154,7 @@ inline void rows_to_pairs(const float* x, index rows, index lanes, index stride,
 inline void lanes_to_pairs(const float* x, index count, bf16_pair* pairs) {
   for (index n = 0; n < count; n += width<float>) {
     const half_lanes rounded = to_bf16(load<float>(x + n));
-    std::memcpy(pairs + n / 2, &rounded, sizeof rounded);
+    std::memcpy(reinterpret_cast<std::uint16_t*>(pairs) + n, &rounded, sizeof rounded);
   }
 }
 

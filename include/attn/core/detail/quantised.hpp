@@ -164,7 +164,7 @@ ATTN_INLINE whole_lanes add_products(const whole_lanes& sums, const code_pairs& 
 }
 
 ATTN_INLINE packet<float> whole_to_float(const whole_lanes& x) {
-  return (packet<float>)__builtin_convertvector(x, typename lanes_of<float, width<float>>::type);
+  return bits_as<packet<float>>(__builtin_convertvector(x, typename lanes_of<float, width<float>>::type));
 }
 
 /// `count` numbers, of size up to `largest`, a multiple of width<float>, as integers up to `most`; returns the factor
@@ -175,8 +175,8 @@ inline float round_to_codes(const float* x, index count, float largest, std::int
   for (index n = 0; n < count; n += width<float>) {
     const packet<float> shifted = fma(load<float>(x + n), broadcast<float>(inverse), broadcast<float>(whole_number));
     const auto whole =
-        __builtin_convertvector((whole_lanes)shifted, typename lanes_of<std::int16_t, width<float>>::type);
-    std::memcpy(pairs + n / 2, &whole, sizeof whole);
+        __builtin_convertvector(bits_as<whole_lanes>(shifted), typename lanes_of<std::int16_t, width<float>>::type);
+    std::memcpy(reinterpret_cast<std::int16_t*>(pairs) + n, &whole, sizeof whole);
   }
   return std::isfinite(factor) ? factor : std::numeric_limits<float>::quiet_NaN();
 }

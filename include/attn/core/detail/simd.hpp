@@ -124,12 +124,18 @@ struct float_bits<double> {
   static constexpr int mantissa = 52, bias = 1023;
 };
 
-/// The compiler's own vector of N numbers, for operations that Eigen's packets do not have. Packets convert to and from
-/// it.
+/// The compiler's own vector of N numbers, for operations that Eigen's packets do not have. Packets of several lanes
+/// convert to and from it; of one lane, which are numbers, by bits_as.
 template <class I, int N>
 struct lanes_of {
   typedef I type __attribute__((vector_size(N * sizeof(I))));
 };
+
+/// The same bits as another vector or number.
+template <class To, class From>
+ATTN_INLINE To bits_as(const From& x) {
+  return __builtin_bit_cast(To, x);
+}
 
 /// width<T> elements from p on, as T. Numbers of 16 bits are widened by integer operations on whole vectors, or by
 /// the processor's instruction for half: Eigen 3.4 does it one by one in most builds.
@@ -148,14 +154,14 @@ ATTN_INLINE packet<T> load_as(const S* p) {
     const wide bits = __builtin_convertvector(raw, wide);
     if constexpr (std::same_as<S, Eigen::bfloat16>) {
       return (packet<T>)(bits << 16);
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && defined(EIGEN_VECTORIZE_AVX512)
     } else if constexpr (width<T> == 16) {
       return _mm512_cvtph_ps((__m256i)raw);
 #endif
-#if defined(__F16C__)
+#if defined(__F16C__) && defined(EIGEN_VECTORIZE_AVX)
     } else if constexpr (width<T> == 8) {
       return _mm256_cvtph_ps((__m128i)raw);
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && defined(EIGEN_VECTORIZE_NEON)
     } else if constexpr (width<T> == 4) {
       return vcvt_f32_f16((float16x4_t)raw);
 #endif

@@ -53,7 +53,7 @@ struct split_parts {
   packet<float> rest;  // not finite where a number or its bf16 is not
 
   explicit split_parts(const packet<float>& x) : high(to_bf16(x)) {
-    rest = sub(x, (packet<float>)(__builtin_convertvector(high, word_lanes) << 16));
+    rest = sub(x, bits_as<packet<float>>(__builtin_convertvector(high, word_lanes) << 16));
     low = to_bf16(rest);
   }
 };

@@ -224,7 +224,7 @@ ATTN_INLINE packet<float> row_weights(float* row, index count, float factor, flo
     const packet<float> weight =
         exp2_rounded(fma(load<float>(row + n), broadcast<float>(factor), broadcast<float>(-reference)));
     const half_lanes rounded = to_bf16(weight);
-    std::memcpy(pairs + n / 2, &rounded, sizeof rounded);
+    std::memcpy(reinterpret_cast<std::uint16_t*>(pairs) + n, &rounded, sizeof rounded);
     sum = add(sum, weight);
   }
   return sum;

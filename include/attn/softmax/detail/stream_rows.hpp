@@ -135,16 +135,17 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const m
         word_lanes a, b{};
         std::memcpy(&a, x + n * 2 * w, sizeof a);
         if (y) std::memcpy(&b, y + n * 2 * w, sizeof b);
-        low[n] = (packet<float>)((a & 0xffffu) | b << 16);
-        high[n] = (packet<float>)(a >> 16 | (b & 0xffff0000u));
+        low[n] = bits_as<packet<float>>((a & 0xffffu) | b << 16);
+        high[n] = bits_as<packet<float>>(a >> 16 | (b & 0xffff0000u));
       });
       unroll<R>([&](auto r) {
         const bf16_pair pair = pairs[r][j / 2];
         const packet<bf16_pair> weight = broadcast<bf16_pair>(pair);
         if (const std::uint32_t seen = zeros ? seen_by(pair) : ~0u; seen != ~0u) {
           unroll<N>([&](auto n) {
-            even[r][n] = multiply_add<bf16_pair>((packet<float>)((word_lanes)low[n] & seen), weight, even[r][n]);
-            odd[r][n] = multiply_add<bf16_pair>((packet<float>)((word_lanes)high[n] & seen), weight, odd[r][n]);
+            const word_lanes of_even = bits_as<word_lanes>(low[n]) & seen, of_odd = bits_as<word_lanes>(high[n]) & seen;
+            even[r][n] = multiply_add<bf16_pair>(bits_as<packet<float>>(of_even), weight, even[r][n]);
+            odd[r][n] = multiply_add<bf16_pair>(bits_as<packet<float>>(of_odd), weight, odd[r][n]);
           });
           return;
         }
@@ -253,13 +254,13 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
   unroll<N>([&](auto n) {
     packet<float> scale;
     std::memcpy(&scale, k.block(block[n]) + lane[n] * sizeof(float), sizeof scale);
-    const whole_lanes without = (whole_lanes)scale >> 31;  // all bits where the sign is negative
-    scale = (packet<float>)((whole_lanes)scale & 0x7fffffff);
+    const whole_lanes without = bits_as<whole_lanes>(scale) >> 31;  // all bits where the sign is negative
+    scale = abs(scale);
     unroll<R>([&](auto r) {
       for (int chain = 1; chain < chains; ++chain) sums[r][n][0] += sums[r][n][chain];
       const packet<float> product = mul(whole_to_float(sums[r][n][0]), broadcast<float>(q.factors[r]));
-      const auto shift = (whole_lanes)broadcast<float>(shifts[r * stream_tile + block[n]]);
-      store<float>(scores + r * stride + first + n * w, fma(product, scale, (packet<float>)(shift & ~without)));
+      const auto shift = bits_as<whole_lanes>(broadcast<float>(shifts[r * stream_tile + block[n]])) & ~without;
+      store<float>(scores + r * stride + first + n * w, fma(product, scale, bits_as<packet<float>>(shift)));
     });
   });
 }

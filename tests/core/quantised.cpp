@@ -1,0 +1,58 @@
+// Codes of eight bits: numbers rounded to codes, and products of codes, against plain integers.
+#include <attn/core/detail/quantised.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace testing::quantised_tests {
+namespace {
+
+namespace detail = attn::detail;
+using attn::index;
+constexpr int w = detail::width<float>;
+constexpr index count = 48;  // whole packets of any build
+
+TEST_CASE("Numbers are rounded to the nearest code, in their order", "[quantised]") {
+  random_source random(3);
+  std::vector<float> x(count);
+  float largest = 0;
+  for (float& number : x) number = static_cast<float>(random.normal()), largest = std::max(largest, std::abs(number));
+  std::vector<detail::code_pair> pairs(count / 2);
+  const float factor = detail::round_to_codes(x.data(), count, largest, 1000, pairs.data());
+  for (index n = 0; n < count; ++n) {
+    const auto& pair = pairs[static_cast<std::size_t>(n / 2)];
+    const float code = n % 2 ? pair.second : pair.first;
+    // half a code, and the rounding of x / factor, which is at most 1000
+    CHECK(std::abs(factor * code - x[static_cast<std::size_t>(n)]) <= factor * (0.5f + 1e-4f));
+  }
+  CHECK(std::isnan(detail::round_to_codes(x.data(), count, std::numeric_limits<float>::infinity(), 1000, pairs.data())));
+}
+
+TEST_CASE("Both products of each pair of codes are added, exactly", "[quantised]") {
+  random_source random(4);
+  constexpr int depth = 6;  // pairs
+  std::int8_t codes[depth][w][2];
+  detail::code_pair factors[depth];
+  std::int32_t wanted[w] = {};
+  detail::whole_lanes sums{};
+  for (int k = 0; k < depth; ++k) {
+    const auto code = [&](int most) { return static_cast<int>(random.below(2 * most + 1)) - most; };
+    factors[k] = {static_cast<std::int16_t>(code(20000)), static_cast<std::int16_t>(code(20000))};
+    for (int lane = 0; lane < w; ++lane) {
+      for (auto& c : codes[k][lane]) c = static_cast<std::int8_t>(code(127));
+      wanted[lane] += codes[k][lane][0] * factors[k].first + codes[k][lane][1] * factors[k].second;
+    }
+    sums = detail::add_products(sums, detail::load_code_pairs(&codes[k][0][0]), detail::broadcast_pair(factors[k]));
+  }
+  float found[w];
+  detail::store<float>(found, detail::whole_to_float(sums));
+  for (int lane = 0; lane < w; ++lane) CHECK(found[lane] == static_cast<float>(wanted[lane]));
+}
+
+}  // namespace
+}  // namespace testing::quantised_tests
