@@ -42,8 +42,8 @@ double deviation(const tensor<T>& actual, const tensor<double>& wanted, double s
   }
   return most;
 }
-// The laws bound the norm of errors at their shapes; of some numbers among millions one is further off.
-inline constexpr double allowed_deviation = 10;
+// The laws bound the norm of errors at their shapes; of the numbers of a million calls one is further off (measured: 1.3).
+inline constexpr double allowed_deviation = 3;
 
 struct fuzz_tally {
   index calls = 0, refused = 0;

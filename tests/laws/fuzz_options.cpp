@@ -87,9 +87,9 @@ options_case<T> draw(random_source& random) {
   if (c.window) {
     w.left = c.windowed.left = pick(index_choices{{0}, {1}, {3}, {17}, {64}, {most}, {most - 1}, {-1, false}});
     w.right = c.windowed.right = pick(index_choices{{0}, {2}, {5}, {31}, {most}, {most - 1}, {-most, false}});
-    if (sometimes("dilation"))
-      for (index h = 0; h < (random.below(2) ? s.heads : 1); ++h)
-        w.dilation.push_back(pick(index_choices{{1}, {2}, {3}, {7}, {1}, {0, false}, {most}}));
+    const index dilations = sometimes("dilation") ? random.below(2) ? s.heads : 1 : 0;
+    for (index n = 0; n < dilations; ++n)
+      w.dilation.push_back(pick(index_choices{{1}, {2}, {3}, {7}, {1}, {0, false}, {most}}));
     if (sometimes("global"))
       for (index n = random.below(4); n >= 0; --n)
         w.global_positions.push_back(pick(index_choices{{0}, {1}, {9}, {30}, {39}, {5000}, {most}, {-1, false}}));
