@@ -44,6 +44,7 @@ struct linear_options {
   view_field<const real, 3> decay{};   // decay of the sums before a token, from 0 to 1: [B, H or Hkv, Lk]; causal only
   real scale = real(1);                // factor of phi(q)
   /// In place of decay its logarithm, <= 0, -infinity included: per token [B, H or Hkv, Lk, 1], or per feature [.., D].
+  /// Per token the two are the same; decay has a gradient where it is 0, too, and is multiplied as it is.
   view_field<const real> log_decay{};
   view_field<const real, 2> bonus{};   // u [H, D]; causal only
   /// S [B, H or Hkv, D, Dv] and z [B, H or Hkv, D] before the first key (0 unless given) and after the last one
