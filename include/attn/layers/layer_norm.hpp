@@ -14,6 +14,7 @@
 #include <attn/layers/detail/sequence.hpp>
 
 #include <cmath>
+#include <numeric>
 
 namespace attn::inline ATTN_ISA {
 
@@ -31,15 +32,12 @@ struct layer_norm_options {
 
 namespace detail {
 
-/// Where squares of numbers, and their sums, neither overflow nor lose digits by underflow.
+/// Whether a variance overflowed, or is so small that its squares lost digits by underflow.
 template <class T>
-struct norm_range {
-  static constexpr bool wide = std::same_as<T, double>;
-  static constexpr T largest = T(wide ? 0x1p480 : 0x1p48);  // of the numbers of a row
-  static bool lost(T variance) {
-    return !(variance < std::numeric_limits<T>::infinity() && variance >= T(wide ? 0x1p-900 : 0x1p-90));
-  }
-};
+bool variance_lost(T variance) {
+  constexpr T least = T(std::same_as<T, double> ? 0x1p-900 : 0x1p-90);
+  return !(variance < std::numeric_limits<T>::infinity() && variance >= least);
+}
 
 /// Scales a row to numbers up to 1 by a power of two, which it returns; rows of zeros, or with an infinity,
 /// stay.
@@ -77,56 +75,54 @@ struct row_norm {
     for (T* list : {gamma, beta}) std::fill(list + dim, list + round_up(dim, width<T>), T(0));
   }
 
-  /// What normalises a row whose mean was subtracted: the row times `factor`. `slope` is 1 / sqrt(variance + eps), the
-  /// same unless the row was scaled.
+  /// What normalises a row, as centre() leaves it: the row times `factor`. `slope` is 1 / sqrt(variance + eps).
   struct row_scale {
     T factor, slope;
   };
 
-  /// Subtracts the mean from a row that is not empty, without means nothing. Rows so large or small that squares would
-  /// leave the range of T are scaled by a power of two.
-  row_scale centre(T* row) const {
+  /// Subtracts the mean from a row that is not empty, without means nothing, and scales it by a power of two for which
+  /// sums and squares stay in the range of T.
+  ATTN_INLINE row_scale centre(T* row) const {
     const index whole = dim / width<T> * width<T>;
-    T mean = 0, power = 1;
+    T mean = 0;  // half of it: halves of numbers do not overflow where a mean is subtracted
     if (centred) {
-      packet<T> sums = zero<T>(), sizes = zero<T>();
-      for (index d = 0; d < whole; d += width<T>) {
-        sums = add(sums, load<T>(row + d));
-        sizes = max(sizes, abs(load<T>(row + d)));
-      }
-      T sum = sum_lanes(sums), size = max_lanes(sizes);
-      for (index d = whole; d < dim; ++d) sum += row[d], size = std::max(size, std::abs(row[d]));
-      if (size > norm_range<T>::largest) {
-        power = scale_row(row, dim);
-        sum = T(0);
-        for (index d = 0; d < dim; ++d) sum += row[d];
-      }
-      mean = sum / static_cast<T>(dim);
+      packet<T> sums = zero<T>();
+      for (index d = 0; d < whole; d += width<T>) sums = add(sums, load<T>(row + d));
+      T sum = sum_lanes(sums);
+      for (index d = whole; d < dim; ++d) sum += row[d];
+      mean = sum / static_cast<T>(2 * dim);
+      if (!(std::abs(sum) <= std::numeric_limits<T>::max())) return centre_large(row);
     }
 
     packet<T> squares = zero<T>();
     for (index d = 0; d < whole; d += width<T>) {
-      const packet<T> away = sub(load<T>(row + d), broadcast<T>(mean));
+      const packet<T> away = fma(load<T>(row + d), broadcast<T>(T(0.5)), broadcast<T>(-mean));
       store<T>(row + d, away);
       squares = fma(away, away, squares);
     }
     T square = sum_lanes(squares);
     for (index d = whole; d < dim; ++d) {
-      row[d] -= mean;
+      row[d] = row[d] * T(0.5) - mean;
       square += row[d] * row[d];
     }
-    const T variance = square / static_cast<T>(dim) + eps * power * power;
-    if (norm_range<T>::lost(variance)) return scaled(row, power);
+    const T variance = square / static_cast<T>(dim) + eps * T(0.25);
+    if (variance_lost(variance)) return scaled(row, T(0.5));
     const T factor = T(1) / std::sqrt(variance);
-    return {factor, factor * power};
+    return {factor, factor * T(0.5)};
   }
-  /// The same for a row already centred, and scaled by `power`.
+  /// The same for a row whose sum overflows.
+  [[gnu::noinline]] row_scale centre_large(T* row) const {
+    const T power = scale_row(row, dim), mean = std::accumulate(row, row + dim, T(0)) / static_cast<T>(dim);
+    for (index d = 0; d < dim; ++d) row[d] -= mean;
+    return scaled(row, power);
+  }
+  /// The same for a row from which the mean was subtracted and which was multiplied by `power`.
   [[gnu::noinline]] row_scale scaled(T* row, T power) const {
-    const T more = scale_row(row, dim);
+    power *= scale_row(row, dim);
     T square = 0;
     for (index d = 0; d < dim; ++d) square += row[d] * row[d];
-    const T factor = T(1) / std::hypot(std::sqrt(square / static_cast<T>(dim)), std::sqrt(eps) * power * more);
-    return {factor, factor * power * more};
+    const T factor = T(1) / std::hypot(std::sqrt(square / static_cast<T>(dim)), std::sqrt(eps) * power);
+    return {factor, factor * power};
   }
 
   /// Normalises one row in place.

@@ -62,11 +62,11 @@ struct row_states : online_softmax<T> {
     for (index r = 0; r < block.rows; ++r) {
       const index i = block.positions[r];
       const T factor = this->maximum[i] < state.maximum[r] ? std::exp2(this->maximum[i] - state.maximum[r]) : T(1);
-      packet<T> sum = broadcast<T>(this->sum[i] * factor), sum_error = zero<T>();
+      packet<T> weights = broadcast<T>(this->sum[i] * factor), sum_error = zero<T>();
       if (sum_errors) sum_error = broadcast<T>(sum_errors[i] * factor);
-      add_compensated(sum, sum_error, broadcast<T>(state.row_sum(r)));
+      add_compensated(weights, sum_error, broadcast<T>(state.row_sum(r)));
       alignas(64) T lanes[2][width<T>];
-      store<T>(lanes[0], last ? compensated_sum<T>(sum, sum_error) : sum), store<T>(lanes[1], sum_error);
+      store<T>(lanes[0], last ? compensated_sum<T>(weights, sum_error) : weights), store<T>(lanes[1], sum_error);
       std::fill_n(state.sum + r * width<T>, width<T>, T(0));
       state.sum[r * width<T>] = lanes[0][0];
       if (sum_errors) sum_errors[i] = lanes[1][0];

@@ -86,8 +86,9 @@ ATTN_INLINE packet<T> seen_or_hidden(const packet<T>& x, const unsigned char* by
     using lanes = typename lanes_of<integer, width<T>>::type;
     typename lanes_of<std::uint8_t, width<T>>::type narrow;
     std::memcpy(&narrow, bytes, sizeof narrow);
-    const lanes seen = __builtin_convertvector(narrow, lanes) != 0;
-    return (packet<T>)(((lanes)x & seen) | ((lanes)broadcast<T>(hidden) & ~seen));
+    // Shifted past the mantissa, bytes are positive numbers, or 0.
+    const packet<T> size = (packet<T>)(__builtin_convertvector(narrow, lanes) << float_bits<T>::mantissa);
+    return if_less(zero<T>(), size, x, broadcast<T>(hidden));
   }
 }
 template <class T>
