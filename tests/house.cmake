@@ -56,8 +56,8 @@ foreach(source ${refused})
   set_tests_properties(${prefix}does_not_compile.${name} PROPERTIES FIXTURES_REQUIRED ${prefix}attn)
 endforeach()
 
-# Files of one program may be compiled for different instructions, whose functions have names of their own. Of the sets
-# below every one differs from another by one macro that headers test.
+# Files of one program may be compiled for different instructions, whose functions have names of their own. The sets
+# below differ by one macro that headers test; what is named differently is compiled for five of them.
 set(isa_units plain native)
 set(isa_flags_plain "")
 set(isa_flags_native $<TARGET_PROPERTY:attn::fast,INTERFACE_COMPILE_OPTIONS>)
@@ -66,12 +66,12 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND
     NOT "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_RELEASE}" MATCHES "-m(arch|avx)")
   list(APPEND isa_units avx2)
   set(isa_flags_avx2 -mavx2 -mfma)
-  set(isa_sets -march=nehalem -march=haswell "-march=haswell -mno-f16c" "-march=haswell -DEIGEN_DONT_VECTORIZE"
+  set(isa_sets -march=haswell "-march=haswell -mno-f16c" "-march=haswell -DEIGEN_DONT_VECTORIZE"
     -march=skylake-avx512 -march=cascadelake)
 endif()
 list(JOIN isa_sets "\\;" isa_sets)  # one argument
 attn_script_test(house.isa_names isa_names -DWORK=${work}
-  "-DFLAGS=${isa_sets}\;-DEIGEN_DONT_VECTORIZE\;-DATTN_BF16_MODEL\;-DATTN_AMX_MODEL")
+  "-DFLAGS=${isa_sets}\;-march=nehalem\;-mavx\;-march=haswell -mno-bmi2\;-march=cooperlake\;-march=sapphirerapids\;-DEIGEN_DONT_VECTORIZE\;-DATTN_BF16_MODEL\;-DATTN_AMX_MODEL")
 add_executable(attn_test_isa compile/isa_main.cpp)
 target_compile_features(attn_test_isa PRIVATE cxx_std_20)
 foreach(unit ${isa_units})

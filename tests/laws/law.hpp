@@ -187,9 +187,12 @@ const std::vector<law_operator<T>>& operators() {
 }
 
 // Every length meets a pair of dims, and eight lengths all dims of keys and of values; lengths that cost little meet
-// another pair.
+// another pair. For few operators, which qemu may run, no length exceeds a block of keys.
 inline std::vector<law_shape> law_shapes(std::vector<index> lengths = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}) {
   constexpr index dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
+#if defined(ATTN_TEST_FLOAT_ALONE)
+  std::erase_if(lengths, [](index length) { return length > 65; });
+#endif
   std::vector<law_shape> shapes;
   for (std::size_t n = 0; n < lengths.size(); ++n)
     for (std::size_t step : {0u, 4u}) {

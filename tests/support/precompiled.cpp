@@ -1,0 +1,1 @@
+// Compiled with the header of the same name, which is all it is for.
