@@ -22,6 +22,13 @@ const auto alibi = [](float s, index, index h, index i, index j) {
   return s - slopes[static_cast<std::size_t>(h)] * std::abs(static_cast<float>(i - j));
 };
 
+// What can be attended can be asked: arguments of which no view can be made are no error, but the answer "no".
+template <class X>
+concept attended = requires(X& x) { attn::full_softmax(x, x, x, x); };
+static_assert(attended<Eigen::MatrixXf> && attended<attn::tensor_view<Eigen::half>>);
+static_assert(!attended<std::vector<float>> && !attended<int> && !attended<const char*>);
+static_assert(!attended<decltype(Eigen::MatrixXf() * Eigen::MatrixXf())>);
+
 }  // namespace
 
 TEST_CASE("full_softmax: options, score and execution may each be left out", "[full_softmax]") {
