@@ -31,6 +31,7 @@ std::vector<column<T>> columns() {
           {"quiet", [](const law_operator<T>& op) { return bool(op.sees); }},
           {"stream", [](const law_operator<T>& op) { return bool(op.stream); }},
           {"limits", [](const law_operator<T>& op) { return !op.limits.empty(); }},
+          {"long_rows", [](const law_operator<T>& op) { return !op.long_rows.empty(); }},
           {"backward", [](const law_operator<T>& op) { return bool(op.backward); }}};
 }
 

@@ -110,6 +110,15 @@ struct law_limit {
   binder<T> at_limit, equals;
 };
 
+// Law 12: a form whose queries see every key, with weights e^(q k) for dim 1; other weights have a reference.
+template <class T>
+struct law_long_rows {
+  std::string name;
+  binder<T> bind;
+  backward_binder<T> backward{};
+  reference_binder reference{};
+};
+
 template <class T>
 struct law_operator {
   std::string name;
@@ -132,6 +141,7 @@ struct law_operator {
   reference_binder reference{};  // law 0
   binder<T> stream{};  // law 6: a fresh state; each call feeds the next tokens
   std::vector<law_limit<T>> limits{};
+  std::vector<law_long_rows<T>> long_rows{};  // law 12
   backward_binder<T> backward{};  // none: it has no backward pass yet
   bool reads_queries = true;      // has q a gradient that is not 0?
   bool reads_values = true;       // has v a gradient?

@@ -20,7 +20,7 @@ void full_step_rows(const aft_tensors<T>& x, std::span<const index> tokens, exec
     const index t = task % x.length, b = task / (x.length * x.heads);
     const index row = tokens[static_cast<std::size_t>(b)] - head.length + t;
     if (t >= head.length) return x.elements->clear(head, t, t + 1);
-    constexpr index piece_keys = 64 * key_piece;
+    constexpr index keys_together = 64 * key_piece;
     key_sums<T>*sums = nullptr, *keys = nullptr;
     const auto biases = exec.scratch(worker, [&](arena& memory) {
       sums = memory.allocate<key_sums<T>>(2 * x.parts());
@@ -28,10 +28,10 @@ void full_step_rows(const aft_tensors<T>& x, std::span<const index> tokens, exec
       return split_biases<T>::layout(memory, 1);
     });
     std::fill_n(sums, 2 * x.parts(), key_sums<T>{});
-    key_sums<T>* const all = sums + x.parts();  // of keys before the last piece_keys
+    key_sums<T>* const all = sums + x.parts();  // of keys before the last keys_together
     for (index j = 0, count; j <= row; j += count) {
       count = std::min(key_piece, row + 1 - j);
-      if (j % piece_keys == 0)
+      if (j % keys_together == 0)
         for (index p = 0; p < x.parts(); ++p) all[p].merge(std::exchange(sums[p], {}));
       add_to_row(x, x.elements->at(head.w, row, j), head.w.col_stride, count, biases, sums, [&](index p) {
         x.elements->split(head, p * width<T>, j, count, keys);

@@ -21,7 +21,8 @@
 //
 // A denominator of 0 (or less than 16 times the smallest normal number) gives zeros. Features are not rescaled: where
 // phi(q).z leaves the range of numbers, in float from |q| |k| Lk of about 1e38 on, so does the result (NaN). Token by
-// token: linear_step.hpp.
+// token: linear_step.hpp. Sums over long sequences err by less than 1e-5 of them in float over 524288 tokens; with a
+// scale, bonus, decays per channel or initial sums they are rounded every 64 tokens, each time by up to 2^-24.
 #pragma once
 
 #include <attn/kernel/detail/kernel_checks.hpp>

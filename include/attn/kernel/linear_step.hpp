@@ -4,7 +4,8 @@
 //   attn::linear_step(state, q_t, k_t, v_t, out_t);            // what causal linear gives; one token or many
 //   state.append(k, v);                                        // the same without queries
 //
-// A million tokens in constant memory. Batch items of their own lengths, copies, merging, writing and reading: see
+// A million tokens in constant memory. Every call rounds the sums, and so does every 64th of its tokens, by up to 2^-24
+// of them in float: fed one by one, tokens whose features are less than that beside the sums are lost. Batch items of their own lengths, copies, merging, writing and reading: see
 // detail/kernel_state.hpp.
 #pragma once
 

@@ -19,6 +19,9 @@
 //          + Dv) numbers, and in every query head for n compressed keys (4 + 1 to 8) n (D + Dv).
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
+//
+// Where lse is given, weights err by its rounding, |lse| 2^-24 in float (double: 2^-53). Without, its digits below that
+// count too: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/low_rank/detail/long_short_backward_call.hpp>

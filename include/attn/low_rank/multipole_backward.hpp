@@ -16,6 +16,9 @@
 //          and per key head in progress (Lk + clusters) (D + Dv) numbers for every 2048 queries, up to eight times.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
 //          share memory with an input or one another, before anything is written.
+//
+// Where lse is given, weights err by its rounding, |lse| 2^-24 in float (double: 2^-53). Without, its digits below that
+// count too: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/low_rank/detail/multipole_backward_call.hpp>

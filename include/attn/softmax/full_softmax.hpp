@@ -15,7 +15,8 @@
 //          (or of as many as fill the threads), about Lk (D + Dv) numbers; never Lq x Lk. With up to four queries, as
 //          in decoding, the keys are read in place and scratch does not depend on Lk.
 // Result   A row that sees no key is 0 and its lse -infinity, whatever its sink; so are rows of padding. Scores must be
-//          finite in the compute type; -infinity masks the key.
+//          finite in the compute type, those beyond 2.3e38 in size count as that (double: 1.2e308); -infinity masks the
+//          key. Over 524288 keys of which one has .99 of the weight, out and lse err by less than 2e-5 in float.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A score function score(s, batch, head, i, j) may replace the score s after every other term; -infinity masks the key.

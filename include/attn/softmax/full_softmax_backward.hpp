@@ -14,12 +14,15 @@
 //          group, dbias over what bias was broadcast over.
 // Cost     2 B H Lq Lk (3 D + 2 Dv) operations, half of it when causal; without lse, one product more. Scratch, per key
 //          head in progress: about Lk (3 D + 2 Dv) + Lq (3 D + Dv) numbers, with threads that share a head up to 7 Lq D
-//          more; never Lq x Lk.
+//          more, with more than 32768 queries Lk (D + Dv); never Lq x Lk.
 // Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 //
 // A row that sees no key has gradient 0. score_backward(s, d, batch, head, i, j) gives d times the derivative of
 // score(s, batch, head, i, j) by s.
+//
+// Where lse is given, weights err by its rounding, |lse| 2^-24 in float (double: 2^-53). Without, its digits below that
+// count too: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/core/detail/waves.hpp>

@@ -20,6 +20,9 @@
 //          memory with an input or one another, before anything is written.
 //
 // Score functions and their derivatives as in full_softmax_backward.hpp.
+//
+// Where lse is given, weights err by its rounding, |lse| 2^-24 in float (double: 2^-53). Without, its digits below that
+// count too: leave it out where scores exceed 1e4.
 #pragma once
 
 #include <attn/softmax/detail/window_backward.hpp>

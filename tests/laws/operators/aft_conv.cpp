@@ -151,6 +151,8 @@ void add_aft_conv(std::vector<law_operator<T>>& all) {
                                      {.lengths = call.lengths, .gate = entry.gate}, *call.execution);
         };
       };
+    if (!entry.gate)
+      op.long_rows = {{"no biases", [=](const law_shape& s) { return bind_aft_conv<T>(entry, s, true); }}};
     all.push_back(op);
   }
 }

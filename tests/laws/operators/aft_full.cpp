@@ -45,6 +45,7 @@ void add_aft_full(std::vector<law_operator<T>>& all) {
                                        {.lengths = call.lengths, .gate = gate}, *call.execution);
           };
         };
+      op.without["long_rows"] = "a bias for every pair of so many tokens";
       all.push_back(op);
     }
 }

@@ -93,6 +93,8 @@ void add_aft_local(std::vector<law_operator<T>>& all) {
                                       *call.execution);
         };
       };
+    if (!entry.gate && entry.band)
+      op.long_rows = {{"no biases", [=](const law_shape& s) { return bind_aft_local<T>(entry, s, true); }}};
     all.push_back(op);
   }
 }

@@ -33,6 +33,7 @@ void add_aft_simple(std::vector<law_operator<T>>& all) {
                                          {.lengths = call.lengths, .gate = gate}, *call.execution);
           };
         };
+      if (!gate) op.long_rows = {{"", op.bind}};
       all.push_back(op);
     }
 }

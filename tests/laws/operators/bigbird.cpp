@@ -24,6 +24,7 @@ void add_bigbird(std::vector<law_operator<T>>& all) {
   all.push_back(pattern_operator<T>("bigbird causal", sized(16, 1, 3, true)));
   all.push_back(pattern_operator<T>("bigbird masked, with a score function", sized(12, 1, 1, false), true));
   all.push_back(pattern_operator<T>("bigbird of everything", sized(5, 0, 2, true, true)));
+  all.back().long_rows.push_back(long_form<T>("every block global", sized(4096, 200, 0, false)));
   all.back().without = {{"stream", "there is no step"}};
 }
 const law_entries entries("bigbird", [](auto& all) { add_bigbird(all); });

@@ -33,6 +33,7 @@ void add_block(std::vector<law_operator<T>>& all) {
   all.push_back(pattern_operator<T>("block masked, with a score function", sized(20, 1, false), true));
   all.push_back(pattern_operator<T>("block permuted", permuted(false)));
   all.push_back(pattern_operator<T>("block of everything", permuted(true)));
+  all.back().long_rows.push_back(long_form<T>("one block", sized(index(1) << 20, 0, false)));
   all.back().without = {{"stream", "there is no step"}};
 }
 const law_entries entries("block", [](auto& all) { add_block(all); });

@@ -156,7 +156,8 @@ void add_delta_rule(std::vector<law_operator<T>>& all) {
   all.back().without = {{"averages", "there is no denominator"},
                         {"lse", "there is no softmax"},
                         {"grouped", "values may have more heads than queries and keys: kernel/delta_rule.cpp"},
-                        {"cross", "every token has a query and a key"}};
+                        {"cross", "every token has a query and a key"},
+                        {"long_rows", "a state that is corrected is no sum"}};
 }
 const law_entries entries("delta_rule", [](auto& all) { add_delta_rule(all); });
 

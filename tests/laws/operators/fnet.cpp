@@ -65,7 +65,8 @@ void add_fnet(std::vector<law_operator<T>>& all) {
                         {"causality", "bidirectional by definition"},
                         {"averages", "there are no weights"},
                         {"quiet", "every token reaches every other"},
-                        {"stream", "bidirectional by definition"}};
+                        {"stream", "bidirectional by definition"},
+                        {"long_rows", "there are no weights"}};
 }
 const law_entries entries("fnet", [](auto& all) { add_fnet(all); });
 

@@ -134,6 +134,8 @@ void add_full_softmax(std::vector<law_operator<T>>& all) {
                                           .alibi = true,
                                           .mask = true}})
     all.push_back(operator_of<T>(entry));
+  law_operator<T>& plain = all[all.size() - 8];
+  plain.long_rows = {{"all keys", plain.bind, plain.backward}};
   all.back().without = {{"limits", "it is what others become"}};
 }
 const law_entries entries("full_softmax", [](auto& all) { add_full_softmax(all); });

@@ -178,6 +178,10 @@ void add_linear(std::vector<law_operator<T>>& all) {
          .others = true}})
     all.push_back(operator_of<T>(entry));
   all.back().without = {{"lse", "there is no softmax"}};
+  for (std::size_t n : {8u, 7u}) {
+    law_operator<T>& op = all[all.size() - n];
+    op.long_rows = {{"", op.bind, {}, op.reference}};
+  }
   all[all.size() - 7].limits = {{"decays of 1", bind_decay_of_one<T>(), all[all.size() - 7].bind}};
 }
 const law_entries entries("linear", [](auto& all) { add_linear(all); });

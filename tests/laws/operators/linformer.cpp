@@ -119,7 +119,8 @@ void add_linformer(std::vector<law_operator<T>>& all) {
   all[all.size() - 4].limits = {identity_is_full<T>()};
   all.back().without = {{"causality", "bidirectional by definition"},
                         {"averages", "rows of F do not sum to 1"},
-                        {"stream", "bidirectional by definition"}};
+                        {"stream", "bidirectional by definition"},
+                        {"long_rows", "rows see as many keys as the projections have rows"}};
 }
 const law_entries entries("linformer", [](auto& all) { add_linformer(all); });
 

@@ -125,7 +125,8 @@ void add_long_short(std::vector<law_operator<T>>& all) {
       {.name = "long_short with norms, blocks", .left = 5, .right = 9, .rank = 13, .block = 12, .norms = true}));
   all.push_back(operator_of<T>(
       {.name = "long_short of everything", .left = 5, .right = 0, .rank = 3, .segment = 7, .scores = true}));
-  all.back().without = {{"stream", "there is no step"}};
+  all.back().without = {{"stream", "there is no step"},
+                        {"long_rows", "rows see a window and compressed keys"}};
 }
 const law_entries entries("long_short", [](auto& all) { add_long_short(all); });
 

@@ -162,7 +162,8 @@ void add_lsh(std::vector<law_operator<T>>& all) {
   all.back().without = {
       {"cross", "queries are keys"},
       {"causality", "later tokens take places in the sorted order, which moves what earlier ones see"},
-      {"stream", "there is no step"}};
+      {"stream", "there is no step"},
+                        {"long_rows", "rows see chunks"}};
 }
 const law_entries entries("lsh", [](auto& all) { add_lsh(all); });
 

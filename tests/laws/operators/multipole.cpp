@@ -152,6 +152,7 @@ void add_multipole(std::vector<law_operator<T>>& all) {
       compiled_multipole<T>::step(*cache, call.q, call.k, call.v, call.out, {.lse = call.lse}, *call.execution);
     };
   };
+  stream.without = {{"long_rows", "rows see clusters and chosen keys"}};
   all.push_back(stream);
 }
 const law_entries entries("multipole", [](auto& all) { add_multipole(all); });

@@ -112,7 +112,8 @@ void add_nystrom(std::vector<law_operator<T>>& all) {
   all.back().without = {{"lse", "there are three softmaxes"},
                         {"causality", "bidirectional by definition"},
                         {"averages", "rows of the three factors' product sum to 1 only where the inverse is exact"},
-                        {"stream", "bidirectional by definition"}};
+                        {"stream", "bidirectional by definition"},
+                        {"long_rows", "landmarks attend in pieces, merged: nystrom_call.hpp"}};
 }
 const law_entries entries("nystrom", [](auto& all) { add_nystrom(all); });
 

@@ -140,6 +140,7 @@ void add_pattern_softmax(std::vector<law_operator<T>>& all) {
                   full_binder<T>(causal)},
                  {"two patterns joined", [=](const law_shape& s) { return bind_own<T>(joined(s), causal); },
                   full_binder<T>(causal)}};
+    if (!causal) op.long_rows = {{"everything", [](const law_shape& s) { return bind_own<T>(whole(s), false); }}};
     all.push_back(op);
   }
   all.push_back(operator_of<T>({"own pattern of everything", true, true}));

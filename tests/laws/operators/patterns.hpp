@@ -121,6 +121,13 @@ binder<T> full_binder(bool causal) {
 }
 
 // The operator with these options equals full softmax.
+// Law 12, by options with which every query sees every key.
+template <class T, class Options>
+law_long_rows<T> long_form(std::string name, const options_for<Options>& options) {
+  return {std::move(name), [options](const law_shape& s) { return bind_pattern<T>(options, s); },
+          pattern_backward<T>(options, false)};
+}
+
 template <class T, class Options>
 law_limit<T> full_limit(std::string name, const options_for<Options>& options) {
   return {std::move(name), [options](const law_shape& s) { return bind_pattern<T>(options, s); },

@@ -139,7 +139,8 @@ void add_performer(std::vector<law_operator<T>>& all) {
         {.name = "performer with feature_eps, eps", .feature_eps = 1e-3}})
     all.push_back(operator_of<T>(entry));
   all.back().without = {{"lse", "there is no softmax"},
-                        {"limits", "softmax in the mean over features: kernel/random_features.cpp tests the rate"}};
+                        {"limits", "softmax in the mean over features: kernel/random_features.cpp tests the rate"},
+                        {"long_rows", "its sums are those of linear: kernel_sums.hpp"}};
 }
 const law_entries entries("performer", [](auto& all) { add_performer(all); });
 

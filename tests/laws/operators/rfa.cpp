@@ -129,7 +129,8 @@ void add_rfa(std::vector<law_operator<T>>& all) {
                                  {"rfa with eps", false, false, true}})
     all.push_back(operator_of<T>(entry));
   all[all.size() - 2].limits = {gate_of_zero_is_own_value<T>()};
-  all.back().without = {{"lse", "there is no softmax"}};
+  all.back().without = {{"lse", "there is no softmax"},
+                        {"long_rows", "its sums are those of linear: kernel_sums.hpp"}};
 }
 const law_entries entries("rfa", [](auto& all) { add_rfa(all); });
 

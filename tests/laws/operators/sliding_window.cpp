@@ -239,6 +239,16 @@ void add_sliding_window(std::vector<law_operator<T>>& all) {
   };
   for (const auto& entry : entries) all.push_back(operator_of<T>(entry));
   all[all.size() - std::size(entries)].limits = window_limits<T>();
+  const sliding_window_entry unlimited{.name = "", .left = attn::unlimited, .right = attn::unlimited};
+  all.back().long_rows.push_back({"unlimited window", [=](const law_shape& s) { return bind_window<T>(unlimited, s); },
+                                  window_backward<T>(unlimited)});
+  const auto global = [](const law_shape& s) {
+    sliding_window_entry entry{.name = "", .left = 1, .right = 1};
+    for (index i = 0; i < s.queries; ++i) entry.globals.push_back(s.keys - s.queries + i);
+    return entry;
+  };
+  all.back().long_rows.push_back({"global queries", [=](const law_shape& s) { return bind_window<T>(global(s), s); },
+                                  [=](const law_shape& s) { return window_backward<T>(global(s))(s); }});
 }
 const law_entries entries("sliding_window", [](auto& all) { add_sliding_window(all); });
 

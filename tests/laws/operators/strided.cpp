@@ -32,6 +32,7 @@ void add_strided(std::vector<law_operator<T>>& all) {
   all.push_back(pattern_operator<T>("fixed", fixed(20, 3, false)));
   all.back().limits.push_back(full_limit<T>("nothing but summaries", fixed(9, 9, false)));
   all.push_back(pattern_operator<T>("fixed causal", fixed(12, 1, true)));
+  all.back().long_rows.push_back(long_form<T>("a stride of 1", strided(1, false)));
   all.back().without = {{"stream", "there is no step"}};
 }
 const law_entries entries("strided", [](auto& all) { add_strided(all); });

@@ -72,7 +72,7 @@ struct aft_block {
 
   T* weights = nullptr;                // [block_rows][weight_stride]
   T* sums = nullptr;                   // per packet [block_rows][num | den]
-  T* long_sums = nullptr;              // the same of keys before the last long_piece
+  T* long_sums = nullptr;              // the same of keys before the last most_taken
   packet<T>* long_exponent = nullptr;  // per packet: their exponent
   packed_channels<T>* seen = nullptr;  // per packet: K, the exponent of its sums beside that of the row, and min |v|
   T* row_exponent = nullptr;           // [block_rows]: W
@@ -83,7 +83,7 @@ struct aft_block {
   index packets = 0, rows = 0;
   index taken = 0;     // keys since sums were moved to long_sums
   bool moved = false;
-  static constexpr index long_piece = 32 * product_keys;
+  static constexpr index most_taken = 32 * product_keys;
 
   static aft_block layout(arena& memory, index packets, bool causal) {
     return {.weights = memory.allocate<T>(block_rows * weight_stride),
@@ -106,7 +106,7 @@ struct aft_block {
     std::fill_n(weights + rows * weight_stride, (padded - rows) * weight_stride, T(0));
   }
 
-  /// Moves the sums to long_sums, so that they take long_piece keys from zero.
+  /// Moves the sums to long_sums, so that they take most_taken keys from zero.
   [[gnu::noinline]] void move_sums() {
     constexpr index size = block_rows * panel_width<T>;
     for (index p = 0; p < packets; ++p) {
@@ -208,7 +208,7 @@ struct aft_rows {
 
   /// Steps 2 and 3 for keys [begin, begin + count), which `piece` holds.
   void add_piece(const packed_piece<T>& piece, index begin, index count) const {
-    if (block.taken > 0 && block.taken + count > block.long_piece) block.move_sums();
+    if (block.taken > 0 && block.taken + count > block.most_taken) block.move_sums();
     block.taken += count;
     for (index r = 0; r < block.rows; ++r) {
       T* const row = block.weights + r * weight_stride;
