@@ -42,7 +42,7 @@ double deviation(const tensor<T>& actual, const tensor<double>& wanted, double s
   }
   return most;
 }
-// The laws bound the norm of errors at their shapes; of the numbers of a million calls one is further off (measured: 1.3).
+// The laws bound the norm of errors at their shapes; some number of a million calls is further off.
 inline constexpr double allowed_deviation = 3;
 
 struct fuzz_tally {
@@ -61,8 +61,8 @@ inline std::uint64_t number_from(const char* variable, std::uint64_t otherwise) 
   return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-// run(random, tally) makes a call and says what is wrong with its outcome, and which call it was; nothing is wrong where
-// the first is empty. As many calls as ATTN_FUZZ_CALLS says; else `calls`, or as many as `seconds` are enough for.
+// run(random, tally) makes a call and says what is wrong with its outcome, and which call it was; nothing is wrong
+// where the first is empty. As many calls as ATTN_FUZZ_CALLS says; else `calls`, or as many as `seconds` are enough for.
 template <class Run>
 void fuzz(std::uint64_t calls, double seconds, const Run& run) {
   const std::uint64_t asked = number_from("ATTN_FUZZ_CALLS", 0), seed = number_from("ATTN_FUZZ_SEED", 1);
