@@ -62,7 +62,7 @@ inline std::uint64_t number_from(const char* variable, std::uint64_t otherwise) 
 }
 
 // run(random, tally) makes a call and says what is wrong with its outcome, and which call it was; nothing is wrong
-// where the first is empty. As many calls as ATTN_FUZZ_CALLS says; else `calls`, or as many as `seconds` are enough for.
+// where the first is empty. As many calls as ATTN_FUZZ_CALLS says; else `calls`, or as many as there are `seconds` for.
 template <class Run>
 void fuzz(std::uint64_t calls, double seconds, const Run& run) {
   const std::uint64_t asked = number_from("ATTN_FUZZ_CALLS", 0), seed = number_from("ATTN_FUZZ_SEED", 1);
