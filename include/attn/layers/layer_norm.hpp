@@ -13,8 +13,8 @@
 
 #include <attn/layers/detail/sequence.hpp>
 
+#include <bit>
 #include <cmath>
-#include <numeric>
 
 namespace attn::inline ATTN_ISA {
 
@@ -60,12 +60,15 @@ struct row_norm {
   T *gamma, *beta;  // padded with zeros to whole packets
   index dim;
   T eps = 0;
+  T share, terms;       // a power of two below 1 / dim, with which sums do not overflow; 2 dim times that
   bool centred = true;  // whether the mean is subtracted; not by rms_norm
 
   row_norm(arena& memory, index features)
       : gamma(memory.allocate<T>(round_up(features, width<T>))),
         beta(memory.allocate<T>(round_up(features, width<T>))),
-        dim(features) {}
+        dim(features),
+        share(T(0.5) / static_cast<T>(std::bit_ceil(static_cast<std::uint64_t>(features) + 1))),
+        terms(static_cast<T>(2 * features) * share) {}
 
   template <class S>
   void set(const layer_norm_weights<S>& weights, T epsilon) {
@@ -82,16 +85,15 @@ struct row_norm {
 
   /// Subtracts the mean from a row that is not empty, without means nothing, and scales it by a power of two for which
   /// sums and squares stay in the range of T.
-  ATTN_INLINE row_scale centre(T* row) const {
+  row_scale centre(T* row) const {
     const index whole = dim / width<T> * width<T>;
     T mean = 0;  // half of it: halves of numbers do not overflow where a mean is subtracted
     if (centred) {
       packet<T> sums = zero<T>();
-      for (index d = 0; d < whole; d += width<T>) sums = add(sums, load<T>(row + d));
+      for (index d = 0; d < whole; d += width<T>) sums = fma(load<T>(row + d), broadcast<T>(share), sums);
       T sum = sum_lanes(sums);
-      for (index d = whole; d < dim; ++d) sum += row[d];
-      mean = sum / static_cast<T>(2 * dim);
-      if (!(std::abs(sum) <= std::numeric_limits<T>::max())) return centre_large(row);
+      for (index d = whole; d < dim; ++d) sum += row[d] * share;
+      mean = sum / terms;
     }
 
     packet<T> squares = zero<T>();
@@ -106,15 +108,9 @@ struct row_norm {
       square += row[d] * row[d];
     }
     const T variance = square / static_cast<T>(dim) + eps * T(0.25);
-    if (variance_lost(variance)) return scaled(row, T(0.5));
+    if (variance_lost(variance)) [[unlikely]] return scaled(row, T(0.5));
     const T factor = T(1) / std::sqrt(variance);
     return {factor, factor * T(0.5)};
-  }
-  /// The same for a row whose sum overflows.
-  [[gnu::noinline]] row_scale centre_large(T* row) const {
-    const T power = scale_row(row, dim), mean = std::accumulate(row, row + dim, T(0)) / static_cast<T>(dim);
-    for (index d = 0; d < dim; ++d) row[d] -= mean;
-    return scaled(row, power);
   }
   /// The same for a row from which the mean was subtracted and which was multiplied by `power`.
   [[gnu::noinline]] row_scale scaled(T* row, T power) const {
