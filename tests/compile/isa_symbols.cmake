@@ -1,5 +1,5 @@
-# No function or object of attn is defined in two files compiled for different instructions, for the linker would keep one
-# of the two for both: OBJECTS, and SOURCE compiled with each of FLAGS, as far as the compiler knows them.
+# No function or object of attn, nor of its pool of threads, is defined in two files compiled for different instructions,
+# for the linker would keep one of the two for both: OBJECTS, and SOURCE compiled with each of FLAGS, as far as the compiler knows them.
 include(${CMAKE_CURRENT_LIST_DIR}/compiler.cmake)
 get_filename_component(NAME ${SOURCE} NAME_WE)
 foreach(flag ${FLAGS})
@@ -21,7 +21,7 @@ foreach(object ${OBJECTS})
   if(NOT result EQUAL 0)
     message(FATAL_ERROR "${NM} cannot read ${object}")
   endif()
-  string(REGEX MATCHALL "[WVTuv] [^\n]*4attn[^\n]*" symbols "${text}")
+  string(REGEX MATCHALL "[WVTuv] [^\n]*(4attn|ThreadPoolTempl|RunQueue)[^\n]*" symbols "${text}")
   list(LENGTH symbols count)
   if(count EQUAL 0)
     message(FATAL_ERROR "${object} defines nothing of attn")

@@ -98,16 +98,23 @@ inline long this_process() {
 #endif
 }
 
+/// Eigen's pool of threads, with types of this namespace, so that its functions are of these instructions too (config.hpp).
+struct pool_environment : Eigen::StlThreadEnvironment {
+  struct Task : Eigen::StlThreadEnvironment::Task {};
+  Task CreateTask(std::function<void()> f) { return {{std::move(f)}}; }
+};
+using eigen_pool = Eigen::ThreadPoolTempl<pool_environment>;
+
 /// A pool belongs to the process that made it: a child has its memory after fork(), but none of its threads, and would
 /// wait for them forever. There it is left alone.
 struct pool_deleter {
   long process = 0;
-  void operator()(Eigen::ThreadPool* pool) const {
+  void operator()(eigen_pool* pool) const {
     if (process == this_process()) delete pool;
   }
 };
-using thread_pool = std::unique_ptr<Eigen::ThreadPool, pool_deleter>;
-inline thread_pool make_pool(int threads) { return {new Eigen::ThreadPool(threads), {this_process()}}; }
+using thread_pool = std::unique_ptr<eigen_pool, pool_deleter>;
+inline thread_pool make_pool(int threads) { return {new eigen_pool(threads), {this_process()}}; }
 
 /// The work of a call, roughly, from which the number of threads follows.
 struct work_estimate {

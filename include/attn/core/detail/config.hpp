@@ -46,10 +46,9 @@
 #define ATTN_ISA_IS_ , 1
 #define ATTN_ISA_IS_1 , 1
 #define ATTN_ISA_IS_1000000 , 1  // RISC-V has versions
-#define ATTN_ISA_IS(value) ATTN_ISA_IS_##value
 #define ATTN_ISA_SECOND(first, second, ...) second
 #define ATTN_ISA_CHOOSE(...) ATTN_ISA_SECOND(__VA_ARGS__)
-#define ATTN_ISA_BIT(macro) ATTN_ISA_CHOOSE(ATTN_ISA_IS(macro), 0, )
+#define ATTN_ISA_BIT(value) ATTN_ISA_CHOOSE(ATTN_ISA_IS_##value, 0, )
 #define ATTN_ISA_PASTE(a, b, c, d, e) a##b##c##d##e
 #define ATTN_ISA_JOIN(...) ATTN_ISA_PASTE(__VA_ARGS__)
 #define ATTN_ISA_HEX_0000 0
@@ -100,4 +99,4 @@
 #endif
 
 #define ATTN_ISA                                                                                                       \
-  ATTN_ISA_JOIN(ATTN_ISA_VECTORS, _, ATTN_ISA_EXTENSIONS, ATTN_ISA_BIT(ATTN_BF16_MODEL), ATTN_ISA_BIT(ATTN_AMX_MODEL))
+  ATTN_ISA_JOIN(ATTN_ISA_VECTORS, _, ATTN_ISA_EXTENSIONS, ATTN_ISA_HEX(ATTN_BF16_MODEL, ATTN_AMX_MODEL, 0, 0), )

@@ -253,7 +253,7 @@ ATTN_INLINE void code_scores(const stream_row<T, C>& q, const quantised_tile& k,
   for (; c < pairs; ++c) columns(c, std::integral_constant<int, 0>{});
   unroll<N>([&](auto n) {
     packet<float> scale;
-    std::memcpy(&scale, k.block(block[n]) + lane[n] * sizeof(float), sizeof scale);
+    std::memcpy(&scale, k.block(block[n]) + 4 * lane[n], sizeof scale);
     const whole_lanes without = bits_as<whole_lanes>(scale) >> 31;  // all bits where the sign is negative
     scale = abs(scale);
     unroll<R>([&](auto r) {
