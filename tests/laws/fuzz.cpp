@@ -199,7 +199,7 @@ std::string outcome(const fuzz_case<T>& c, random_source& random, attn::executio
     for (auto* x : {&at.q, &at.k})
       for (double& number : x->data) number *= 1 + off * (2 * random.uniform() - 1);
     const reference::result moved = c.op.reference(c.shape)(at);
-    error /= std::max(1.0, deviation_of(moved.out, moved.lse));
+    error /= 1 + deviation_of(moved.out, moved.lse);
   }
   return sum.judge(error, c.op.name + ", " + text(c.shape));
 }
