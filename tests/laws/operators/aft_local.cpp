@@ -94,7 +94,13 @@ void add_aft_local(std::vector<law_operator<T>>& all) {
         };
       };
     if (!entry.gate && entry.band)
-      op.long_rows = {{"no biases", [=](const law_shape& s) { return bind_aft_local<T>(entry, s, true); }}};
+      op.long_rows = {{"no biases", [=](const law_shape& s) -> bound<T> {
+                         return [entry, w = std::make_shared<tensor<T>>(1, s.heads, s.keys, 2 * entry.window - 1)](
+                                    const law_call<T>& call) {
+                           compiled_aft_local<T>::call(call.q, call.k, call.v, call.out, view(std::as_const(*w)),
+                                                       options_of<T>(entry, call), *call.execution);
+                         };
+                       }}};
     all.push_back(op);
   }
 }
